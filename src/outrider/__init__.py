@@ -1,0 +1,1 @@
+"""Outrider: language models generate faster without changing what they say."""

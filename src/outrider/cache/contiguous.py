@@ -1,0 +1,117 @@
+"""Keys and values in one block per row: committed tokens first, the nodes of the current tree right after them.
+
+Rows have their own lengths, so row b's node n stands at slot ``lengths[b] + n``. A commit moves the accepted nodes down
+next to the prefix (nothing moves on a chain) and raises the length; what lies behind it is garbage that the mask hides and
+the next tree overwrites. After any commit the first ``lengths[b]`` slots are those a fresh prefill would have written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.interfaces import Cache
+
+_GROWTH = 256
+"""Slots are added in blocks of this many, and at least by half: growing copies everything."""
+
+
+class ContiguousCache(Cache):
+    """[B, Hkv, S, D] keys and values per layer."""
+
+    def __init__(self, keys: list[Tensor], values: list[Tensor], lengths: Sequence[int]) -> None:
+        self.keys = keys
+        self.values = values
+        self.lengths = list(lengths)
+        self._num_nodes = 0
+        self._index: tuple[Tensor, Tensor] | None = None
+
+    @staticmethod
+    def empty(num_layers: int, shape: tuple[int, int, int], *, dtype: torch.dtype, device: torch.device) -> ContiguousCache:
+        """No tokens yet; ``shape`` is (batch size, key-value heads, head size)."""
+        batch_size, num_heads, head_dim = shape
+
+        def block() -> Tensor:
+            return torch.zeros(batch_size, num_heads, 0, head_dim, dtype=dtype, device=device)
+
+        return ContiguousCache([block() for _ in range(num_layers)], [block() for _ in range(num_layers)], [0] * batch_size)
+
+    @property
+    def capacity(self) -> int:
+        return self.keys[0].shape[2]
+
+    def reserve(self, num_nodes: int) -> None:
+        """Room for a tree of ``num_nodes`` after every row; also fixes where ``write`` puts it."""
+        needed = max(self.lengths) + num_nodes
+        if needed > self.capacity:
+            grown = max(needed, self.capacity + self.capacity // 2)
+            self._resize(-(-grown // _GROWTH) * _GROWTH)
+        self._num_nodes = num_nodes
+        self._index = None if self.is_level else self._slots(num_nodes)
+
+    @property
+    def is_level(self) -> bool:
+        """All rows have the same length, so a tree is written as one slice."""
+        return min(self.lengths) == max(self.lengths)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put [B, Hkv, N, D] after the rows of a layer; returns that layer's keys and values up to the last used slot."""
+        all_keys, all_values = self.keys[layer], self.values[layer]
+        end = max(self.lengths) + self._num_nodes
+        if self._index is None:
+            begin = end - self._num_nodes
+            all_keys[:, :, begin:end] = keys
+            all_values[:, :, begin:end] = values
+        else:
+            rows, slots = self._index
+            all_keys[rows, :, slots] = keys.transpose(1, 2)
+            all_values[rows, :, slots] = values.transpose(1, 2)
+        return all_keys[:, :, :end], all_values[:, :, :end]
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        for row, path in enumerate(paths):
+            if list(path) != list(range(len(path))):
+                self._gather(row, path)
+            self.lengths[row] += len(path)
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        assert all(new <= old for new, old in zip(lengths, self.lengths, strict=True)), "truncate cannot lengthen a row"
+        self.lengths = list(lengths)
+
+    def fork(self, rows: Sequence[int]) -> ContiguousCache:
+        index = torch.tensor(list(rows), dtype=torch.int64, device=self.keys[0].device)
+        keys = [block.index_select(0, index) for block in self.keys]
+        values = [block.index_select(0, index) for block in self.values]
+        return ContiguousCache(keys, values, [self.lengths[row] for row in rows])
+
+    def join(self, other: Cache) -> ContiguousCache:
+        assert isinstance(other, ContiguousCache), "only caches of one kind can be joined"
+        capacity = max(self.capacity, other.capacity)
+        self._resize(capacity)
+        other._resize(capacity)
+        keys = [torch.cat(pair) for pair in zip(self.keys, other.keys, strict=True)]
+        values = [torch.cat(pair) for pair in zip(self.values, other.values, strict=True)]
+        return ContiguousCache(keys, values, [*self.lengths, *other.lengths])
+
+    def _slots(self, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """[B, 1] rows and [B, N] slots of the next tree."""
+        device = self.keys[0].device
+        rows = torch.arange(self.batch_size, device=device)[:, None]
+        return rows, torch.tensor(self.lengths, device=device)[:, None] + torch.arange(num_nodes, device=device)
+
+    def _gather(self, row: int, path: Sequence[int]) -> None:
+        source = torch.tensor(list(path), device=self.keys[0].device) + self.lengths[row]
+        begin, end = self.lengths[row], self.lengths[row] + len(path)
+        for block in (*self.keys, *self.values):
+            block[row, :, begin:end] = block[row].index_select(1, source)
+
+    def _resize(self, capacity: int) -> None:
+        if capacity == self.capacity:
+            return
+        for blocks in (self.keys, self.values):
+            for layer, block in enumerate(blocks):
+                grown = block.new_zeros(*block.shape[:2], capacity, block.shape[3])
+                grown[:, :, : block.shape[2]] = block
+                blocks[layer] = grown

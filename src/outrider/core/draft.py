@@ -1,0 +1,47 @@
+"""What a drafter proposes: a tree, and how its candidates were drawn.
+
+An acceptance rule may only be exact for one way of drawing, so the way is part of the draft (Lemma A-C of
+docs/lossless.md): the residual after a rejected *sampled* guess differs from that after a rejected *chosen* one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import Tensor
+
+from outrider.core.tree import TokenTree
+
+
+class Draws(Enum):
+    """How the children of a node were drawn from the drafter's law q at that node."""
+
+    IID = "iid"
+    """Sampled independently from q, duplicates kept."""
+    WITHOUT_REPLACEMENT = "without replacement"
+    """Sampled one after the other, each from q without the earlier ones."""
+    DETERMINISTIC = "deterministic"
+    """Chosen: top-k, copied, retrieved, guessed. Also guesses made with the target's own noise."""
+
+
+class Shape(Enum):
+    """What a drafter grows, or the most a rule can walk."""
+
+    CHAIN = "chain"
+    TREE = "tree"
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A batch of proposed trees."""
+
+    tree: TokenTree
+    draws: Draws
+    q: Tensor | None = None
+    """[B, N, V] row n is the law the children of node n were drawn from; None when deterministic."""
+
+    @property
+    def num_drafted(self) -> tuple[int, ...]:
+        """Guesses per row: every node but the root."""
+        return tuple(size - 1 for size in self.tree.sizes)

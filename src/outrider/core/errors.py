@@ -1,0 +1,43 @@
+"""Every error a user can cause, as one small tree of ``ValueError``s.
+
+    OutriderError
+    ├── OptionError        an option, name or value that does not exist or cannot be
+    │   └── RequestError   the same, in one request: prompt, sampling parameters
+    ├── ModelError         a checkpoint that is missing, damaged or not what it should be
+    └── CompositionError   a drafter, rule and policy that may not be combined
+
+A message is one line: what is wrong, why, and what to do. ``assert`` is for our own invariants, never for input.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OutriderError(ValueError):
+    """Base of every error caused by input rather than by a defect of ours."""
+
+
+class OptionError(OutriderError):
+    """An option, name or value is not valid."""
+
+
+class RequestError(OptionError):
+    """A request cannot be served as it is written."""
+
+
+class ModelError(OutriderError):
+    """A checkpoint or tokenizer cannot be used."""
+
+
+class CompositionError(OutriderError):
+    """Parts of a method that are not exact, or not possible, together."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """The hint that ends an unknown-name error: the closest valid name, then all of them."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}valid: {', '.join(names)}"

@@ -1,0 +1,233 @@
+"""The five interfaces. One sentence is the architecture:
+
+    a DRAFTER proposes a tree, the TARGET scores it in one pass, an ACCEPTANCE rule walks it,
+    the CACHES commit the accepted path, a POLICY plans the next tree.
+
+Objects of these classes are frozen: hyper-parameters and weights. What evolves is a state value that belongs to the
+requests of a batch and dies with them. Everything is batched: B requests, each with its own length, its own tree and its
+own number of committed tokens per round.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.random_source import RandomSource
+from outrider.core.rng import Noise
+from outrider.core.sampling import Law, Sampler
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+from outrider.core.verdict import RowVerdict, Verdict
+
+
+class Cache(ABC):
+    """What a model remembers of B rows. Committed tokens first, the nodes of the tree being scored after them."""
+
+    lengths: list[int]
+    """Committed tokens of each row."""
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.lengths)
+
+    @abstractmethod
+    def reserve(self, num_nodes: int) -> None:
+        """Make room for ``num_nodes`` more tokens after every row's committed ones. Modifies capacity only."""
+
+    @abstractmethod
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep the given nodes of the last scored tree, in order, and drop its other nodes. Modifies lengths and memory."""
+
+    @abstractmethod
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Forget everything past ``lengths[b]`` tokens. Modifies lengths."""
+
+    @abstractmethod
+    def fork(self, rows: Sequence[int]) -> Cache:
+        """A cache whose row i is a copy of row ``rows[i]``: rows that leave are not named, shared prefixes are named twice."""
+
+    @abstractmethod
+    def join(self, other: Cache) -> Cache:
+        """A cache of this one's rows followed by ``other``'s (of the same kind)."""
+
+
+class Target(ABC):
+    """A model that scores trees. A draft model is one too."""
+
+    vocab_size: int
+    max_len: int
+    """Longest context, in tokens."""
+    num_layers: int
+    device: torch.device
+
+    @abstractmethod
+    def new_cache(self, batch_size: int) -> Cache:
+        """An empty cache of ``batch_size`` rows."""
+
+    @abstractmethod
+    def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
+        """Append ``rows[b]`` to row b (nothing for an empty row) and commit it; returns tapped states [len, H] per row."""
+
+    @abstractmethod
+    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = ()) -> Scores:
+        """Score every node of every tree in one pass. Writes the nodes after each row's committed tokens; commits nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How much to draft next: the most guesses along one path, and in all, for each row."""
+
+    max_depth: tuple[int, ...]
+    max_nodes: tuple[int, ...]
+
+    def clipped(self, room: Sequence[int]) -> Plan:
+        """The same with no path longer than ``room[b]``."""
+        depth = tuple(min(d, r) for d, r in zip(self.max_depth, room, strict=True))
+        nodes = tuple(n if d else 0 for n, d in zip(self.max_nodes, depth, strict=True))
+        return Plan(depth, nodes)
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What a drafter may know when it proposes: the committed tokens, how q should be shaped, and the round's noise."""
+
+    tokens: Sequence[Sequence[int]]
+    """Committed tokens of each row, prompt first; the last one is the root of the next tree."""
+    sampler: Sampler
+    """Shapes the drafter's logits as the target's are shaped (temperature, top-p, penalties ...)."""
+    noise: Noise
+    device: torch.device
+
+    @property
+    def roots(self) -> list[int]:
+        return [row[-1] for row in self.tokens]
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What a round taught: given to the drafter and the policy after the commit."""
+
+    draft: Draft
+    scores: Scores
+    paths: Sequence[Sequence[int]]
+    """Committed nodes of each row, the root first: what every cache keeps."""
+    num_accepted: Sequence[int]
+    draft_seconds: float
+    score_seconds: float
+
+
+class RowState(ABC):
+    """State of B rows that can be narrowed, repeated and joined as requests leave, fork and arrive."""
+
+    @abstractmethod
+    def fork(self, rows: Sequence[int]) -> RowState: ...
+
+    @abstractmethod
+    def join(self, other: Any) -> RowState: ...
+
+
+class Stateless(RowState):
+    """State of a part that remembers nothing."""
+
+    def fork(self, rows: Sequence[int]) -> Stateless:
+        return self
+
+    def join(self, other: Any) -> Stateless:
+        return self
+
+
+class Drafter(ABC):
+    """Proposes trees."""
+
+    offers: ClassVar[tuple[Draws, ...]]
+    """Ways of drawing this drafter can be built with."""
+    shape: ClassVar[Shape]
+    taps: tuple[int, ...] = ()
+    """Target layers whose hidden states it reads."""
+    draws: Draws
+
+    @abstractmethod
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Any:
+        """State for rows whose target has prefilled all of ``rows[b]`` but the last token."""
+
+    @abstractmethod
+    def propose(self, state: Any, context: Context, plan: Plan) -> Draft:
+        """A tree per row within the plan. May modify the state's scratch space; commits nothing."""
+
+    @abstractmethod
+    def observe(self, state: Any, observation: Observation) -> None:
+        """Commit what was accepted to the state."""
+
+
+class AcceptanceRule(ABC):
+    """Walks a scored tree. Pure: draft, law and noise in, verdict out.
+
+    ``walk_row`` is the rule as one reads it in a paper, one row and one question to chance at a time; it is what the
+    enumeration proofs run. ``walk`` is the same for a batch, without a loop over rows, tested against it number by number.
+    """
+
+    exact_for: ClassVar[tuple[Draws, ...]]
+    """Ways of drawing for which the output law is the target's, the preferred one first."""
+    shape: ClassVar[Shape]
+    """TREE: walks any tree. CHAIN: only chains."""
+    lossless: ClassVar[bool]
+
+    @abstractmethod
+    def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict: ...
+
+    @abstractmethod
+    def walk_row(self, row: RowDraft, source: RandomSource) -> RowVerdict: ...
+
+
+@dataclass(frozen=True, eq=False)
+class RowDraft:
+    """One row's tree with its laws, as a scalar rule reads it."""
+
+    tokens: list[int]
+    parents: list[int]
+    p: Tensor
+    """[N, V] the target's law after each node, float64."""
+    q: Tensor | None
+    """[N, V] the law each node's children were drawn from."""
+    draws: Draws
+
+    def children(self, node: int) -> list[int]:
+        """Children in the order they were drawn."""
+        return [child for child in range(1, len(self.tokens)) if self.parents[child] == node]
+
+    def depth(self, node: int) -> int:
+        depth = 0
+        while node > 0:
+            node = self.parents[node]
+            depth += 1
+        return depth
+
+    @staticmethod
+    def of(draft: Draft, law: Law, row: int) -> RowDraft:
+        """Row ``row`` of a batched draft and its target law."""
+        size = draft.tree.sizes[row]
+        tokens, parents = draft.tree.tokens[row, :size].tolist(), draft.tree.parents[row, :size].tolist()
+        q = None if draft.q is None else draft.q[row, :size].double().cpu()
+        return RowDraft(tokens, parents, law.probs[row, :size].double().cpu(), q, draft.draws)
+
+
+class Policy(ABC):
+    """Plans the next tree."""
+
+    @abstractmethod
+    def start(self, num_rows: int) -> Any:
+        """State for new rows."""
+
+    @abstractmethod
+    def plan(self, state: Any, num_rows: int) -> Plan: ...
+
+    @abstractmethod
+    def update(self, state: Any, observation: Observation) -> None:
+        """Learn from a round."""

@@ -1,0 +1,99 @@
+"""The two questions a scalar acceptance rule may ask of chance, and who answers them.
+
+A rule written against ``RandomSource`` can be *run* (answers from ``NoiseSource``, the same numbers the vectorised rule
+uses) and *proved*: ``enumerate_law`` answers every question in every possible way and adds up the probabilities, so the
+output law of the rule is computed exactly instead of being sampled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from outrider.core.rng import Noise, Purpose
+
+Outcome = TypeVar("Outcome", bound=Hashable)
+
+
+class RandomSource(ABC):
+    """Chance, as a rule sees it. ``lane`` names the number: two questions with one lane would get one answer."""
+
+    @abstractmethod
+    def bernoulli(self, probability: float, lane: int) -> bool:
+        """True with the given probability."""
+
+    @abstractmethod
+    def categorical(self, weights: Tensor, lane: int) -> int:
+        """Index i with probability ``weights[i] / sum(weights)``."""
+
+    @abstractmethod
+    def target_choice(self, probs: Tensor, depth: int) -> int:
+        """The target's own token after a node at ``depth``: a draw from ``probs`` that belongs to the output position."""
+
+
+class NoiseSource(RandomSource):
+    """Answers from row ``row`` of a round's noise."""
+
+    def __init__(self, noise: Noise, row: int = 0) -> None:
+        self.noise = Noise(noise.seeds[row : row + 1], noise.positions[row : row + 1])
+
+    def bernoulli(self, probability: float, lane: int) -> bool:
+        return float(self.noise.uniform(Purpose.ACCEPT, torch.tensor([[lane]]))) < probability
+
+    def categorical(self, weights: Tensor, lane: int) -> int:
+        race = self.noise.exponential(Purpose.RESIDUAL, torch.tensor([[lane]]), len(weights))[0, 0]
+        return int((weights.double() / race).argmax())
+
+    def target_choice(self, probs: Tensor, depth: int) -> int:
+        gumbel = self.noise.target_gumbel(torch.tensor([[depth]]), len(probs))[0, 0]
+        return int((probs.log() + gumbel).argmax())
+
+
+class ReplaySource(RandomSource):
+    """Follows a script of branch numbers; past its end takes branch 0 and notes what else could have happened."""
+
+    def __init__(self, script: list[int]) -> None:
+        self.script = script
+        self.weight = 1.0
+        self.branches: list[list[float]] = []
+        self.taken: list[int] = []
+
+    def _branch(self, probabilities: list[float]) -> int:
+        depth = len(self.taken)
+        possible = [i for i, p in enumerate(probabilities) if p > 0]
+        choice = self.script[depth] if depth < len(self.script) else possible[0]
+        self.branches.append(probabilities)
+        self.taken.append(choice)
+        self.weight *= probabilities[choice]
+        return choice
+
+    def bernoulli(self, probability: float, lane: int) -> bool:
+        del lane
+        probability = min(max(probability, 0.0), 1.0)
+        return self._branch([1.0 - probability, probability]) == 1
+
+    def categorical(self, weights: Tensor, lane: int) -> int:
+        del lane
+        return self._branch((weights / weights.sum()).tolist())
+
+    def target_choice(self, probs: Tensor, depth: int) -> int:
+        return self.categorical(probs, depth)
+
+
+def enumerate_law(experiment: Callable[[RandomSource], Outcome]) -> dict[Outcome, float]:
+    """The exact law of ``experiment``'s outcome: every branch of every question is run once, weighted by its probability."""
+    law: dict[Outcome, float] = {}
+    scripts: list[list[int]] = [[]]
+    while scripts:
+        source = ReplaySource(scripts.pop())
+        outcome = experiment(source)
+        law[outcome] = law.get(outcome, 0.0) + source.weight
+        for depth in range(len(source.script), len(source.taken)):
+            for branch, probability in enumerate(source.branches[depth]):
+                if probability > 0 and branch != source.taken[depth]:
+                    scripts.append([*source.taken[:depth], branch])
+    return law

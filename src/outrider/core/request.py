@@ -1,0 +1,141 @@
+"""A request, and what has become of it so far."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from outrider.core.params import SamplingParams
+
+
+class Origin(Enum):
+    """Where an emitted token came from."""
+
+    ACCEPTED = "accepted"
+    """Drafted, and what the target would have said."""
+    RECOVERED = "recovered"
+    """The target's own, in place of rejected guesses."""
+    BONUS = "bonus"
+    """The target's own, where nothing had been guessed."""
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    """End-of-sequence token, stop token or stop string."""
+    LENGTH = "length"
+    """``max_tokens`` reached, or the context is full."""
+
+
+class TextStream(Protocol):
+    """Turns tokens into text one at a time."""
+
+    def push(self, token: int) -> str:
+        """The text that ``token`` completes; empty inside a multi-byte character."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What was asked."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    eos_ids: frozenset[int] = frozenset()
+    new_stream: Callable[[], TextStream] | None = None
+    """Makes the detokenizer; only needed for stop strings and streamed text."""
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end this request."""
+        eos = frozenset() if self.params.ignore_eos else self.eos_ids
+        return eos | frozenset(self.params.stop_token_ids)
+
+
+@dataclass
+class Stats:
+    """What a request cost. Tokens per target pass and acceptance follow from it."""
+
+    num_passes: int = 0
+    """Target passes after the prefill; one pass emits at least one token."""
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_tested: int = 0
+    """Depths at which a guess was put to the test: accepted ones, and one more where a rejection ended the path."""
+    num_tokens: int = 0
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    score_seconds: float = 0.0
+    seconds: float = 0.0
+    """Wall time of the rounds this request took part in, prefill excluded."""
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.num_tokens / self.num_passes if self.num_passes else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted over tested depths. (Accepted over drafted would depend on the draft length.)"""
+        return self.num_accepted / self.num_tested if self.num_tested else 0.0
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of an emitted token under the target's raw logits, and its best alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(eq=False)
+class RequestState:
+    """A running request. ``tokens`` only ever grows, and only by what was emitted."""
+
+    request: Request
+    seed: int = 0
+    tokens: list[int] = field(default_factory=list)
+    """Prompt, then output."""
+    origins: list[Origin] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_match: str | int | None = None
+    """The stop string or token that ended the text."""
+    grammar_state: Hashable | None = None
+    stats: Stats = field(default_factory=Stats)
+    stream: TextStream | None = None
+
+    @staticmethod
+    def of(request: Request) -> RequestState:
+        seed = request.params.seed if request.params.seed is not None else secrets.randbits(63)
+        grammar = request.params.grammar
+        return RequestState(
+            request,
+            seed=seed - (1 << 64) if seed >= 1 << 63 else seed,
+            tokens=list(request.prompt_ids),
+            grammar_state=grammar.initial() if grammar else None,
+            stream=request.new_stream() if request.new_stream else None,
+        )
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[len(self.request.prompt_ids) :]
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None

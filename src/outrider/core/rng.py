@@ -1,0 +1,105 @@
+"""Random numbers as a pure function of (seed, output position, purpose, lane): the same on every device and in every batch.
+
+A counter-based generator has no state to advance, so a number cannot depend on how many were drawn before it, on the
+batch slot, on the step or on the tree. The generator is SplitMix64 (Steele, Lea & Flood 2014): the words of the key are
+absorbed one by one through its finaliser, and stream element i is ``mix(key + i * GOLDEN)``. Integer arithmetic wraps
+identically on CPU and GPU; logarithms are taken in float64 and rounded once.
+
+    uniform u in (0, 1);   exponential -log u;   Gumbel -log(-log u);   argmax(log w + Gumbel) ~ w / sum(w)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MULTIPLIER_2 = 0x94D049BB133111EB - (1 << 64)
+
+
+class Purpose(IntEnum):
+    """What a random number decides. Numbers of different purposes are independent."""
+
+    TARGET = 1
+    """The target's own choice at an output position (Gumbel noise over the vocabulary)."""
+    DRAFT = 2
+    """A drafter's sampled guess."""
+    ACCEPT = 3
+    """An acceptance test."""
+    RESIDUAL = 4
+    """The token that follows a rejection, or the bonus token of a rule that does not use TARGET noise."""
+
+
+def _shift_right(words: Tensor, count: int) -> Tensor:
+    """Logical shift of int64 words (torch shifts arithmetically, so the copied sign bits are masked off)."""
+    return (words >> count) & ((1 << (64 - count)) - 1)
+
+
+def mix(words: Tensor) -> Tensor:
+    """SplitMix64's finaliser: a bijection of 64-bit words in which every input bit flips half of the output bits."""
+    words = (words ^ _shift_right(words, 30)) * _MULTIPLIER_1
+    words = (words ^ _shift_right(words, 27)) * _MULTIPLIER_2
+    return words ^ _shift_right(words, 31)
+
+
+def make_key(seeds: Tensor, positions: Tensor, purpose: Purpose, lanes: Tensor | int = 0) -> Tensor:
+    """Keys of independent streams; arguments broadcast."""
+    key = mix(seeds + _GOLDEN)
+    key = mix(key + positions * _GOLDEN + int(purpose))
+    return mix(key + (torch.as_tensor(lanes, device=key.device) + 1) * _GOLDEN)
+
+
+def uniform(words: Tensor) -> Tensor:
+    """float64 in the open interval (0, 1) from the top 52 bits of each word."""
+    return (_shift_right(words, 12).double() + 0.5) * 2.0**-52
+
+
+def exponential_stream(keys: Tensor, length: int) -> Tensor:
+    """[..., length] unit exponential numbers, float64."""
+    counter = torch.arange(1, length + 1, device=keys.device, dtype=torch.int64) * _GOLDEN
+    return -torch.log(uniform(mix(keys.unsqueeze(-1) + counter)))
+
+
+def gumbel_stream(keys: Tensor, length: int) -> Tensor:
+    """[..., length] standard Gumbel numbers, float32."""
+    return -torch.log(exponential_stream(keys, length)).float()
+
+
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """The random numbers of one round of B requests.
+
+    The target's noise belongs to the absolute output position, so it is the same whatever was drafted: that is what
+    makes the text a function of the seed. Everything else belongs to the *round*, named by the output position it starts
+    from. It must: a rule that looks ahead (block, traversal) stops because of guesses it then throws away, and drawing
+    those positions again with the same numbers would bias the next round.
+    """
+
+    seeds: Tensor
+    """[B] int64."""
+    positions: Tensor
+    """[B] int64, the output position of the next token: how many tokens the request has emitted."""
+
+    def target_gumbel(self, depths: Tensor, vocab_size: int) -> Tensor:
+        """[B, M, V] Gumbel noise of the output positions that follow nodes at ``depths`` [B, M]."""
+        keys = make_key(self.seeds[:, None], self.positions[:, None] + depths, Purpose.TARGET)
+        return gumbel_stream(keys, vocab_size)
+
+    def gumbel(self, purpose: Purpose, lanes: Tensor, vocab_size: int) -> Tensor:
+        """[B, M, V] Gumbel noise of this round, one stream per lane of ``lanes`` [B, M]."""
+        return gumbel_stream(self._round_keys(purpose, lanes), vocab_size)
+
+    def exponential(self, purpose: Purpose, lanes: Tensor, vocab_size: int) -> Tensor:
+        """[B, M, V] exponential noise of this round: argmin(noise / w) is a draw from w, and no weight needs a logarithm."""
+        return exponential_stream(self._round_keys(purpose, lanes), vocab_size)
+
+    def uniform(self, purpose: Purpose, lanes: Tensor) -> Tensor:
+        """[B, M] uniform numbers of this round, one per lane."""
+        return uniform(mix(self._round_keys(purpose, lanes) + _GOLDEN))
+
+    def _round_keys(self, purpose: Purpose, lanes: Tensor) -> Tensor:
+        return make_key(self.seeds[:, None], self.positions[:, None], purpose, lanes)

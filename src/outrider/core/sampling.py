@@ -1,0 +1,218 @@
+"""The only place where logits become a distribution.
+
+``Sampler`` applies a request's parameters to the logits of every node of its tree, conditioned on that node's path: the
+penalties count the tokens on the way to the node, the minimum length looks at the node's own output position, the grammar
+is advanced along the path. So p is the same whether a position is reached by one-token decoding, by a chain or by a
+branch, and every parameter is exact under speculation. Nothing depends on the other rows of the batch.
+
+Truncations (top-k, top-p, min-p) are thresholds on the logit: ties at the threshold are kept, whatever the sort order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from outrider.core.request import RequestState
+from outrider.core.rng import Noise, Purpose
+from outrider.core.tree import TokenTree
+from outrider.core.truncation import min_p, top_k, top_p, typical_p
+
+
+class Law:
+    """What a model would say after each of M nodes: the same object for the target (p) and for a drafter (q)."""
+
+    def __init__(self, adjusted: Tensor, sampler: Sampler, tree: TokenTree, noise: Noise, *, start: int = 0) -> None:
+        self.adjusted = adjusted
+        """[B, M, V] logits after everything that can change their order."""
+        self._sampler = sampler
+        self._tree = tree
+        self._noise = noise
+        self._start = start
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """[B, M, V] unnormalised log-probabilities of the law, -inf outside its support."""
+        return self._sampler.temper(self.adjusted)
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """[B, M, V] probabilities."""
+        return torch.softmax(self.logits, -1)
+
+    @cached_property
+    def choices(self) -> Tensor:
+        """[B, M] Gumbel-max draw with the noise of each node's output position; the argmax where temperature is 0."""
+        if self._sampler.all_greedy:
+            return self.adjusted.argmax(-1)
+        return self.perturbed.argmax(-1)
+
+    @cached_property
+    def perturbed(self) -> Tensor:
+        """[B, M, V] logits + target noise: the ranking by which a coupled drafter picks siblings."""
+        depths = self._tree.depths[:, self._start :]
+        return self.logits + self._noise.target_gumbel(depths, self.adjusted.shape[-1])
+
+    def draw(self, lanes: Tensor) -> Tensor:
+        """[B, M] draws with the round's own noise, independent of the target's; ``lanes`` [B, M] names the streams."""
+        gumbel = self._noise.gumbel(Purpose.DRAFT, lanes, self.adjusted.shape[-1])
+        return (self.logits + gumbel).argmax(-1)
+
+
+class Sampler:
+    """The sampling parameters of B requests as tensors, plus what their penalties have to remember."""
+
+    def __init__(self, rows: Sequence[RequestState], vocab_size: int, device: torch.device) -> None:
+        self.rows = list(rows)
+        self.vocab_size = vocab_size
+        self.device = device
+        params = [row.params for row in rows]
+        self.all_greedy = all(p.temperature == 0 for p in params)
+        self._temperature = self._column([p.temperature for p in params])
+        self._top_k = self._column([min(p.top_k or vocab_size, vocab_size) for p in params], torch.int64)
+        self._top_p = self._column([p.top_p for p in params])
+        self._min_p = self._column([p.min_p for p in params])
+        self._typical_p = self._column([p.typical_p for p in params])
+        self._uses_top_k = any(p.top_k for p in params)
+        self._uses_top_p = any(p.top_p < 1 for p in params)
+        self._uses_min_p = any(p.min_p > 0 for p in params)
+        self._uses_typical = any(p.typical_p < 1 for p in params)
+        self._bias = self._static_bias()
+        self._ends = self._end_mask() if any(p.min_tokens for p in params) else None
+        self._penalties = _Penalties(self) if any(_penalised(row) for row in rows) else None
+        self._per_node = [i for i, p in enumerate(params) if p.grammar or p.logits_processors]
+
+    def law(self, logits: Tensor, tree: TokenTree, noise: Noise, *, start: int = 0) -> Law:
+        """The law after nodes ``start``.. of the tree, from their raw logits [B, N - start, V]."""
+        return Law(self.adjust(logits, tree, start=start), self, tree, noise, start=start)
+
+    def adjust(self, logits: Tensor, tree: TokenTree, *, start: int = 0) -> Tensor:
+        """Everything that can change which token is largest."""
+        logits = logits[..., : self.vocab_size]
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self._per_node:
+            logits = self._process_nodes(logits, tree, start)
+        if self._bias is not None:
+            logits = logits + self._bias
+        if self._ends is not None:
+            logits = logits.masked_fill(self._too_early(tree, start)[..., None] & self._ends[:, None], -torch.inf)
+        if self._penalties is not None:
+            logits = self._penalties.apply(logits, tree, start)
+        return logits
+
+    def temper(self, logits: Tensor) -> Tensor:
+        """Temperature and truncation; greedy rows become a point mass."""
+        if self.all_greedy:
+            return _point_mass(logits)
+        greedy = self._temperature == 0
+        tempered = logits / torch.where(greedy, 1.0, self._temperature)
+        if self._uses_top_k:
+            tempered = top_k(tempered, self._top_k)
+        if self._uses_top_p:
+            tempered = top_p(tempered, self._top_p)
+        if self._uses_min_p:
+            tempered = min_p(tempered, self._min_p)
+        if self._uses_typical:
+            tempered = typical_p(tempered, self._typical_p)
+        return torch.where(greedy, _point_mass(logits), tempered) if bool(greedy.any()) else tempered
+
+    def _column(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+        """[B, 1, 1], to broadcast over nodes and vocabulary."""
+        return torch.tensor(values, dtype=dtype, device=self.device)[:, None, None]
+
+    def _static_bias(self) -> Tensor | None:
+        if not any(row.params.logit_bias or row.params.banned_token_ids for row in self.rows):
+            return None
+        bias = torch.zeros(len(self.rows), 1, self.vocab_size)
+        for i, row in enumerate(self.rows):
+            for token, value in row.params.logit_bias.items():
+                bias[i, 0, token] = value
+            for token in row.params.banned_token_ids:
+                bias[i, 0, token] = -torch.inf
+        return bias.to(self.device)
+
+    def _end_mask(self) -> Tensor:
+        """[B, V] true for the tokens that end a row's text."""
+        mask = torch.zeros(len(self.rows), self.vocab_size, dtype=torch.bool)
+        for i, row in enumerate(self.rows):
+            mask[i, sorted(row.request.end_ids)] = True
+        return mask.to(self.device)
+
+    def _too_early(self, tree: TokenTree, start: int) -> Tensor:
+        """[B, M] true where the next token would come before the row's minimum."""
+        missing = torch.tensor([row.params.min_tokens - row.num_output for row in self.rows], device=self.device)
+        return tree.depths[:, start:] < missing[:, None]
+
+    def _process_nodes(self, logits: Tensor, tree: TokenTree, start: int) -> Tensor:
+        """User processors and grammars: called node by node, since they are arbitrary functions of the path."""
+        logits = logits.clone()
+        for i in self._per_node:
+            row, tokens = self.rows[i], tree.tokens[i].tolist()
+            states = _grammar_states(row, tree, i) if row.params.grammar else {}
+            for node in range(start, tree.sizes[i]):
+                path = [tokens[n] for n in tree.path(i, node)]
+                for processor in row.params.logits_processors:
+                    logits[i, node - start] = processor([*row.tokens, *path], logits[i, node - start])
+                if row.params.grammar and states[node] is not None:
+                    allowed = row.params.grammar.allowed(states[node], self.vocab_size).to(logits.device)
+                    logits[i, node - start].masked_fill_(~allowed, -torch.inf)
+        return logits
+
+
+def _grammar_states(row: RequestState, tree: TokenTree, index: int) -> dict[int, object]:
+    """Grammar state at every node; None below a token the grammar forbids (such a node can never be accepted)."""
+    assert row.params.grammar is not None
+    tokens, parents = tree.tokens[index].tolist(), tree.parents[index].tolist()
+    states: dict[int, object] = {0: row.grammar_state}
+    for node in range(1, tree.sizes[index]):
+        above = states[parents[node]]
+        states[node] = None if above is None else row.params.grammar.advance(above, tokens[node])
+    return states
+
+
+def _penalised(row: RequestState) -> bool:
+    params = row.params
+    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+
+
+def _point_mass(logits: Tensor) -> Tensor:
+    """0 at the largest logit, -inf elsewhere."""
+    mass = torch.full_like(logits, -torch.inf)
+    return mass.scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
+
+
+class _Penalties:
+    """Token counts of each row, kept up to date as it grows, and their effect at every node."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.rows = sampler.rows
+        column = sampler._column  # noqa: SLF001 - one concept in two classes
+        self.repetition = column([row.params.repetition_penalty for row in self.rows])
+        self.presence = column([row.params.presence_penalty for row in self.rows])
+        self.frequency = column([row.params.frequency_penalty for row in self.rows])
+        shape = (len(self.rows), sampler.vocab_size)
+        self.in_prompt = torch.zeros(shape, dtype=torch.bool, device=sampler.device)
+        self.in_output = torch.zeros(shape, device=sampler.device)
+        self.num_counted = [len(row.request.prompt_ids) for row in self.rows]
+        for i, row in enumerate(self.rows):
+            self.in_prompt[i, list(row.request.prompt_ids)] = True
+
+    def apply(self, logits: Tensor, tree: TokenTree, start: int) -> Tensor:
+        self._catch_up()
+        counts = self.in_output[:, None].expand_as(logits).clone()
+        on_path = tree.ancestors[:, start:, 1:].to(counts.dtype)  # the root is committed, so it is counted already
+        tokens = tree.tokens[:, None, 1:].expand_as(on_path)
+        counts.scatter_add_(2, tokens, on_path)
+        seen = (counts > 0) | self.in_prompt[:, None]
+        repeated = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
+        logits = torch.where(seen, repeated, logits)
+        return logits - self.frequency * counts - self.presence * (counts > 0)
+
+    def _catch_up(self) -> None:
+        for i, row in enumerate(self.rows):
+            new = torch.tensor(row.tokens[self.num_counted[i] :], dtype=torch.int64, device=self.in_output.device)
+            self.in_output[i].scatter_add_(0, new, torch.ones_like(new, dtype=self.in_output.dtype))
+            self.num_counted[i] = len(row.tokens)

@@ -1,0 +1,116 @@
+"""Token trees: what a drafter proposes and the target scores in one pass.
+
+A tree is flat arrays in breadth-first order. Node 0 is the root: the last committed token, whose key and value are not in
+the cache yet, so that scoring the tree also scores the root. Every other node is a guess; ``parents[n] < n``. Siblings
+stand in the order they were drawn. A batch holds B trees of different sizes, padded to N nodes; a chain is a tree.
+
+    tokens   5 ── 7 ── 9          index    0 1 2 3 4
+             │    └── 2           tokens   5 7 3 9 2
+             └── 3                parents -1 0 0 1 1      depths 0 1 1 2 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTree:
+    """B token trees. Padding nodes (``n >= sizes[b]``) hang from the root and are never accepted."""
+
+    tokens: Tensor
+    """[B, N] token ids; column 0 is the last committed token of each row."""
+    parents: Tensor
+    """[B, N] index of the parent node, -1 for the root."""
+    sizes: tuple[int, ...]
+    """Number of real nodes of each row, the root included (at least 1; 0 in prefill for a row with nothing left)."""
+    is_chain: bool = False
+    """Every row is a chain: the mask is then lower triangular and a commit moves nothing."""
+
+    @property
+    def batch_size(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def num_nodes(self) -> int:
+        """N, the padded number of nodes."""
+        return self.tokens.shape[1]
+
+    @property
+    def is_ragged(self) -> bool:
+        """Some row has padding nodes."""
+        return any(size != self.num_nodes for size in self.sizes)
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """[B, N] true for real nodes."""
+        sizes = torch.tensor(self.sizes, device=self.tokens.device)
+        return torch.arange(self.num_nodes, device=self.tokens.device) < sizes[:, None]
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """[B, N, N] true where column j is an ancestor of row i, or i itself."""
+        if self.is_chain:
+            return _causal(self.num_nodes, self.tokens.device).expand(self.batch_size, -1, -1)
+        return ancestors_of(self.parents)
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """[B, N] distance from the root."""
+        if self.is_chain:
+            return torch.arange(self.num_nodes, device=self.tokens.device).expand(self.batch_size, -1)
+        return self.ancestors.sum(-1) - 1
+
+    def path(self, row: int, node: int) -> list[int]:
+        """Nodes from the root's child down to ``node``; empty for the root."""
+        parents = self.parents[row].tolist()
+        path: list[int] = []
+        while node > 0:
+            path.append(node)
+            node = parents[node]
+        return path[::-1]
+
+    def to(self, device: torch.device) -> TokenTree:
+        return TokenTree(self.tokens.to(device), self.parents.to(device), self.sizes, self.is_chain)
+
+    @staticmethod
+    def chain(tokens: Tensor, sizes: Sequence[int] | None = None) -> TokenTree:
+        """B chains from [B, N] tokens, root first."""
+        batch_size, num_nodes = tokens.shape
+        parents = torch.arange(-1, num_nodes - 1, device=tokens.device).expand(batch_size, -1)
+        return TokenTree(tokens, parents, tuple(sizes or [num_nodes] * batch_size), is_chain=True)
+
+    @staticmethod
+    def of_rows(rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str = "cpu") -> TokenTree:
+        """A batch from per-row ``(tokens, parents)`` lists of different lengths."""
+        num_nodes = max(len(tokens) for tokens, _ in rows)
+        tokens = [[*row, *[0] * (num_nodes - len(row))] for row, _ in rows]
+        parents = [[*row, *[0] * (num_nodes - len(row))] for _, row in rows]
+        is_chain = all(list(row) == list(range(-1, len(row) - 1)) for _, row in rows)
+        if is_chain:
+            return TokenTree.chain(torch.tensor(tokens, device=device), [len(row) for row, _ in rows])
+        sizes = tuple(len(row) for row, _ in rows)
+        return TokenTree(torch.tensor(tokens, device=device), torch.tensor(parents, device=device), sizes)
+
+
+@lru_cache(maxsize=64)
+def _causal(num_nodes: int, device: torch.device) -> Tensor:
+    return torch.ones(1, num_nodes, num_nodes, dtype=torch.bool, device=device).tril()
+
+
+def ancestors_of(parents: Tensor) -> Tensor:
+    """Ancestor-or-self mask of [B, N] parents, by doubling the reach: log2(depth) small matrix products."""
+    batch_size, num_nodes = parents.shape
+    step = torch.zeros(batch_size, num_nodes, num_nodes, device=parents.device)
+    step.scatter_(2, parents.clamp(min=0).unsqueeze(-1), (parents >= 0).to(step.dtype).unsqueeze(-1))
+    reach = step + torch.eye(num_nodes, device=parents.device)
+    span = 1
+    while span < num_nodes:
+        reach = (reach @ reach).clamp(max=1)
+        span *= 2
+    return reach > 0
