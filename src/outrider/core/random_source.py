@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -54,13 +55,19 @@ class NoiseSource(RandomSource):
 
 
 class ReplaySource(RandomSource):
-    """Follows a script of branch numbers; past its end takes branch 0 and notes what else could have happened."""
+    """Follows a script of branch numbers; past its end takes the first possible one and notes what else could happen.
+
+    Behind every lane stands one uniform number. An answer narrows the interval it can lie in, and a lane that is asked
+    again answers from the same number: a rule that reuses a lane, or a drafter that looks at the target's noise, is
+    enumerated as it would run and not as if each question had a fresh number.
+    """
 
     def __init__(self, script: list[int]) -> None:
         self.script = script
         self.weight = 1.0
         self.branches: list[list[float]] = []
         self.taken: list[int] = []
+        self._known: dict[tuple[str, int], tuple[float, float]] = {}
 
     def _branch(self, probabilities: list[float]) -> int:
         depth = len(self.taken)
@@ -71,17 +78,28 @@ class ReplaySource(RandomSource):
         self.weight *= probabilities[choice]
         return choice
 
+    def _cell(self, kind: str, lane: int, edges: list[float]) -> int:
+        """Which of the cells between ``edges`` (rising from 0 to 1) the lane's number lies in."""
+        low, high = self._known.get((kind, lane), (0.0, 1.0))
+        cells = list(pairwise(min(max(edge, low), high) for edge in edges))
+        choice = self._branch([(end - begin) / (high - low) for begin, end in cells])
+        self._known[kind, lane] = cells[choice]
+        return choice
+
     def bernoulli(self, probability: float, lane: int) -> bool:
-        del lane
-        probability = min(max(probability, 0.0), 1.0)
-        return self._branch([1.0 - probability, probability]) == 1
+        return self._cell("bernoulli", lane, [0.0, min(max(probability, 0.0), 1.0), 1.0]) == 0
 
     def categorical(self, weights: Tensor, lane: int) -> int:
-        del lane
-        return self._branch((weights / weights.sum()).tolist())
+        return self._cell("categorical", lane, _edges(weights))
 
     def target_choice(self, probs: Tensor, depth: int) -> int:
-        return self.categorical(probs, depth)
+        return self._cell("target", depth, _edges(probs))
+
+
+def _edges(weights: Tensor) -> list[float]:
+    """0 and the running sums, scaled to end at 1. (Dividing by the last sum gives a token of weight 0 no sliver.)"""
+    sums = weights.cumsum(0)
+    return [0.0, *(sums / sums[-1]).tolist()]
 
 
 def enumerate_law(experiment: Callable[[RandomSource], Outcome]) -> dict[Outcome, float]:

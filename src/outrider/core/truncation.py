@@ -44,7 +44,7 @@ def typical_p(logits: Tensor, p: Tensor) -> Tensor:
     probs = log_probs.exp()
     entropy = -(probs * log_probs.masked_fill(probs == 0, 0)).sum(-1, keepdim=True)
     distance = (-log_probs - entropy).abs()
-    order = distance.argsort(-1, stable=True)
+    order = torch.argsort(distance, dim=-1, stable=True)
     sorted_probs = probs.gather(-1, order)
     keep = ((sorted_probs.cumsum(-1) - sorted_probs) < p) | (p >= 1)
     return logits.masked_fill(~torch.zeros_like(keep).scatter(-1, order, keep), -torch.inf)

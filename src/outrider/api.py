@@ -1,0 +1,220 @@
+"""The Python API: load a model, generate, stream, chat.
+
+    from outrider import LLM, SamplingParams
+    llm = LLM("folder-or-hub-name-or-gguf", method="draft-model", draft="folder")     # LLM() is the bundled pair
+    llm.generate(["Once upon a time"], SamplingParams(max_tokens=64, temperature=0.8, seed=7))[0].text
+
+This is where target, method and engine meet; everything below can be used without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from tqdm import tqdm
+
+from outrider.bundled import bundled_path
+from outrider.codecs.load import load_codec
+from outrider.codecs.text import TextCodec
+from outrider.core.errors import ModelError, OptionError, RequestError
+from outrider.core.interfaces import Target
+from outrider.core.method import Method
+from outrider.core.params import SamplingParams
+from outrider.core.request import FinishReason, Origin, Request, RequestState, Stats, TokenLogprob
+from outrider.core.trace import Observer, Round
+from outrider.engine.generate import run
+from outrider.engine.step import Engine
+from outrider.methods import METHODS, compose
+from outrider.models.load import load_model
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class RequestOutput:
+    """A finished request."""
+
+    prompt_token_ids: list[int]
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    """"stop" or "length"."""
+    stats: Stats
+    origins: list[Origin]
+    """Where each token came from."""
+    logprobs: list[TokenLogprob] | None
+    seed: int
+    trace: list[Round] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class StreamChunk:
+    """What one round added to one request."""
+
+    index: int
+    """Which prompt."""
+    text: str
+    token_ids: list[int]
+    origins: list[Origin]
+    output: RequestOutput | None
+    """The whole result, on a request's last chunk."""
+
+
+@final
+class LLM:
+    """A model, a method to speed it up, and a tokenizer."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        method: str | None = None,
+        draft: str | None = None,
+        acceptance: str | None = None,
+        dtype: str = "auto",
+        device: str | None = None,
+        max_batch_size: int = 8,
+        **options: Any,
+    ) -> None:
+        """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair. ``options`` are the
+        method's own (``num_draft_tokens``, ``max_ngram`` ...; ``outrider methods`` lists them)."""
+        if max_batch_size < 1:
+            raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
+        self.max_batch_size = max_batch_size
+        if model is None:
+            draft = draft or (bundled_path("draft") if method in (None, "draft-model") else None)
+        self.model_name = model or bundled_path("target")
+        self.method_name = method or ("draft-model" if draft else "prompt-lookup")
+        row = METHODS[self.method_name]  # an unknown name fails before anything is loaded
+        self.codec = load_codec(self.model_name)
+        self.target = load_model(self.model_name, dtype=dtype, device=device)
+        self.draft = self._load_draft(draft, dtype, device) if draft and row.needs_draft else None
+        self.method = self.compose(self.method_name, acceptance=acceptance, **options)
+
+    def compose(self, name: str, *, acceptance: str | None = None, policy: str = "fixed", **options: Any) -> Method:
+        """Another method on the models already loaded, for the ``method=`` of a call."""
+        return compose(name, self.target, draft=self.draft, acceptance=acceptance, policy=policy, options=options)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        method: Method | None = None,
+        trace: bool = False,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; results come in the order of the prompts."""
+        requests = self.requests(prompts, params)
+        rounds: list[list[Round]] = [[] for _ in requests]
+        observer: Observer | None = (lambda seen: rounds[seen.request].append(seen)) if trace else None
+        engine = Engine(self.target, method or self.method, observer=observer)
+        outputs: dict[int, RequestOutput] = {}
+        with tqdm(total=len(requests), disable=not progress, unit="request") as bar:
+            for step in run(engine, requests, max_batch_size=self.max_batch_size):
+                if step.state.is_finished:
+                    outputs[step.request] = self._output(step.state, rounds[step.request])
+                    bar.update()
+        return [outputs[index] for index in range(len(requests))]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        method: Method | None = None,
+    ) -> Iterator[StreamChunk]:
+        """As ``generate``, a chunk per request and round. Text that could still become a stop string is held back."""
+        requests = self.requests(prompts, params, streaming=True)
+        shown = [0] * len(requests)
+        engine = Engine(self.target, method or self.method)
+        for step in run(engine, requests, max_batch_size=self.max_batch_size):
+            state, index = step.state, step.request
+            output = self._output(state, []) if state.is_finished else None
+            text = output.text if output else state.text[: len(state.text) - _held_back(state)]
+            origins = state.origins[len(state.origins) - len(step.new_tokens) :]
+            yield StreamChunk(index, text[shown[index] :], step.new_tokens, origins, output)
+            shown[index] = max(shown[index], len(text))
+
+    def chat(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None, **options: Any
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, in the format of the model's chat template."""
+        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate([self.codec.encode_chat(messages) for messages in conversations], params, **options)
+
+    def engine(self, *, observer: Observer | None = None) -> Engine:
+        """The engine itself, to step by hand: ``batch = engine.start(llm.requests(...)); engine.step(batch)``."""
+        return Engine(self.target, self.method, observer=observer)
+
+    def requests(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        streaming: bool = False,
+    ) -> list[Request]:
+        """Prompts and parameters as the engine takes them."""
+        many = _as_prompts(prompts)
+        each = [params or SamplingParams()] * len(many) if params is None or isinstance(params, SamplingParams) else params
+        if len(each) != len(many):
+            raise RequestError(f"{len(many)} prompts came with {len(each)} sampling parameters; give one, or one per prompt")
+        return [self._request(prompt, one, streaming) for prompt, one in zip(many, each, strict=True)]
+
+    def _request(self, prompt: Prompt, params: SamplingParams, streaming: bool) -> Request:
+        ids = self.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        reads = streaming or bool(params.stop)
+        stream = self.codec.new_stream(ids, skip_special_tokens=params.skip_special_tokens) if reads else None
+        return Request(ids, params, self.codec.eos_ids, stream)
+
+    def _output(self, state: RequestState, rounds: list[Round]) -> RequestOutput:
+        assert state.finish_reason is not None
+        text = state.text
+        if not isinstance(state.stop_match, str):
+            ended = state.finish_reason is FinishReason.STOP
+            ids = state.output_ids[:-1] if ended else state.output_ids
+            skip = state.params.skip_special_tokens
+            text = self.codec.decode(ids, prompt_ids=state.request.prompt_ids, skip_special_tokens=skip)
+        return RequestOutput(
+            prompt_token_ids=list(state.request.prompt_ids),
+            text=text,
+            token_ids=state.output_ids,
+            finish_reason=state.finish_reason.value,
+            stats=state.stats,
+            origins=state.origins,
+            logprobs=state.logprobs if state.params.logprobs is not None else None,
+            seed=state.seed,
+            trace=rounds,
+        )
+
+    def _load_draft(self, name: str, dtype: str, device: str | None) -> Target:
+        codec = load_codec(name)
+        if not self.codec.same_vocabulary(codec):
+            raise ModelError(
+                f"draft {name!r} has another vocabulary ({codec.vocab_size} tokens) than {self.model_name!r} "
+                f"({self.codec.vocab_size}); use a draft of the same family, or method 'prompt-lookup'"
+            )
+        return load_model(name, dtype=dtype, device=device)
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if len(prompts) and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    if not len(prompts):
+        raise RequestError("there are no prompts; give a string, a list of token ids, or a list of either")
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _held_back(state: RequestState) -> int:
+    """Length of the longest end of the text with which a stop string begins."""
+    longest = 0
+    for stop in state.params.stop:
+        for size in range(1, min(len(stop), len(state.text)) + 1):
+            if state.text.endswith(stop[:size]):
+                longest = max(longest, size)
+    return longest

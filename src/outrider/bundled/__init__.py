@@ -1,0 +1,19 @@
+"""The small models that make the first command work with no download: a target and its draft (see README.md here)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outrider.core.errors import ModelError, nearest
+
+_MODELS = ("target", "draft")
+
+
+def bundled_path(name: str) -> str:
+    """Folder of a bundled model."""
+    if name not in _MODELS:
+        raise ModelError(f"unknown bundled model {name!r}; {nearest(name, _MODELS)}")
+    folder = Path(__file__).parent / name
+    if not (folder / "config.json").exists():
+        raise ModelError(f"the bundled model {name!r} is missing from {folder}; install the package again")
+    return str(folder)

@@ -1,0 +1,194 @@
+"""``outrider generate``: continue a prompt, watch where every token came from, compare with plain decoding."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outrider.api import LLM, RequestOutput
+from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of
+from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
+from outrider.core.errors import RequestError
+from outrider.core.method import Method
+from outrider.core.params import SamplingParams
+from outrider.core.request import Origin
+
+_REPEATS = 3
+"""Timed runs of each side of a comparison, taken in turns after one warm-up."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("generate", help="continue a prompt", description=__doc__)
+    parser.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads standard input")
+    parser.add_argument("--file", type=Path, help="read the prompt from a file")
+    parser.add_argument("--lines", action="store_true", help="every line of the input is a prompt of its own")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to a chat model")
+    add_model_options(parser)
+    add_sampling_options(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument("--show", action="store_true", help="colour every token by where it came from")
+    group.add_argument("--compare", action="store_true", help="run plain decoding too, in turns, and print the speed-up")
+    group.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    group.add_argument("--batch-size", type=int, default=8, help="requests that share target passes")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    params = sampling_of(arguments)
+    texts = _read_prompts(arguments)
+    llm = load_llm(arguments, max_batch_size=arguments.batch_size)
+    prompts = [llm.codec.encode_chat([{"role": "user", "content": text}]) if arguments.chat else text for text in texts]
+    if arguments.compare:
+        return _compare(llm, texts, prompts, params, arguments)
+    if arguments.json or len(prompts) > 1:
+        outputs = llm.generate(prompts, params, progress=len(prompts) > 1 and sys.stderr.isatty())
+        print(json.dumps([_as_json(output) for output in outputs], ensure_ascii=False)) if arguments.json else _print_all(outputs)
+        return 0
+    output = _stream(llm, prompts[0], texts[0], params, show=arguments.show)
+    print(dim(_stats_line(llm.method_name, [output])), file=sys.stderr)
+    return 0
+
+
+def _read_prompts(arguments: argparse.Namespace) -> list[str]:
+    if arguments.file is not None:
+        if not arguments.file.is_file():
+            raise RequestError(f"prompt file {arguments.file} does not exist; check the path")
+        text = arguments.file.read_text(encoding="utf-8", errors="replace")
+    elif arguments.prompt is None or arguments.prompt == "-":
+        text = sys.stdin.read()
+    else:
+        return [arguments.prompt]
+    prompts = [line for line in text.splitlines() if line.strip()] if arguments.lines else [text.rstrip("\n")]
+    if not any(prompts):
+        raise RequestError("the prompt is empty; give text as an argument, with --file, or on standard input")
+    return prompts
+
+
+def _stream(llm: LLM, prompt: str | list[int], text: str, params: SamplingParams, *, show: bool) -> RequestOutput:
+    """Print as it is written."""
+    painter = _Painter(llm, prompt)
+    print(bold(text), end="", flush=True)
+    last: RequestOutput | None = None
+    for chunk in llm.stream(prompt, params):
+        print(painter.paint(chunk.token_ids, chunk.origins) if show else chunk.text, end="", flush=True)
+        last = chunk.output or last
+    print(f"\n{legend()}" if show and can_colour() else "")
+    assert last is not None
+    return last
+
+
+class _Painter:
+    """Colours tokens as they arrive; a character of several tokens takes the colour of the one that completes it."""
+
+    def __init__(self, llm: LLM, prompt: str | list[int]) -> None:
+        ids = llm.codec.encode(prompt) if isinstance(prompt, str) else prompt
+        self.stream = llm.codec.new_stream(ids)()
+
+    def paint(self, tokens: Sequence[int], origins: Sequence[Origin]) -> str:
+        return "".join(coloured(self.stream.push(token), origin) for token, origin in zip(tokens, origins, strict=True))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Plain and speculative runs of the same requests."""
+
+    plain: list[RequestOutput]
+    fast: list[RequestOutput]
+    plain_speed: float
+    fast_speed: float
+
+    @property
+    def identical(self) -> bool:
+        return [o.token_ids for o in self.plain] == [o.token_ids for o in self.fast]
+
+
+def measure(llm: LLM, prompts: list[Any], params: SamplingParams) -> Comparison:
+    """Median speeds of interleaved runs, one warm-up each."""
+    plain_method = llm.compose("plain")
+    speeds: dict[str, list[float]] = {"plain": [], "fast": []}
+    outputs: dict[str, list[RequestOutput]] = {}
+    for repeat in range(_REPEATS + 1):
+        for side, method in (("plain", plain_method), ("fast", llm.method)):
+            outputs[side], speed = _timed(llm, prompts, params, method)
+            if repeat:
+                speeds[side].append(speed)
+    medians = {side: statistics.median(values) for side, values in speeds.items()}
+    return Comparison(outputs["plain"], outputs["fast"], medians["plain"], medians["fast"])
+
+
+def _timed(llm: LLM, prompts: list[Any], params: SamplingParams, method: Method) -> tuple[list[RequestOutput], float]:
+    """Outputs and tokens per second of decoding (prefill excluded; rows of a batch share their rounds)."""
+    outputs = llm.generate(prompts, params, method=method)
+    seconds = max(output.stats.seconds for output in outputs)
+    return outputs, sum(output.stats.num_tokens for output in outputs) / seconds
+
+
+def _compare(llm: LLM, texts: list[str], prompts: list[Any], params: SamplingParams, arguments: argparse.Namespace) -> int:
+    if params.temperature > 0 and params.seed is None:
+        params = replace(params, seed=0)  # two runs can only be compared under one seed
+    result = measure(llm, prompts, params)
+    if arguments.json:
+        print(json.dumps(_comparison_json(llm, result), ensure_ascii=False))
+        return 0
+    first = result.fast[0]
+    shown = _Painter(llm, prompts[0]).paint(first.token_ids, first.origins) if arguments.show else first.text
+    print(bold(texts[0]) + shown + (f"\n\n{legend()}" if arguments.show and can_colour() else "\n"))
+    name = llm.method_name
+    print(f"{'':<14}{'tokens/s':>10}{'tokens/pass':>13}{'acceptance':>12}")
+    for label, speed, outputs in (("plain", result.plain_speed, result.plain), (name, result.fast_speed, result.fast)):
+        print(f"{label:<14}{speed:>10.1f}{_per_pass(outputs):>13.2f}{_acceptance(outputs):>12.0%}")
+    same = "identical text" if result.identical else "DIFFERENT text (see docs/lossless.md on rounding)"
+    print(bold(f"{result.fast_speed / result.plain_speed:.2f}x") + f" faster than plain decoding, {same}")
+    return 0
+
+
+def _per_pass(outputs: list[RequestOutput]) -> float:
+    return sum(o.stats.num_tokens for o in outputs) / sum(o.stats.num_passes for o in outputs)
+
+
+def _acceptance(outputs: list[RequestOutput]) -> float:
+    tested = sum(o.stats.num_tested for o in outputs)
+    return sum(o.stats.num_accepted for o in outputs) / tested if tested else 0.0
+
+
+def _stats_line(name: str, outputs: list[RequestOutput]) -> str:
+    stats = outputs[0].stats
+    return (
+        f"{name}: {stats.num_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, "
+        f"{_per_pass(outputs):.2f} tokens per target pass, acceptance {_acceptance(outputs):.0%}"
+    )
+
+
+def _print_all(outputs: list[RequestOutput]) -> None:
+    for output in outputs:
+        print(output.text.replace("\n", "\\n"))
+
+
+def _as_json(output: RequestOutput) -> dict[str, Any]:
+    stats = asdict(output.stats)
+    stats |= {"tokens_per_second": output.stats.tokens_per_second, "tokens_per_pass": output.stats.tokens_per_pass}
+    stats["acceptance"] = output.stats.acceptance
+    return {
+        "text": output.text,
+        "token_ids": output.token_ids,
+        "finish_reason": output.finish_reason,
+        "origins": [origin.value for origin in output.origins],
+        "seed": output.seed,
+        "stats": stats,
+    }
+
+
+def _comparison_json(llm: LLM, result: Comparison) -> dict[str, Any]:
+    return {
+        "method": llm.method_name,
+        "identical": result.identical,
+        "speedup": result.fast_speed / result.plain_speed,
+        "plain": {"tokens_per_second": result.plain_speed, "outputs": [_as_json(o) for o in result.plain]},
+        "fast": {"tokens_per_second": result.fast_speed, "outputs": [_as_json(o) for o in result.fast]},
+    }

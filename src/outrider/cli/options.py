@@ -1,0 +1,86 @@
+"""Command-line options that several subcommands share: which model, which method, how to sample."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from outrider.api import LLM
+from outrider.core.errors import OptionError
+from outrider.core.params import SamplingParams
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model and method")
+    group.add_argument("--model", metavar="NAME", help="folder, hub name or .gguf file (default: the bundled model)")
+    group.add_argument("--draft", metavar="NAME", help="draft model of the same vocabulary (default: the bundled one)")
+    group.add_argument("--method", metavar="NAME", help="see `outrider methods`")
+    group.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
+    group.add_argument("--num-draft-tokens", "-K", type=int, metavar="K", help="guesses per round")
+    group.add_argument("--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="any other option of the method")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-tokens", "-n", type=int, default=128)
+    group.add_argument("--temperature", "-t", type=float, default=0.0, help="0 is greedy")
+    group.add_argument("--top-k", type=int, default=0)
+    group.add_argument("--top-p", type=float, default=1.0)
+    group.add_argument("--min-p", type=float, default=0.0)
+    group.add_argument("--typical-p", type=float, default=1.0)
+    group.add_argument("--repetition-penalty", type=float, default=1.0)
+    group.add_argument("--presence-penalty", type=float, default=0.0)
+    group.add_argument("--frequency-penalty", type=float, default=0.0)
+    group.add_argument("--min-tokens", type=int, default=0)
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    group.add_argument("--seed", type=int, help="same seed, same text")
+    group.add_argument("--ignore-eos", action="store_true")
+
+
+_SAMPLING = (
+    "max_tokens temperature top_k top_p min_p typical_p repetition_penalty presence_penalty frequency_penalty min_tokens "
+    "stop seed ignore_eos"
+).split()
+
+
+def sampling_of(arguments: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(**{name: vars(arguments)[name] for name in _SAMPLING})
+
+
+def method_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """``-O name=value`` pairs, values read as numbers where they are numbers."""
+    options: dict[str, Any] = {}
+    for pair in arguments.option:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise OptionError(f"--option {pair!r} is not valid; write NAME=VALUE")
+        options[name.replace("-", "_")] = _value_of(value)
+    if arguments.num_draft_tokens is not None:
+        options["num_draft_tokens"] = arguments.num_draft_tokens
+    return options
+
+
+def load_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
+    return LLM(
+        arguments.model,
+        method=arguments.method,
+        draft=arguments.draft,
+        acceptance=arguments.acceptance,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        **more,
+        **method_options(arguments),
+    )
+
+
+def _value_of(text: str) -> int | float | str | bool:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,1 @@
+"""Codecs: requests to tokens and tokens to what people read. One file per modality."""

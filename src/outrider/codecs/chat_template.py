@@ -1,0 +1,47 @@
+"""Chat templates: the Jinja program that ships with a chat model and writes a conversation in its format.
+
+Templates come with downloaded weights, so they run in Jinja's sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from outrider.core.errors import RequestError
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def render_chat(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    """The conversation as text, ending where the assistant is to go on."""
+    for message in messages:
+        if message.get("role") not in _ROLES or "content" not in message:
+            raise RequestError(f"message {dict(message)!r} is not valid; it needs 'content' and a 'role' of {', '.join(_ROLES)}")
+    if not messages:
+        raise RequestError("the conversation is empty; give at least one message")
+    try:
+        return _compile(template).render(**{"messages": list(messages), "add_generation_prompt": True, **variables})
+    except TemplateError as error:
+        raise RequestError(f"the model's chat template refused the conversation: {error}") from None
+
+
+@lru_cache(maxsize=8)
+def _compile(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment.from_string(template)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)

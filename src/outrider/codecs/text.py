@@ -1,0 +1,138 @@
+"""Text to tokens and back: any ``tokenizer.json``, chat templates, and a detokenizer that streams.
+
+Decoding a continuation is not decoding its tokens alone: SentencePiece vocabularies drop the space in front of the first
+token, and a character can be spread over several tokens. So the last tokens of the prompt are decoded along and cut off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from outrider.codecs.chat_template import render_chat
+from outrider.core.errors import ModelError, RequestError
+
+_PREFIX = 6
+"""Prompt tokens decoded in front of a continuation: more than the tokens any one character takes."""
+
+
+@final
+class TextCodec:
+    """A tokenizer with what its folder says about it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, settings: Mapping[str, Any] | None = None, chat_template: str | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.settings = dict(settings or {})
+        self.chat_template = chat_template
+        self.eos_ids = frozenset(self._ids_of(self.settings.get("eos_token")))
+        self._bos_ids = self._ids_of(self.settings.get("bos_token"))
+
+    @staticmethod
+    def from_folder(folder: Path) -> TextCodec:
+        """Read tokenizer.json, or let transformers convert an older format."""
+        settings = _read_json(folder / "tokenizer_config.json")
+        path = folder / "tokenizer.json"
+        if path.exists():
+            try:
+                tokenizer = Tokenizer.from_file(str(path))
+            except Exception as error:  # the library raises bare Exception
+                raise ModelError(f"{path} cannot be read as a tokenizer: {error}; download it again") from None
+        else:
+            tokenizer = _convert(folder)
+        template_file = folder / "chat_template.jinja"
+        template = template_file.read_text() if template_file.exists() else settings.get("chat_template")
+        codec = TextCodec(tokenizer, settings=settings, chat_template=template if isinstance(template, str) else None)
+        declared = [_read_json(folder / name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
+        for ids in declared:
+            codec.eos_ids |= frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
+        return codec
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    def same_vocabulary(self, other: TextCodec) -> bool:
+        """Token for token the same, so that ids mean the same to two models."""
+        return self.tokenizer.get_vocab() == other.tokenizer.get_vocab()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if add_special_tokens and self.settings.get("add_bos_token") and ids[:1] != self._bos_ids[:1]:
+            ids = [*self._bos_ids, *ids]
+        if not ids and self._bos_ids:
+            return list(self._bos_ids)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> str:
+        """Text of ``ids`` as they stand after ``prompt_ids``."""
+        prefix = list(prompt_ids[-_PREFIX:])
+        before = self.tokenizer.decode(prefix, skip_special_tokens=skip_special_tokens)
+        return self.tokenizer.decode([*prefix, *ids], skip_special_tokens=skip_special_tokens)[len(before) :]
+
+    def token_text(self, token: int) -> str:
+        """One token as it reads on its own, for pictures."""
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def new_stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> Callable[[], TokenStream]:
+        """Makes detokenizers for continuations of ``prompt_ids``."""
+        return lambda: TokenStream(self.tokenizer, prompt_ids[-_PREFIX:], skip_special_tokens=skip_special_tokens)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """Tokens of a conversation, ready for the assistant's next turn."""
+        if self.chat_template is None:
+            raise RequestError("this model has no chat template; use generate with a plain prompt, or load a chat model")
+        text = render_chat(self.chat_template, messages, {**self._special_texts(), **variables})
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def _special_texts(self) -> dict[str, str]:
+        names = ("bos_token", "eos_token", "unk_token", "pad_token")
+        return {name: _content(self.settings[name]) for name in names if self.settings.get(name)}
+
+    def _ids_of(self, token: Any) -> list[int]:
+        found = self.tokenizer.token_to_id(_content(token)) if token else None
+        return [] if found is None else [found]
+
+
+@final
+class TokenStream:
+    """Detokenizes one token at a time."""
+
+    def __init__(self, tokenizer: Tokenizer, prefix: Sequence[int], *, skip_special_tokens: bool) -> None:
+        self.tokenizer = tokenizer
+        self.decoder = DecodeStream(skip_special_tokens=skip_special_tokens)
+        for token in prefix:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        return self.decoder.step(self.tokenizer, token) or ""
+
+
+def _content(token: Any) -> str:
+    """Special tokens are written as strings or as {"content": ...}."""
+    return token["content"] if isinstance(token, Mapping) else str(token)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}; download it again") from None
+
+
+def _convert(folder: Path) -> Tokenizer:
+    """Older tokenizer files, through transformers."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), use_fast=True).backend_tokenizer
+    except Exception as error:
+        raise ModelError(f"{folder} has no usable tokenizer: {error}; add its tokenizer.json") from None

@@ -1,0 +1,36 @@
+"""What happened, round by round: the only thing the pictures read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outrider.core.request import Origin
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of one request."""
+
+    request: int
+    """Index of the request among those submitted together."""
+    position: int
+    """Output position the round started from."""
+    tokens: list[int]
+    """Tokens of the tree's nodes, the root first."""
+    parents: list[int]
+    path: list[int]
+    """Accepted nodes, the root excluded."""
+    emitted: list[int]
+    """Tokens appended to the output (fewer than accepted where a stop cut the run)."""
+    origins: list[Origin]
+    draft_seconds: float
+    score_seconds: float
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "origins": [origin.value for origin in self.origins]}
+
+
+Observer = Callable[[Round], None]

@@ -1,0 +1,111 @@
+"""A small model of the same vocabulary guesses a chain, token by token (Leviathan et al. 2023, Chen et al. 2023).
+
+Two ways of guessing. *Deterministic*: with the target's own noise g of each output position, x = argmax(log q + g); the
+guess then agrees with the target's choice argmax(log p + g) as often as q resembles p, and the target's text stays a
+function of the seed (greedy decoding is the case g = 0). *IID*: x ~ q with noise of its own, q kept for the rules that
+compare it with p. Either way q is shaped by the request's own sampling parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
+from outrider.core.sampling import Law
+from outrider.core.tree import TokenTree
+
+
+@dataclass
+class _State(RowState):
+    cache: Cache
+    base: list[int] = field(default_factory=list)
+    """Committed tokens in the cache before this round's guesses went in."""
+
+    def fork(self, rows: Sequence[int]) -> _State:
+        return _State(self.cache.fork(rows))
+
+    def join(self, other: _State) -> _State:
+        return _State(self.cache.join(other.cache))
+
+
+@final
+class DraftModel(Drafter):
+    """Chains from another model."""
+
+    offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
+    shape: ClassVar = Shape.CHAIN
+
+    def __init__(self, model: Target, *, vocab_size: int, draws: Draws = Draws.DETERMINISTIC) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.draws = draws
+
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
+        del taps
+        cache = self.model.new_cache(len(rows))
+        self.model.prefill([row[: min(len(row), self.model.max_len) - 1] for row in rows], cache)
+        return _State(cache)
+
+    def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
+        depths = [self._room(tokens, depth) for tokens, depth in zip(context.tokens, plan.max_depth, strict=True)]
+        chain = torch.tensor(context.roots, device=context.device)[:, None]
+        laws: list[Law] = []
+        logits = self._catch_up(state, context) if any(depths) else None
+        while logits is not None:
+            law = context.sampler.law(logits, TokenTree.chain(chain), context.noise, start=chain.shape[1] - 1)
+            chain = torch.cat([chain, self._guess(law, len(laws))], 1)
+            laws.append(law)
+            logits = self._advance(state, chain, depths) if len(laws) < max(depths) else None
+        tree = TokenTree.chain(chain, [depth + 1 for depth in depths])
+        return Draft(tree, self.draws, self._laws_of(laws) if self.draws is Draws.IID and laws else None)
+
+    def observe(self, state: _State, observation: Observation) -> None:
+        """Keep the guesses that were accepted. The last guess was never fed, so the cache may lag by one more token."""
+        if state.base:
+            kept = (min(base + n, now) for base, n, now in zip(state.base, observation.num_accepted, state.cache.lengths))
+            state.cache.truncate(list(kept))
+            state.base = []
+
+    def _room(self, tokens: Sequence[int], depth: int) -> int:
+        """Guesses that fit into the draft model's own context."""
+        return max(0, min(depth, self.model.max_len - len(tokens)))
+
+    def _catch_up(self, state: _State, context: Context) -> Tensor:
+        """Feed the committed tokens the cache lacks (one or two) and return the logits after the last of them."""
+        cache, limit = state.cache, self.model.max_len
+        missing = [list(row[done:limit]) for row, done in zip(context.tokens, cache.lengths, strict=True)]
+        longest = max(len(row) for row in missing)
+        fed = torch.tensor([[*row, *[0] * (longest - len(row))] for row in missing], device=context.device)
+        logits = self.model.score(TokenTree.chain(fed, [len(row) for row in missing]), cache).logits
+        cache.commit([range(len(row)) for row in missing])
+        state.base = list(cache.lengths)
+        last = torch.tensor([max(len(row) - 1, 0) for row in missing], device=logits.device)
+        return self._fit(logits[torch.arange(len(missing), device=logits.device), last][:, None])
+
+    def _advance(self, state: _State, chain: Tensor, depths: Sequence[int]) -> Tensor:
+        """Feed the newest guess; rows whose chain is long enough are scored along but not advanced."""
+        logits = self.model.score(TokenTree.chain(chain[:, -1:]), state.cache).logits
+        state.cache.commit([[0] if depth >= chain.shape[1] else [] for depth in depths])
+        return self._fit(logits)
+
+    def _guess(self, law: Law, depth: int) -> Tensor:
+        if self.draws is Draws.DETERMINISTIC:
+            return law.choices
+        return law.draw(torch.full((law.adjusted.shape[0], 1), depth, device=law.adjusted.device))
+
+    def _fit(self, logits: Tensor) -> Tensor:
+        """Logits over the target's vocabulary: tokens the draft does not know are never guessed."""
+        missing = self.vocab_size - logits.shape[-1]
+        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits
+
+    @staticmethod
+    def _laws_of(laws: Sequence[Law]) -> Tensor:
+        """[B, N, V] the law at every node that has a guess; the last node has none."""
+        q = torch.cat([law.probs for law in laws], 1)
+        return torch.cat([q, torch.zeros_like(q[:, :1])], 1)

@@ -1,0 +1,52 @@
+"""When a request ends. An accepted run is taken token by token, so it is cut exactly where plain decoding would stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.core.request import FinishReason, Origin, RequestState
+
+
+def emit(state: RequestState, tokens: Sequence[int], origins: Sequence[Origin], *, max_len: int) -> int:
+    """Append a run of tokens to a request until one of them ends it; returns how many were taken."""
+    for taken, (token, origin) in enumerate(zip(tokens, origins, strict=True), 1):
+        old_size = len(state.text)
+        _append(state, token, origin)
+        if _ends(state, token, old_size, max_len):
+            return taken
+    return len(tokens)
+
+
+def _append(state: RequestState, token: int, origin: Origin) -> None:
+    state.tokens.append(token)
+    state.origins.append(origin)
+    if state.params.grammar is not None:
+        state.grammar_state = state.params.grammar.advance(state.grammar_state, token)
+    if state.stream is not None and token not in state.request.end_ids:
+        state.text += state.stream.push(token)
+
+
+def _ends(state: RequestState, token: int, old_size: int, max_len: int) -> bool:
+    params = state.params
+    if token in state.request.end_ids:
+        state.finish_reason, state.stop_match = FinishReason.STOP, token
+    elif params.stop and state.num_output >= params.min_tokens and _cut_at_stop(state, old_size):
+        state.finish_reason = FinishReason.STOP
+    elif state.num_output >= params.max_tokens or len(state.tokens) >= max_len:
+        state.finish_reason = FinishReason.LENGTH
+    return state.is_finished
+
+
+def _cut_at_stop(state: RequestState, old_size: int) -> bool:
+    """Find the earliest stop string that the newest token completed, and cut the text there."""
+    hits: list[tuple[int, str]] = []
+    for stop in state.params.stop:
+        begin = state.text.find(stop, max(0, old_size - len(stop) + 1))
+        if begin >= 0:
+            hits.append((begin, stop))
+    if not hits:
+        return False
+    begin, stop = min(hits)
+    state.text = state.text[: begin + len(stop) if state.params.include_stop_str_in_output else begin]
+    state.stop_match = stop
+    return True

@@ -1,0 +1,218 @@
+"""One round of speculative decoding, for a batch of requests of different lengths.
+
+    plan -> propose -> score -> walk -> commit
+
+``Engine.step`` is that sentence. It may be called by hand: the loop in ``generate.py`` has no private powers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft
+from outrider.core.errors import RequestError
+from outrider.core.interfaces import Cache, Context, Observation, Plan, Target
+from outrider.core.method import Method
+from outrider.core.request import Origin, Request, RequestState, TokenLogprob
+from outrider.core.rng import Noise
+from outrider.core.sampling import Sampler
+from outrider.core.scores import Scores
+from outrider.core.trace import Observer, Round
+from outrider.core.verdict import Verdict
+from outrider.engine.finish import emit
+
+
+@dataclass(eq=False)
+class Batch:
+    """Requests that share target passes, with everything that evolves."""
+
+    rows: list[RequestState]
+    ids: list[int]
+    """Who each row is to the caller; not used by the engine."""
+    cache: Cache
+    drafter_state: Any
+    policy_state: Any
+    sampler: Sampler
+
+    def fork(self, rows: Sequence[int]) -> Batch:
+        """The batch of the named rows only."""
+        kept = [self.rows[row] for row in rows]
+        return Batch(
+            kept,
+            [self.ids[row] for row in rows],
+            self.cache.fork(rows),
+            self.drafter_state.fork(rows),
+            self.policy_state.fork(rows),
+            Sampler(kept, self.sampler.vocab_size, self.sampler.device),
+        )
+
+    def join(self, other: Batch) -> Batch:
+        """This batch with another's rows after its own."""
+        rows = [*self.rows, *other.rows]
+        return Batch(
+            rows,
+            [*self.ids, *other.ids],
+            self.cache.join(other.cache),
+            self.drafter_state.join(other.drafter_state),
+            self.policy_state.join(other.policy_state),
+            Sampler(rows, self.sampler.vocab_size, self.sampler.device),
+        )
+
+    def without_finished(self) -> Batch:
+        running = [i for i, row in enumerate(self.rows) if not row.is_finished]
+        return self if len(running) == len(self.rows) else self.fork(running)
+
+
+class Engine:
+    """A target and a method. Stateless between calls: what evolves is in the ``Batch``."""
+
+    def __init__(self, target: Target, method: Method, *, observer: Observer | None = None) -> None:
+        self.target = target
+        self.method = method
+        self.observer = observer
+
+    def start(self, requests: Sequence[Request], ids: Sequence[int] | None = None) -> Batch:
+        """Prefill: everything but the last prompt token, which becomes the root of the first tree."""
+        for request in requests:
+            self._check(request)
+        began = self._clock()
+        rows = [RequestState.of(request) for request in requests]
+        cache = self.target.new_cache(len(rows))
+        taps = self.target.prefill([row.tokens[:-1] for row in rows], cache, taps=self.method.drafter.taps)
+        drafter_state = self.method.drafter.start([row.tokens for row in rows], taps)
+        policy_state = self.method.policy.start(len(rows))
+        sampler = Sampler(rows, self.target.vocab_size, self.target.device)
+        for row in rows:
+            row.stats.prefill_seconds = self._clock() - began
+        return Batch(rows, list(ids or range(len(rows))), cache, drafter_state, policy_state, sampler)
+
+    @torch.inference_mode()
+    def step(self, batch: Batch) -> list[list[int]]:
+        """One round; returns the tokens each row emitted, and leaves finished rows in the batch (see ``Batch.fork``)."""
+        method, began = self.method, self._clock()
+        context = self._context(batch)
+        plan = self._plan(batch)
+        draft = method.drafter.propose(batch.drafter_state, context, plan)
+        drafted = self._clock()
+        scores = self.target.score(draft.tree, batch.cache, taps=method.drafter.taps)
+        scored = self._clock()
+        law = batch.sampler.law(scores.logits, draft.tree, context.noise)
+        verdict = method.rule.walk(draft, law, context.noise)
+        return self._commit(batch, draft, scores, verdict, (began, drafted, scored))
+
+    def _plan(self, batch: Batch) -> Plan:
+        """The policy's plan, cut to what the request and the context still have room for (one token is always free)."""
+        room = [
+            max(0, min(row.params.max_tokens - row.num_output, self.target.max_len - len(row.tokens)) - 1)
+            for row in batch.rows
+        ]
+        return self.method.policy.plan(batch.policy_state, len(batch.rows)).clipped(room)
+
+    def _context(self, batch: Batch) -> Context:
+        device = self.target.device
+        seeds = torch.tensor([row.seed for row in batch.rows], device=device)
+        positions = torch.tensor([row.num_output for row in batch.rows], device=device)
+        return Context([row.tokens for row in batch.rows], batch.sampler, Noise(seeds, positions), device)
+
+    def _commit(
+        self, batch: Batch, draft: Draft, scores: Scores, verdict: Verdict, times: tuple[float, float, float]
+    ) -> list[list[int]]:
+        """Keep the accepted path everywhere: in the caches, in the requests, in the statistics."""
+        num_accepted: list[int] = verdict.num_accepted.tolist()
+        paths = [[0, *path[:n]] for path, n in zip(verdict.path.tolist(), num_accepted, strict=True)]
+        batch.cache.commit(paths)
+        began, drafted, scored = times
+        observation = Observation(draft, scores, paths, num_accepted, drafted - began, scored - drafted)
+        self.method.drafter.observe(batch.drafter_state, observation)
+        self.method.policy.update(batch.policy_state, observation)
+        next_tokens, rejected, tokens = verdict.next_token.tolist(), verdict.rejected.tolist(), draft.tree.tokens.tolist()
+        emitted: list[list[int]] = []
+        for i, (state, path) in enumerate(zip(batch.rows, paths, strict=True)):
+            run = [*(tokens[i][node] for node in path[1:]), next_tokens[i]]
+            last = Origin.RECOVERED if rejected[i] else Origin.BONUS
+            origins = [*[Origin.ACCEPTED] * (len(path) - 1), last]
+            taken = emit(state, run, origins, max_len=self.target.max_len)
+            _add_logprobs(state, scores.logits[i], path, run[:taken])
+            emitted.append(run[:taken])
+        self._record(batch, observation, rejected, emitted, self._clock() - began)
+        return emitted
+
+    def _record(
+        self, batch: Batch, seen: Observation, rejected: Sequence[bool], emitted: Sequence[Sequence[int]], seconds: float
+    ) -> None:
+        """Statistics always, a trace when somebody watches."""
+        for i, state in enumerate(batch.rows):
+            stats = state.stats
+            stats.num_passes += 1
+            stats.num_drafted += seen.draft.num_drafted[i]
+            stats.num_accepted += seen.num_accepted[i]
+            stats.num_tested += seen.num_accepted[i] + rejected[i]
+            stats.num_tokens += len(emitted[i])
+            stats.draft_seconds += seen.draft_seconds
+            stats.score_seconds += seen.score_seconds
+            stats.seconds += seconds
+            if self.observer is not None:
+                self.observer(_round_of(batch, i, seen, list(emitted[i]), seconds))
+
+    def _check(self, request: Request) -> None:
+        """Refuse what cannot be served, before any work is done on it."""
+        size, limit = len(request.prompt_ids), self.target.max_len
+        if size == 0:
+            raise RequestError("the prompt is empty; give at least one token (a begin-of-sequence token will do)")
+        if size >= limit:
+            raise RequestError(
+                f"the prompt has {size} tokens and the model's context holds {limit}; shorten the prompt to at most {limit - 1}"
+            )
+        vocab_size = self.target.vocab_size
+        params = request.params
+        for name, ids in (
+            ("prompt", request.prompt_ids),
+            ("logit_bias", params.logit_bias),
+            ("banned_token_ids", params.banned_token_ids),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            bad = next((token for token in ids if not 0 <= token < vocab_size), None)
+            if bad is not None:
+                raise RequestError(f"{name} holds token {bad}, and the vocabulary is 0 to {vocab_size - 1}; check the tokenizer")
+        if params.stop and request.new_stream is None:
+            raise RequestError("stop strings need a tokenizer; load the model with one, or use stop_token_ids")
+
+    def _clock(self) -> float:
+        """Seconds; waits for the device, so that parts of a round can be told apart."""
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+        return time.perf_counter()
+
+
+def _add_logprobs(state: RequestState, logits: Tensor, path: Sequence[int], run: Sequence[int]) -> None:
+    """Log-probabilities of emitted tokens under the raw logits of the node each one follows."""
+    count = state.params.logprobs
+    if count is None:
+        return
+    log_probs = logits[list(path[: len(run)])].float().log_softmax(-1)
+    top = log_probs.topk(count, -1) if count else None
+    for i, token in enumerate(run):
+        best = () if top is None else tuple(zip(top.indices[i].tolist(), top.values[i].tolist(), strict=True))
+        state.logprobs.append(TokenLogprob(token, float(log_probs[i, token]), best))
+
+
+def _round_of(batch: Batch, row: int, seen: Observation, emitted: list[int], seconds: float) -> Round:
+    state, size = batch.rows[row], seen.draft.tree.sizes[row]
+    return Round(
+        request=batch.ids[row],
+        position=state.num_output - len(emitted),
+        tokens=seen.draft.tree.tokens[row, :size].tolist(),
+        parents=seen.draft.tree.parents[row, :size].tolist(),
+        path=list(seen.paths[row][1:]),
+        emitted=emitted,
+        origins=state.origins[len(state.origins) - len(emitted) :],
+        draft_seconds=seen.draft_seconds,
+        score_seconds=seen.score_seconds,
+        seconds=seconds,
+    )

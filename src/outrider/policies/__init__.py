@@ -1,0 +1,1 @@
+"""Policies: how much to draft next. One file per idea."""

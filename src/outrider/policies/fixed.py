@@ -1,0 +1,44 @@
+"""The same draft length every round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from outrider.core.errors import OptionError
+from outrider.core.interfaces import Observation, Plan, Policy, Stateless
+
+
+@dataclass(frozen=True)
+class FixedOptions:
+    """How long."""
+
+    num_draft_tokens: int = 4
+    """Guesses along one path, K."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_draft_tokens, int) or self.num_draft_tokens < 1:
+            raise OptionError(
+                f"num_draft_tokens = {self.num_draft_tokens!r} is not valid; use a whole number of at least 1, "
+                "or method 'plain' to draft nothing"
+            )
+
+
+@final
+class Fixed(Policy):
+    """Plans K guesses along one path, always."""
+
+    def __init__(self, options: FixedOptions | None = None) -> None:
+        self.options = options or FixedOptions()
+
+    def start(self, num_rows: int) -> Stateless:
+        del num_rows
+        return Stateless()
+
+    def plan(self, state: Stateless, num_rows: int) -> Plan:
+        del state
+        lengths = (self.options.num_draft_tokens,) * num_rows
+        return Plan(lengths, lengths)
+
+    def update(self, state: Stateless, observation: Observation) -> None:
+        del state, observation

@@ -1,0 +1,158 @@
+"""The shape of the code: who may import whom, how large things may grow, and what the engine must not know."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "outrider"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Imports go down only; layers of one tuple never import each other.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("core",),
+    ("cache",),
+    ("models",),
+    ("engine", "drafters", "acceptance", "policies", "codecs", "bundled"),
+    ("methods",),
+    ("api",),
+    ("server", "bench", "train", "viz"),
+    ("cli", "__main__"),
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def layer_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Names of outrider's own modules that a file imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "outrider":
+            found.update([node.module] if node.module != "outrider" else [f"outrider.{a.name}" for a in node.names])
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names if alias.name.split(".")[0] == "outrider")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_down_only(path: Path) -> None:
+    mine = layer_of(path)
+    if mine == "__init__":
+        return
+    assert mine in RANK, f"{mine} is in no layer; add it to LAYERS"
+    for module in imports_of(path):
+        other = module.split(".")[1]
+        assert other in RANK, f"{path} imports {module}, which is in no layer"
+        if other != mine:
+            assert RANK[other] < RANK[mine], f"{path}: {mine} may not import {other}"
+
+
+def test_core_needs_only_torch() -> None:
+    """The nouns depend on nothing but torch, so that any part can be used on its own."""
+    allowed = {"torch", "outrider", "__future__"}
+    import sys
+
+    for path in (PACKAGE / "core").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                top = name.split(".")[0]
+                assert top in allowed or top in sys.stdlib_module_names, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_sizes(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 500, "split the file"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None and node.end_lineno - node.lineno < 60, f"{node.name} is too long"
+            arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+            count = len([a for a in arguments if a.arg not in ("self", "cls")])
+            public_entry = path.name == "api.py" and node.name == "__init__"
+            assert count <= 7 or public_entry, f"{node.name} takes {count} parameters"
+
+
+def test_median_file_is_small() -> None:
+    sizes = sorted(len(path.read_text().splitlines()) for path in FILES)
+    assert sizes[len(sizes) // 2] <= 140
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_names_and_docstrings(path: Path) -> None:
+    banned = {"utils", "util", "helpers", "helper", "common", "misc"}
+    assert not banned & set(path.relative_to(PACKAGE).with_suffix("").parts)
+    assert not path.stem.endswith("_v2")
+    assert ast.get_docstring(ast.parse(path.read_text())), "a module says its idea in its docstring"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_probing_of_our_own_objects(path: Path) -> None:
+    """hasattr/getattr hide an interface. Third-party objects may be probed in the HF adapter only."""
+    calls = {"hasattr", "getattr", "setattr"}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in calls:
+            assert path.name.startswith("hf"), f"{path}:{node.lineno} probes an object"
+
+
+def test_engine_knows_no_method() -> None:
+    """No method's, drafter's or rule's name in the layers that serve all of them."""
+    from outrider.methods import METHODS, RULES
+
+    words = {row.drafter.__name__ for row in METHODS.values()} | {row.rule.__name__ for row in RULES.values()}
+    words |= {name for name in METHODS if "-" in name} | {name.replace("-", "_") for name in METHODS if "-" in name}
+    pattern = re.compile(r"\b(" + "|".join(sorted(map(re.escape, words))) + r")\b")
+    for folder in ("engine", "cache", "server"):
+        for path in (PACKAGE / folder).rglob("*.py"):
+            found = pattern.search(path.read_text())
+            assert found is None, f"{path} names {found and found.group()}"
+
+
+def test_public_names_are_pinned() -> None:
+    import outrider
+
+    assert sorted(outrider.__all__) == sorted(
+        """LLM METHODS POLICIES RULES CompositionError Grammar Method ModelError OptionError Origin OutriderError RequestError
+        RequestOutput SamplingParams Stats StreamChunk __version__ compose""".split()
+    )
+    for name in outrider.__all__:
+        assert name in vars(outrider)
+
+
+def test_every_row_has_a_page_and_a_paper() -> None:
+    from outrider.methods import METHODS, RULES
+
+    for name, row in METHODS.items():
+        assert (ROOT / "docs" / "methods" / f"{name}.md").is_file(), f"docs/methods/{name}.md is missing"
+        assert row.paper and row.summary
+    for row in RULES.values():
+        assert row.paper and row.summary
+
+
+def test_classes_are_abstract_or_final() -> None:
+    """A concrete class of ours is not subclassed: behaviour is composed, not overridden."""
+    bases: dict[str, list[str]] = {}
+    abstract: set[str] = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            names = [ast.unparse(base).split("[")[0] for base in node.bases]
+            bases[node.name] = names
+            marks = ast.unparse(node)
+            if "ABC" in names or "Protocol" in names or "@abstractmethod" in marks:
+                abstract.add(node.name)
+    errors = {name for name, above in bases.items() if any(b.endswith("Error") for b in above)}
+    for name, above in bases.items():
+        for base in above:
+            if base in bases:
+                assert base in abstract or base in errors, f"{name} subclasses the concrete class {base}"
