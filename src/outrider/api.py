@@ -17,7 +17,6 @@ from tqdm import tqdm
 
 from outrider.bundled import bundled_path
 from outrider.codecs.load import load_codec
-from outrider.codecs.text import TextCodec
 from outrider.core.errors import ModelError, OptionError, RequestError
 from outrider.core.interfaces import Target
 from outrider.core.method import Method

@@ -21,7 +21,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("methods",),
     ("api",),
     ("server", "bench", "train", "viz"),
-    ("cli", "__main__"),
+    ("cli",),
+    ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

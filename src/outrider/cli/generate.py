@@ -48,7 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _compare(llm, texts, prompts, params, arguments)
     if arguments.json or len(prompts) > 1:
         outputs = llm.generate(prompts, params, progress=len(prompts) > 1 and sys.stderr.isatty())
-        print(json.dumps([_as_json(output) for output in outputs], ensure_ascii=False)) if arguments.json else _print_all(outputs)
+        print(json.dumps([_as_json(output) for output in outputs], ensure_ascii=False)) if arguments.json else _print_all(
+            outputs
+        )
         return 0
     output = _stream(llm, prompts[0], texts[0], params, show=arguments.show)
     print(dim(_stats_line(llm.method_name, [output])), file=sys.stderr)

@@ -17,7 +17,9 @@ _COMMANDS = (generate, methods, info)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="outrider", description="Language models generate faster without changing what they say.")
+    parser = argparse.ArgumentParser(
+        prog="outrider", description="Language models generate faster without changing what they say."
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in _COMMANDS:
         module.add_parser(commands)

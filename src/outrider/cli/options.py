@@ -17,7 +17,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--method", metavar="NAME", help="see `outrider methods`")
     group.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
     group.add_argument("--num-draft-tokens", "-K", type=int, metavar="K", help="guesses per round")
-    group.add_argument("--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="any other option of the method")
+    group.add_argument(
+        "--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="any other option of the method"
+    )
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
 

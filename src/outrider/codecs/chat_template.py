@@ -23,7 +23,9 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], variables:
     """The conversation as text, ending where the assistant is to go on."""
     for message in messages:
         if message.get("role") not in _ROLES or "content" not in message:
-            raise RequestError(f"message {dict(message)!r} is not valid; it needs 'content' and a 'role' of {', '.join(_ROLES)}")
+            raise RequestError(
+                f"message {dict(message)!r} is not valid; it needs 'content' and a 'role' of {', '.join(_ROLES)}"
+            )
     if not messages:
         raise RequestError("the conversation is empty; give at least one message")
     try:
@@ -34,9 +36,7 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], variables:
 
 @lru_cache(maxsize=8)
 def _compile(template: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)

@@ -1,0 +1,1 @@
+"""The nouns and the five interfaces. Depends on torch alone."""

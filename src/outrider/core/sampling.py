@@ -189,7 +189,7 @@ class _Penalties:
 
     def __init__(self, sampler: Sampler) -> None:
         self.rows = sampler.rows
-        column = sampler._column  # noqa: SLF001 - one concept in two classes
+        column = sampler._column
         self.repetition = column([row.params.repetition_penalty for row in self.rows])
         self.presence = column([row.params.presence_penalty for row in self.rows])
         self.frequency = column([row.params.frequency_penalty for row in self.rows])

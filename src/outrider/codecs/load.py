@@ -1,0 +1,15 @@
+"""Open a model's tokenizer by the same names its weights go by: a folder, a hub name or a GGUF file."""
+
+from __future__ import annotations
+
+from outrider.codecs.text import TextCodec
+from outrider.models.gguf import chat_template, gguf_tokenizer, read_gguf, special_tokens
+from outrider.models.load import local_path
+
+
+def load_codec(name: str) -> TextCodec:
+    path = local_path(name)
+    if path.suffix != ".gguf":
+        return TextCodec.from_folder(path)
+    file = read_gguf(str(path))
+    return TextCodec(gguf_tokenizer(file), settings=special_tokens(file), chat_template=chat_template(file))

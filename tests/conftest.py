@@ -1,0 +1,21 @@
+"""Shared by all tests: one thread (tiny models lose time to thread barriers) and where optional data lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def stories15m() -> Path:
+    """A real pretrained checkpoint, when the data folder is there."""
+    folder = SHARED / "models" / "stories15M"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not here")
+    return folder

@@ -1,0 +1,257 @@
+"""What every row of the table promises, on small random models: the text of plain decoding, however it was reached."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from tiny_pair import VOCAB, tiny_model
+
+from outrider.core.errors import CompositionError, OptionError, RequestError
+from outrider.core.interfaces import Cache, Target
+from outrider.core.method import Method
+from outrider.core.params import SamplingParams
+from outrider.core.request import FinishReason, Origin, Request, RequestState
+from outrider.engine.generate import run
+from outrider.engine.step import Engine
+from outrider.methods import METHODS, RULES, compose
+
+EOS = frozenset({VOCAB - 1})
+PROMPTS = [[random.Random(i).randrange(VOCAB - 1) for _ in range(1 + 3 * i % 17)] for i in range(8)]
+PROMPTS[3] = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]  # something to copy
+COUPLED_ROWS = [name for name, row in METHODS.items() if row.acceptance == "coupled"]
+SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.95, seed=7)
+EVERYTHING = SamplingParams(
+    max_tokens=24, temperature=0.9, top_k=20, top_p=0.95, min_p=0.01, typical_p=0.98, repetition_penalty=1.2,
+    presence_penalty=0.3, frequency_penalty=0.2, logit_bias={3: 1.0}, banned_token_ids=[4], min_tokens=5, seed=11,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def draft() -> Target:
+    return tiny_model(0.15)
+
+
+def serve(target: Target, method: Method, prompts, params, *, batch: int = 1, **more) -> list[RequestState]:
+    each = params if isinstance(params, list) else [params] * len(prompts)
+    requests = [Request(prompt, one, EOS, **more) for prompt, one in zip(prompts, each, strict=True)]
+    done: dict[int, RequestState] = {}
+    for step in run(Engine(target, method), requests, max_batch_size=batch):
+        if step.state.is_finished:
+            done[step.request] = step.state
+    return [done[i] for i in range(len(prompts))]
+
+
+def tokens(states: list[RequestState]) -> list[list[int]]:
+    return [state.output_ids for state in states]
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Every method with every rule that accepts it."""
+    return [
+        (name, rule)
+        for name, row in METHODS.items()
+        for rule, entry in RULES.items()
+        if entry.rule.lossless and set(entry.rule.exact_for) & set(row.drafter.offers)
+    ]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize(("name", "rule"), pairs())
+def test_greedy_is_plain_greedy(target, draft, name: str, rule: str, batch: int) -> None:
+    params = SamplingParams(max_tokens=24)
+    expected = serve(target, compose("plain", target), PROMPTS, params)
+    method = compose(name, target, draft=draft, acceptance=rule)
+    assert tokens(serve(target, method, PROMPTS, params, batch=batch)) == tokens(expected)
+
+
+@pytest.mark.parametrize("params", [SAMPLED, EVERYTHING], ids=["top-p", "everything"])
+@pytest.mark.parametrize("length", [1, 3, 7])
+@pytest.mark.parametrize("name", COUPLED_ROWS)
+def test_same_seed_same_text(target, draft, name: str, length: int, params: SamplingParams) -> None:
+    """Alone and in a batch, whatever the drafter and the draft length."""
+    expected = tokens(serve(target, compose("plain", target), PROMPTS, params))
+    method = compose(name, target, draft=draft, options={"num_draft_tokens": length})
+    assert tokens(serve(target, method, PROMPTS, params)) == expected
+    assert tokens(serve(target, method, PROMPTS, params, batch=8)) == expected
+    assert tokens(serve(target, method, PROMPTS, params, batch=3)) == expected  # requests join while others run
+
+
+def test_different_seeds_give_different_texts(target) -> None:
+    plain = compose("plain", target)
+    texts = [serve(target, plain, PROMPTS[:1], SamplingParams(max_tokens=24, temperature=1.0, seed=s)) for s in range(4)]
+    assert len({tuple(tokens(text)[0]) for text in texts}) == 4
+    unseeded = [serve(target, plain, PROMPTS[:1], SamplingParams(max_tokens=24, temperature=1.0)) for _ in range(2)]
+    assert tokens(unseeded[0]) != tokens(unseeded[1])
+
+
+def test_one_batch_may_mix_parameters(target, draft) -> None:
+    mixed = [SamplingParams(max_tokens=9), SAMPLED, EVERYTHING, SamplingParams(max_tokens=3, temperature=1.5, seed=1)] * 2
+    expected = [tokens(serve(target, compose("plain", target), [p], s))[0] for p, s in zip(PROMPTS, mixed, strict=True)]
+    assert tokens(serve(target, compose("draft-model", target, draft=draft), PROMPTS, mixed, batch=8)) == expected
+
+
+def test_a_better_draft_is_accepted_more_and_itself_always(target) -> None:
+    accepted = []
+    for noise in (0.0, 0.1, 0.8):
+        states = serve(target, compose("draft-model", target, draft=tiny_model(noise)), PROMPTS, SAMPLED)
+        accepted.append(sum(s.stats.num_accepted for s in states) / sum(s.stats.num_tested for s in states))
+    assert accepted[0] == 1.0 > accepted[1] > accepted[2]
+
+
+def test_a_draft_with_a_shorter_context_stops_drafting(target) -> None:
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    expected = tokens(serve(target, compose("plain", target), PROMPTS, params))
+    method = compose("draft-model", target, draft=tiny_model(0.1, max_len=24))
+    assert tokens(serve(target, method, PROMPTS, params)) == expected
+    assert tokens(serve(target, method, PROMPTS, params, batch=8)) == expected
+
+
+def test_a_draft_with_fewer_tokens_never_guesses_the_others(target) -> None:
+    params = SamplingParams(max_tokens=30, temperature=1.2, seed=3)
+    prompts = [[token % 40 for token in prompt] for prompt in PROMPTS]
+    expected = tokens(serve(target, compose("plain", target), prompts, params))
+    small = _ClampedVocab(tiny_model(0.1, vocab_size=40))
+    assert tokens(serve(target, compose("draft-model", target, draft=small), prompts, params, batch=4)) == expected
+
+
+class _ClampedVocab(Target):
+    """A draft with a smaller embedding: unknown tokens are read as token 0 (padding of embeddings differs in real pairs)."""
+
+    def __init__(self, inner: Target) -> None:
+        self.inner = inner
+        self.vocab_size, self.max_len = inner.vocab_size, inner.max_len
+        self.num_layers, self.device = inner.num_layers, inner.device
+
+    def _known(self, tokens):
+        return torch.where(tokens < self.vocab_size, tokens, 0)
+
+    def new_cache(self, batch_size: int) -> Cache:
+        return self.inner.new_cache(batch_size)
+
+    def prefill(self, rows, cache, *, taps=()):
+        return self.inner.prefill([[t if t < self.vocab_size else 0 for t in row] for row in rows], cache, taps=taps)
+
+    def score(self, tree, cache, *, taps=()):
+        known = type(tree)(self._known(tree.tokens), tree.parents, tree.sizes, tree.is_chain)
+        return self.inner.score(known, cache, taps=taps)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_the_cache_after_every_commit_is_that_of_a_fresh_prefill(target, draft, name: str) -> None:
+    engine = Engine(target, compose(name, target, draft=draft))
+    batch = engine.start([Request(p, SamplingParams(max_tokens=16, ignore_eos=True)) for p in PROMPTS[2:6]])
+    while batch.rows:
+        engine.step(batch)
+        for row, state in enumerate(batch.rows):
+            fresh = target.new_cache(1)
+            target.prefill([state.tokens[:-1]], fresh)
+            length = batch.cache.lengths[row]
+            if not state.is_finished:  # a finished row may have been cut inside an accepted run
+                assert length == len(state.tokens) - 1 == fresh.lengths[0]
+            used = min(length, fresh.lengths[0])
+            for mine, other in zip(batch.cache.keys + batch.cache.values, fresh.keys + fresh.values, strict=True):
+                torch.testing.assert_close(mine[row, :, :used], other[0, :, :used], atol=1e-5, rtol=1e-5)
+        batch = batch.without_finished()
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_logprobs_are_those_of_plain_decoding(target, draft, name: str) -> None:
+    params = SamplingParams(max_tokens=20, temperature=0.7, seed=5, logprobs=3)
+    expected = serve(target, compose("plain", target), PROMPTS, params)
+    for mine, plain in zip(serve(target, compose(name, target, draft=draft), PROMPTS, params, batch=8), expected, strict=True):
+        assert [entry.token for entry in mine.logprobs] == mine.output_ids
+        for a, b in zip(mine.logprobs, plain.logprobs, strict=True):
+            assert a.token == b.token and a.logprob == pytest.approx(b.logprob, abs=1e-4)
+            assert [token for token, _ in a.top] == [token for token, _ in b.top]
+
+
+class Letters:
+    """A detokenizer: token 3 is 'd'; token 30 is 'é', written by a token that completes nothing and one that does."""
+
+    def push(self, token: int) -> str:
+        return chr(97 + token % 26)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_stop_string_cuts_exactly_there(target, draft, name: str) -> None:
+    free = serve(target, compose("plain", target), PROMPTS, SamplingParams(max_tokens=40), new_stream=Letters)
+    for state, prompt in zip(free, PROMPTS, strict=True):
+        if len(state.text) < 12:
+            continue
+        stop = state.text[8:11]
+        params = SamplingParams(max_tokens=40, stop=[stop, "never-there"])
+        cut = serve(target, compose(name, target, draft=draft), [prompt], params, new_stream=Letters)[0]
+        assert cut.text == state.text[: state.text.index(stop)]
+        assert cut.output_ids == state.output_ids[: state.text.index(stop) + 3]
+        assert cut.finish_reason is FinishReason.STOP and cut.stop_match == stop
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_lengths_and_ends(target, draft, name: str) -> None:
+    method = compose(name, target, draft=draft, options={"num_draft_tokens": 7})
+    for limit in (1, 2, 3, 9):
+        for state in serve(target, method, PROMPTS, SamplingParams(max_tokens=limit, ignore_eos=True), batch=8):
+            assert state.num_output == limit and state.finish_reason is FinishReason.LENGTH
+    free = serve(target, method, PROMPTS[:1], SamplingParams(max_tokens=30))[0].output_ids
+    params = SamplingParams(max_tokens=30, stop_token_ids=[free[4]])
+    stopped = serve(target, method, PROMPTS[:1], params)[0]
+    assert stopped.output_ids == free[: free.index(free[4]) + 1]
+    later = serve(target, method, PROMPTS[:1], SamplingParams(max_tokens=30, stop_token_ids=[free[4]], min_tokens=12))[0]
+    assert free[4] not in later.output_ids[:12]
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_full_context_ends_the_text(draft, name: str) -> None:
+    short = tiny_model(max_len=20)
+    for state in serve(short, compose(name, short, draft=draft), [[1] * 10, [2] * 19], SamplingParams(max_tokens=99), batch=2):
+        assert len(state.tokens) <= 20
+        assert state.finish_reason is not None
+
+
+def test_statistics_add_up(target, draft) -> None:
+    for state in serve(target, compose("draft-model", target, draft=draft), PROMPTS, SamplingParams(max_tokens=25), batch=8):
+        stats = state.stats
+        assert stats.num_tokens == state.num_output == len(state.origins)
+        assert stats.num_accepted >= sum(origin is Origin.ACCEPTED for origin in state.origins)
+        assert stats.num_passes == sum(origin is not Origin.ACCEPTED for origin in state.origins) or state.is_finished
+        assert stats.num_accepted <= stats.num_tested <= stats.num_drafted
+
+
+def test_wrong_pairs_are_refused_when_composed(target, draft) -> None:
+    for rule in ("rejection", "block"):
+        with pytest.raises(CompositionError, match=r"PromptLookup.*deterministic"):
+            compose("prompt-lookup", target, acceptance=rule)
+    with pytest.raises(CompositionError, match=r"needs a draft model"):
+        compose("draft-model", target)
+    with pytest.raises(OptionError, match="did you mean 'draft-model'"):
+        compose("drft-model", target)
+    with pytest.raises(OptionError, match="did you mean 'num_draft_tokens'"):
+        compose("draft-model", target, draft=draft, options={"num_draft_token": 3})
+    with pytest.raises(OptionError, match="num_draft_tokens = 0"):
+        compose("draft-model", target, draft=draft, options={"num_draft_tokens": 0})
+    with pytest.raises(OptionError, match="min_ngram"):
+        compose("prompt-lookup", target, options={"min_ngram": 5, "max_ngram": 2})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "word"),
+    [
+        ([], {}, "empty"),
+        ([VOCAB], {}, "vocabulary"),
+        ([-1], {}, "vocabulary"),
+        ([1] * 256, {}, "context holds 256"),
+        ([1], {"logit_bias": {999: 1.0}}, "logit_bias"),
+        ([1], {"stop": ["x"]}, "tokenizer"),
+    ],
+)
+def test_bad_requests_are_refused(target, prompt, params, word: str) -> None:
+    engine = Engine(target, compose("plain", target))
+    with pytest.raises(RequestError, match=word):
+        engine.start([Request(prompt, SamplingParams(**params))])
