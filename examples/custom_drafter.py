@@ -1,5 +1,7 @@
 """A drafter of your own in thirty lines: guess the token that last followed the current one. Lossless by construction."""
 
+from itertools import pairwise
+
 from outrider import LLM, Method, SamplingParams
 from outrider.acceptance import Coupled
 from outrider.core.draft import Draft, Draws, Shape
@@ -21,7 +23,7 @@ class Echo(Drafter):
     def propose(self, state, context, plan):
         rows = []
         for tokens, depth in zip(context.tokens, plan.max_depth, strict=True):
-            successor = dict(zip(tokens, tokens[1:], strict=False))
+            successor = dict(pairwise(tokens))
             chain = [tokens[-1]]
             while len(chain) <= depth and chain[-1] in successor:
                 chain.append(successor[chain[-1]])

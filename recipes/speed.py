@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date
+from typing import Any
 
 import torch
 
@@ -57,7 +58,7 @@ class Series:
         return f"{self.name:<28}{self.median:>9.1f}  ({low:.1f} - {high:.1f}){self.median / baseline:>9.2f}x"
 
 
-def ours(llm: LLM, name: str, **options: int) -> Callable[[list[int], int], tuple[int, float]]:
+def ours(llm: LLM, name: str, **options: Any) -> Callable[[list[int], int], tuple[int, float]]:
     method = llm.compose(name, **options)
 
     def run(prompt: list[int], num_tokens: int) -> tuple[int, float]:
@@ -72,7 +73,7 @@ def transformers_generate(folder: str, dtype: torch.dtype) -> Callable[[list[int
     """transformers' greedy `generate`; prefill is measured by a one-token call and taken off."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
     def call(prompt: list[int], count: int) -> float:
         began = time.perf_counter()

@@ -127,7 +127,7 @@ class _ClampedVocab(Target):
     def __init__(self, inner: Target) -> None:
         self.inner = inner
         self.vocab_size, self.max_len = inner.vocab_size, inner.max_len
-        self.num_layers, self.device = inner.num_layers, inner.device
+        self.num_layers, self.device, self.dtype = inner.num_layers, inner.device, inner.dtype
 
     def _known(self, tokens):
         return torch.where(tokens < self.vocab_size, tokens, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.codecs.text import TextCodec
-from outrider.models.gguf import chat_template, gguf_tokenizer, read_gguf, special_tokens
+from outrider.models.gguf import chat_template, gguf_tokenizer, read_gguf, special_tokens, token_ids
 from outrider.models.load import local_path
 
 
@@ -12,4 +12,6 @@ def load_codec(name: str) -> TextCodec:
     if path.suffix != ".gguf":
         return TextCodec.from_folder(path)
     file = read_gguf(str(path))
-    return TextCodec(gguf_tokenizer(file), settings=special_tokens(file), chat_template=chat_template(file))
+    codec = TextCodec(gguf_tokenizer(file), settings=special_tokens(file), chat_template=chat_template(file))
+    codec.add_eos(token_ids(file).get("eos_token_id"))
+    return codec

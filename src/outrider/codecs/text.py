@@ -49,10 +49,13 @@ class TextCodec:
         template_file = folder / "chat_template.jinja"
         template = template_file.read_text() if template_file.exists() else settings.get("chat_template")
         codec = TextCodec(tokenizer, settings=settings, chat_template=template if isinstance(template, str) else None)
-        declared = [_read_json(folder / name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
-        for ids in declared:
-            codec.eos_ids |= frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
+        for name in ("generation_config.json", "config.json"):
+            codec.add_eos(_read_json(folder / name).get("eos_token_id"))
         return codec
+
+    def add_eos(self, ids: int | Sequence[int] | None) -> None:
+        """End-of-sequence tokens a model file declares beside its tokenizer."""
+        self.eos_ids |= frozenset([ids] if isinstance(ids, int) else ids or ())
 
     @property
     def vocab_size(self) -> int:

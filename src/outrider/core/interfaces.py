@@ -66,6 +66,7 @@ class Target(ABC):
     """Longest context, in tokens."""
     num_layers: int
     device: torch.device
+    dtype: torch.dtype
 
     @abstractmethod
     def new_cache(self, batch_size: int) -> Cache:
@@ -78,6 +79,10 @@ class Target(ABC):
     @abstractmethod
     def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = ()) -> Scores:
         """Score every node of every tree in one pass. Writes the nodes after each row's committed tokens; commits nothing."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., V] raw logits from the last layer's output [..., H] (tap ``num_layers``): final norm and head."""
 
 
 @dataclass(frozen=True, eq=False)

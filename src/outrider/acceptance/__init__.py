@@ -1,0 +1,14 @@
+"""Acceptance rules: each walks a scored tree and decides which guesses become text. One file, one rule.
+
+The proofs (exact enumeration of every rule's output law, and of the known ways to get one wrong) are in
+``tests/contract/test_rules_*.py``; the mathematics is in ``docs/lossless.md``.
+"""
+
+from __future__ import annotations
+
+from outrider.acceptance.block import Block
+from outrider.acceptance.coupled import Coupled
+from outrider.acceptance.delta import Delta
+from outrider.acceptance.rejection import Rejection
+
+__all__ = ["Block", "Coupled", "Delta", "Rejection"]
