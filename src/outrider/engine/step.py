@@ -109,8 +109,7 @@ class Engine:
     def _plan(self, batch: Batch) -> Plan:
         """The policy's plan, cut to what the request and the context still have room for (one token is always free)."""
         room = [
-            max(0, min(row.params.max_tokens - row.num_output, self.target.max_len - len(row.tokens)) - 1)
-            for row in batch.rows
+            max(0, min(row.params.max_tokens - row.num_output, self.target.max_len - len(row.tokens)) - 1) for row in batch.rows
         ]
         return self.method.policy.plan(batch.policy_state, len(batch.rows)).clipped(room)
 
@@ -179,7 +178,9 @@ class Engine:
         ):
             bad = next((token for token in ids if not 0 <= token < vocab_size), None)
             if bad is not None:
-                raise RequestError(f"{name} holds token {bad}, and the vocabulary is 0 to {vocab_size - 1}; check the tokenizer")
+                raise RequestError(
+                    f"{name} holds token {bad}, and the vocabulary is 0 to {vocab_size - 1}; check the tokenizer"
+                )
         if params.stop and request.new_stream is None:
             raise RequestError("stop strings need a tokenizer; load the model with one, or use stop_token_ids")
 

@@ -1,0 +1,30 @@
+"""``outrider info MODEL``: what a checkpoint is, without loading its weights."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from outrider.bundled import bundled_path
+from outrider.models.info import describe_model
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("info", help="describe a model", description=__doc__)
+    parser.add_argument("model", nargs="?", help="folder, hub name or .gguf file (default: the bundled target)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    info = asdict(describe_model(arguments.model or bundled_path("target")))
+    if arguments.json:
+        print(json.dumps(info, indent=2))
+        return 0
+    info["num_parameters"] = f"{info['num_parameters']:,}"
+    info["num_bytes"] = f"{info['num_bytes'] / 1e6:,.1f} MB"
+    info["files"] = ", ".join(info["files"])
+    for name, value in info.items():
+        print(f"{name.removeprefix('num_').replace('_', ' '):<14}{value}")
+    return 0
