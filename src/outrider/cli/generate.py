@@ -52,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
             outputs
         )
         return 0
-    output = _stream(llm, prompts[0], texts[0], params, show=arguments.show)
+    shown = texts[0] + ("\n\n" if arguments.chat else "")
+    output = _stream(llm, prompts[0], shown, params, show=arguments.show)
     print(dim(_stats_line(llm.method_name, [output])), file=sys.stderr)
     return 0
 
@@ -75,9 +76,10 @@ def _read_prompts(arguments: argparse.Namespace) -> list[str]:
 def _stream(llm: LLM, prompt: str | list[int], text: str, params: SamplingParams, *, show: bool) -> RequestOutput:
     """Print as it is written."""
     painter = _Painter(llm, prompt)
-    print(bold(text), end="", flush=True)
     last: RequestOutput | None = None
-    for chunk in llm.stream(prompt, params):
+    for number, chunk in enumerate(llm.stream(prompt, params)):
+        if number == 0:  # not before the request was found to be valid
+            print(bold(text), end="")
         print(painter.paint(chunk.token_ids, chunk.origins) if show else chunk.text, end="", flush=True)
         last = chunk.output or last
     print(f"\n{legend()}" if show and can_colour() else "")

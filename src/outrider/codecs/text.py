@@ -43,7 +43,7 @@ class TextCodec:
             try:
                 tokenizer = Tokenizer.from_file(str(path))
             except Exception as error:  # the library raises bare Exception
-                raise ModelError(f"{path} cannot be read as a tokenizer: {error}; download it again") from None
+                raise ModelError(f"{path} cannot be read as a tokenizer ({error}); fetch it again") from None
         else:
             tokenizer = _convert(folder)
         template_file = folder / "chat_template.jinja"
@@ -128,7 +128,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}; download it again") from None
+        raise ModelError(f"{path} is not valid JSON ({error}); fetch it again") from None
 
 
 def _convert(folder: Path) -> Tokenizer:
@@ -138,4 +138,5 @@ def _convert(folder: Path) -> Tokenizer:
     try:
         return AutoTokenizer.from_pretrained(str(folder), use_fast=True).backend_tokenizer
     except Exception as error:
-        raise ModelError(f"{folder} has no usable tokenizer: {error}; add its tokenizer.json") from None
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"{folder} has no usable tokenizer ({reason}); add its tokenizer.json") from None

@@ -1,0 +1,7 @@
+"""Attention of tree nodes over the cache: the only code that sees a tree mask."""
+
+from __future__ import annotations
+
+from outrider.models.attention.sdpa import Sight, SightMaker, attend, attend_softcapped
+
+__all__ = ["Sight", "SightMaker", "attend", "attend_softcapped"]

@@ -1,0 +1,121 @@
+"""Attention of the N nodes of each row over [committed tokens | nodes], with PyTorch's scaled-dot-product kernels.
+
+Node i of row b sees every committed token of its row and those nodes that are its ancestors or itself; a sliding window
+further hides what lies ``window`` or more *positions* back, where a node's position is the row's length plus its depth. What
+may be seen is worked out once per pass and shared by the layers (a ``Sight`` per window). The queries that share a key head
+are folded into the length dimension, [B, Hkv, G * N, D], so that keys are never expanded.
+
+Three shapes of growing generality: one node on level rows sees everything, so there is no mask; a chain on level rows has a
+mask that depends on slot minus length alone, so it is a slice of one made earlier; anything else is built from the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.core.tree import TokenTree
+
+_ALIGN = 8
+"""Columns of a mask's storage come in multiples of this: the CUDA kernels want aligned rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """What the nodes of a pass see in the layers of one window size."""
+
+    begin: int
+    """No node sees a slot before this one."""
+    bias: Tensor | None
+    """[1 or B, 1, G * N, S - begin] added to the attention scores: 0 where seen, -inf where not; None if all is seen."""
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, *, sight: Sight, scale: float) -> Tensor:
+    """[B, Hkv, G * N, D] from queries of that shape and the [B, Hkv, S, D] keys and values of a layer."""
+    if sight.begin:
+        keys, values = keys[:, :, sight.begin :], values[:, :, sight.begin :]
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=sight.bias, scale=scale)
+
+
+def attend_softcapped(queries: Tensor, keys: Tensor, values: Tensor, *, sight: Sight, scale: float, cap: float) -> Tensor:
+    """The same with scores squashed into (-cap, cap), which no fused kernel does: written out."""
+    if sight.begin:
+        keys, values = keys[:, :, sight.begin :], values[:, :, sight.begin :]
+    scores = torch.matmul(queries, keys.transpose(2, 3)).mul_(scale / cap).tanh_().mul_(cap)
+    if sight.bias is not None:
+        scores = scores.add_(sight.bias)
+    return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype), values)
+
+
+class SightMaker:
+    """Makes the sights of a pass; remembers the masks of chains."""
+
+    def __init__(self, windows: Iterable[int | None], num_groups: int, *, dtype: torch.dtype) -> None:
+        self._windows = tuple(dict.fromkeys(windows))
+        self._num_groups = num_groups
+        self._dtype = dtype
+        self._chains: dict[tuple[int, int | None, torch.device], Tensor] = {}
+
+    def __call__(self, tree: TokenTree, lengths: Sequence[int]) -> dict[int | None, Sight]:
+        """A sight for every window size of the model."""
+        longest = max(lengths) + tree.num_nodes
+        sights: dict[int | None, Sight] = {}
+        for window in self._windows:
+            active = None if window is None or window >= longest else window
+            if active not in sights:
+                sights[active] = self._sight(tree, lengths, active)
+            sights[window] = sights[active]
+        return sights
+
+    def _sight(self, tree: TokenTree, lengths: Sequence[int], window: int | None) -> Sight:
+        shortest, longest = min(lengths), max(lengths)
+        begin = 0 if window is None else max(0, shortest - window + 1)
+        if shortest != longest or not tree.is_chain:
+            return Sight(begin, self._tree_bias(tree, lengths, window=window, begin=begin))
+        if tree.num_nodes == 1:
+            return Sight(begin, None)
+        return Sight(begin, self._chain_bias(tree, longest - begin, window))
+
+    def _chain_bias(self, tree: TokenTree, num_before: int, window: int | None) -> Tensor:
+        """The last ``num_before + N`` columns of a mask over many committed tokens."""
+        num_nodes, key = tree.num_nodes, (tree.num_nodes, window, tree.tokens.device)
+        stored = self._chains.get(key)
+        if stored is None or stored.shape[1] < num_before + num_nodes:
+            if len(self._chains) >= 32:
+                self._chains.clear()
+            stored = self._chains[key] = self._stored_chain(key, num_before)
+        return stored[:, stored.shape[1] - num_before - num_nodes :][None, None]
+
+    def _stored_chain(self, key: tuple[int, int | None, torch.device], num_before: int) -> Tensor:
+        num_nodes, window, device = key
+        num_columns = -(-(num_before + num_before // 2 + 256 + num_nodes) // _ALIGN) * _ALIGN
+        nodes = torch.arange(num_nodes, device=device)[:, None]
+        slots = torch.arange(num_columns, device=device) - (num_columns - num_nodes)
+        seen = slots <= nodes
+        if window is not None:
+            seen &= nodes - slots < window
+        return self._bias(seen)
+
+    def _tree_bias(self, tree: TokenTree, lengths: Sequence[int], *, window: int | None, begin: int) -> Tensor:
+        """[B, 1, G * N, S - begin] for trees, or for rows of different lengths."""
+        device, num_nodes = tree.tokens.device, tree.num_nodes
+        starts = torch.tensor(lengths, device=device)[:, None]
+        nodes = torch.arange(begin, max(lengths) + num_nodes, device=device) - starts
+        index = nodes.clamp(0, num_nodes - 1)
+        is_node = (nodes >= 0) & (nodes < num_nodes)
+        ancestor = tree.ancestors.gather(2, index[:, None].expand(-1, num_nodes, -1))
+        seen = torch.where(is_node[:, None], ancestor, (nodes < 0)[:, None])
+        if window is not None:
+            depths = tree.depths
+            reach = torch.where(is_node, depths.gather(1, index), nodes)
+            seen = seen & (depths[:, :, None] - reach[:, None] < window)
+        return self._bias(seen)[:, None]
+
+    def _bias(self, seen: Tensor) -> Tensor:
+        """Additive form, one copy for each query that shares a key head."""
+        bias = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+        return bias.repeat(*[1] * (seen.dim() - 2), self._num_groups, 1)

@@ -1,0 +1,64 @@
+"""What a checkpoint is, from its headers alone: no weight is read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.models.config import config_of
+from outrider.models.gguf import hf_config, read_gguf
+from outrider.models.load import local_path, read_config
+from outrider.models.weights import SafetensorsFolder
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What ``outrider info`` prints."""
+
+    name: str
+    family: str
+    runs_on: str
+    """Our lean decoder, or transformers' own modules through the adapter."""
+    num_parameters: int
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    max_len: int
+    dtype: str
+    files: tuple[str, ...]
+    num_bytes: int
+
+
+def describe_model(name: str) -> ModelInfo:
+    path = local_path(name)
+    if path.suffix == ".gguf":
+        file = read_gguf(str(path))
+        count = sum(math.prod(entry.shape) for entry in file.tensors.values())
+        kinds = sorted({entry.storage.name for entry in file.tensors.values()})
+        return _info(name, hf_config(file), [path], count, " ".join(kinds))
+    folder = SafetensorsFolder(path)
+    return _info(name, read_config(path), folder.files, folder.num_parameters, " ".join(folder.dtypes))
+
+
+def _info(name: str, raw: dict[str, Any], files: list[Path], num_parameters: int, dtype: str) -> ModelInfo:
+    text = raw.get("text_config", raw)
+    config = config_of(raw)
+    return ModelInfo(
+        name=name,
+        family=str(raw.get("model_type")),
+        runs_on="transformers adapter" if config is None else "lean decoder",
+        num_parameters=num_parameters,
+        num_layers=config.num_layers if config else text.get("num_hidden_layers", 0),
+        hidden_size=config.hidden_size if config else text.get("hidden_size", 0),
+        num_heads=config.num_heads if config else text.get("num_attention_heads", 0),
+        num_kv_heads=config.num_kv_heads if config else text.get("num_key_value_heads", 0),
+        vocab_size=config.vocab_size if config else text.get("vocab_size", 0),
+        max_len=config.max_len if config else text.get("max_position_embeddings", 0),
+        dtype=dtype,
+        files=tuple(path.name for path in files),
+        num_bytes=sum(path.stat().st_size for path in files),
+    )

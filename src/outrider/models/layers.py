@@ -1,0 +1,172 @@
+"""The pieces of a decoder layer: norm, rotation, attention, gated MLP.
+
+Everything runs on flat [B * N, H] activations and counts its operations: a small model on a CPU spends its time in calling
+kernels, not in them. What could be decided per layer was decided when the layer was built, so a pass only computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.cache.contiguous import ContiguousCache
+from outrider.models.attention import Sight, attend, attend_softcapped
+from outrider.models.config import ModelConfig
+from outrider.models.linear import Linear
+
+Norm = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """What all layers of one pass share."""
+
+    batch_size: int
+    num_nodes: int
+    cache: ContiguousCache
+    rotations: tuple[tuple[Tensor, Tensor] | None, ...]
+    """Cosines and sines [B or 1, 1, N, D] of the nodes' positions, by rope; the last entry is None: no positions."""
+    sights: Mapping[int | None, Sight]
+
+
+class Attend(Protocol):
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, *, sight: Sight, scale: float) -> Tensor: ...
+
+
+def rms_norm(weight: Tensor, eps: float) -> Norm:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 inside."""
+    if weight.device.type == "cpu":
+        return _RmsNormOfFewOps(weight, eps)
+    return partial(_fused_rms_norm, weight=weight, eps=eps)
+
+
+def _fused_rms_norm(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
+    if weight.dtype == x.dtype:
+        return torch.rms_norm(x, weight.shape, weight, eps)
+    return torch.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
+
+
+class _RmsNormOfFewOps:
+    """On a CPU ``rms_norm`` is nine operations. Four do: x / hypot(|x|, sqrt(H eps)) is the norm but for sqrt(H)."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        size = weight.shape[0]
+        self._weight = weight.float() * size**0.5
+        self._floor = torch.tensor((size * eps) ** 0.5)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+        return (x / length.hypot_(self._floor)).mul_(self._weight).to(x.dtype)
+
+
+def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn [B, heads, N, D] by their positions' angles."""
+    cos, sin = rotation
+    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+class SelfAttention:
+    """Queries, keys and values from one product; keys and values go to the cache, queries look at it."""
+
+    def __init__(self, config: ModelConfig, layer: int, *, qkv: Linear, out: Linear, norms: tuple[Norm, Norm] | None) -> None:
+        self._layer = layer
+        self._qkv, self._out, self._norms = qkv, out, norms
+        self._num_kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
+        self._queries_and_keys = (config.num_heads, config.num_kv_heads)
+        self._pair_and_values = (config.num_heads + config.num_kv_heads, config.num_kv_heads)
+        rope = config.rope_of_layer[layer]
+        self._rope = -1 if rope is None else rope
+        self._window = config.windows[layer]
+        self._scale = config.query_scale
+        cap = config.attention_softcap
+        self._attend: Attend = attend if cap is None else partial(attend_softcapped, cap=cap)
+
+    def __call__(self, x: Tensor, step: Pass) -> Tensor:
+        """[B * N, Hq * D]: what the heads saw, not yet projected."""
+        batch_size, num_nodes = step.batch_size, step.num_nodes
+        heads = self._qkv(x).view(batch_size, num_nodes, -1, self._head_dim).transpose(1, 2)
+        queries, keys, values = self._rotated(heads, step.rotations[self._rope])
+        all_keys, all_values = step.cache.write(self._layer, keys, values)
+        queries = queries.reshape(batch_size, self._num_kv_heads, -1, self._head_dim)
+        seen = self._attend(queries, all_keys, all_values, sight=step.sights[self._window], scale=self._scale)
+        seen = seen.view(batch_size, -1, num_nodes, self._head_dim).transpose(1, 2)
+        return seen.reshape(batch_size * num_nodes, -1)
+
+    def _rotated(self, heads: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values out of [B, Hq + 2 Hkv, N, D]."""
+        pair, values = heads.split_with_sizes(self._pair_and_values, 1)
+        if self._norms is not None:
+            queries, keys = pair.split_with_sizes(self._queries_and_keys, 1)
+            pair = torch.cat((self._norms[0](queries), self._norms[1](keys)), 1)
+        if rotation is not None:
+            pair = rotate(pair, rotation)
+        queries, keys = pair.split_with_sizes(self._queries_and_keys, 1)
+        return queries, keys, values
+
+    def add_to(self, residual: Tensor, x: Tensor, step: Pass) -> Tensor:
+        return self._out.add_to(residual, self(x, step))
+
+    def projected(self, x: Tensor, step: Pass) -> Tensor:
+        return self._out(self(x, step))
+
+
+class GatedMlp:
+    """down(activation(gate) * up), gate and up from one product."""
+
+    def __init__(self, config: ModelConfig, *, gate_up: Linear, down: Linear) -> None:
+        self._activation = _ACTIVATIONS[config.activation]
+        self._sizes = (config.mlp_size, config.mlp_size)
+        self._gate_up, self._down = gate_up, down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(self._gated(x))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return self._down.add_to(residual, self._gated(x))
+
+    def _gated(self, x: Tensor) -> Tensor:
+        gate, up = self._gate_up(x).split_with_sizes(self._sizes, -1)
+        return self._activation(gate).mul_(up)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The Llama layer: norm, attention, add; norm, MLP, add."""
+
+    attention: SelfAttention
+    mlp: GatedMlp
+    attention_norm: Norm
+    mlp_norm: Norm
+
+    def __call__(self, x: Tensor, step: Pass) -> Tensor:
+        x = self.attention.add_to(x, self.attention_norm(x), step)
+        return self.mlp.add_to(x, self.mlp_norm(x))
+
+
+@dataclass(frozen=True, eq=False)
+class PostNormLayer:
+    """The Gemma layer: what attention and MLP return is normalised again before it is added."""
+
+    attention: SelfAttention
+    mlp: GatedMlp
+    attention_norm: Norm
+    mlp_norm: Norm
+    attention_post_norm: Norm
+    mlp_post_norm: Norm
+
+    def __call__(self, x: Tensor, step: Pass) -> Tensor:
+        x = x + self.attention_post_norm(self.attention.projected(self.attention_norm(x), step))
+        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))

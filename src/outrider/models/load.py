@@ -1,0 +1,127 @@
+"""Open a model by name: a folder, a hub name or a GGUF file; the lean decoder where it fits, Hugging Face's modules where not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.core.errors import ModelError, OptionError, nearest
+from outrider.core.interfaces import Target
+from outrider.models.config import ModelConfig, config_of
+from outrider.models.decoder import Decoder
+from outrider.models.gguf import hf_config, hf_tensors, read_gguf
+from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, read_weights
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(name: str, *, dtype: str | None = None, device: str | None = None, max_len: int | None = None) -> Target:
+    """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe; ``max_len`` opens a model whose
+    rotary scaling depends on the context (longrope, dynamic) for more than its original length."""
+    place = device_of(device)
+    wanted = _dtype_named(dtype)
+    path = local_path(name)
+    if path.suffix == ".gguf":
+        return _load_gguf(path, wanted, place, max_len)
+    raw = read_config(path)
+    config = config_of(raw)
+    if config is None:
+        from outrider.models.hf import HFModel
+
+        return HFModel.load(path, dtype=wanted or auto_dtype(raw.get("dtype") or raw.get("torch_dtype"), place), device=place)
+    return _decoder(config, SafetensorsFolder(path), dtype=wanted, device=place, max_len=max_len)
+
+
+def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device, max_len: int | None) -> Decoder:
+    file = read_gguf(str(path))
+    config = config_of(hf_config(file))
+    if config is None:
+        raise ModelError(f"{path}: this architecture is not supported as GGUF; load its Hugging Face checkpoint")
+    dtype = dtype or auto_dtype(None, device)
+    source = TensorDict(dict(hf_tensors(file, dtype=dtype)), str(path))
+    return _decoder(config, source, dtype=dtype, device=device, max_len=max_len)
+
+
+def _decoder(
+    config: ModelConfig, source: TensorSource, *, dtype: torch.dtype | None, device: torch.device, max_len: int | None
+) -> Decoder:
+    if max_len is not None:
+        config = replace(config, max_len=max_len)
+    weights = read_weights(source, config, dtype=dtype or auto_dtype(config.dtype, device), device=device)
+    return Decoder(config, weights)
+
+
+def local_path(name: str) -> Path:
+    """A folder or GGUF file on this machine; a hub name is fetched, or found in the cache when there is no network."""
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"{name}: no such file; give the path of a .gguf file, a model folder or a hub name")
+        return path
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{name} is a file, but not a .gguf one; give a model folder, a .gguf file or a hub name")
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+        raise ModelError(f"{name}: no such folder; give a model folder, a .gguf file or a hub name (owner/model)")
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"{name}: neither a folder here nor a model on the hub (or it is private); check the name") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{name}: not on this machine, and the hub did not answer ({reason}); give a local folder") from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """``config.json``, with the end-of-sequence ids of ``generation_config.json`` where that file has more."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} has no config.json, so it is not a model folder; give the folder that holds the weights")
+    try:
+        raw = json.loads(path.read_text())
+        assert isinstance(raw, dict)
+    except (json.JSONDecodeError, UnicodeDecodeError, AssertionError) as error:
+        raise ModelError(f"{path} is not a JSON object ({error}); fetch the file again") from error
+    return raw
+
+
+def device_of(name: str | None) -> torch.device:
+    """A device by name; the first GPU, or else the CPU, when none is named."""
+    if name is None or name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise OptionError(f"unknown device {name!r}; {nearest(name, ['auto', 'cpu', 'cuda', 'cuda:0', 'mps'])}") from None
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise OptionError(f"device {name!r} is not there ({torch.cuda.device_count()} CUDA devices found); use cpu")
+    return device
+
+
+def _dtype_named(name: str | None) -> torch.dtype | None:
+    if name is None or name == "auto":
+        return None
+    if name not in DTYPES:
+        raise OptionError(f"unknown dtype {name!r}; {nearest(name, [*DTYPES, 'auto'])}")
+    return DTYPES[name]
+
+
+def auto_dtype(stored: str | None, device: torch.device) -> torch.dtype:
+    """bfloat16 on a GPU; on a CPU only for bfloat16 checkpoints and with the instructions for it; float32 otherwise."""
+    if device.type == "cuda":
+        return torch.bfloat16
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if stored == "bfloat16" and fast else torch.float32

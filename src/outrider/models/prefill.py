@@ -1,0 +1,30 @@
+"""Prompts in pieces: ragged rows cut into chunks that all models put through their layers one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.tree import TokenTree
+
+
+def chunks_of(rows: Sequence[Sequence[int]], chunk_len: int, device: torch.device) -> Iterator[TokenTree]:
+    """Chains of at most ``chunk_len`` tokens; rows that have ended have size 0 and hold only padding."""
+    for begin in range(0, max(len(row) for row in rows), chunk_len):
+        pieces = [list(row[begin : begin + chunk_len]) for row in rows]
+        longest = max(len(piece) for piece in pieces)
+        tokens = [[*piece, *[0] * (longest - len(piece))] for piece in pieces]
+        yield TokenTree.chain(torch.tensor(tokens, device=device), [len(piece) for piece in pieces])
+
+
+def joined_taps(
+    pieces: Sequence[tuple[TokenTree, Mapping[int, Tensor]]], taps: Sequence[int], *, num_rows: int, empty: Tensor
+) -> dict[int, list[Tensor]]:
+    """Per tap and row, [len, H] states of all chunks, padding left out; ``empty`` [0, H] for a row without tokens."""
+
+    def of_row(tap: int, row: int) -> Tensor:
+        return torch.cat([empty, *[tapped[tap][row, : tree.sizes[row]] for tree, tapped in pieces]])
+
+    return {tap: [of_row(tap, row) for row in range(num_rows)] for tap in taps}

@@ -1,0 +1,233 @@
+"""The lean decoder against transformers, family by family: small random checkpoints, float32, logits within 1e-4."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from outrider.cache.contiguous import ContiguousCache
+from outrider.core.tree import TokenTree
+from outrider.models.config import config_of
+from outrider.models.decoder import Decoder
+from outrider.models.load import load_model
+
+VOCAB = 61
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 6.0],
+    "original_max_position_embeddings": 48,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 6}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3, "num_key_value_heads": 1}),
+    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 4.0}}),
+    "llama-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 50.0, "factor": 4.0}}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN}),
+    "mistral": ("mistral", {"sliding_window": 5}),
+    "mistral-full": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3-yarn": ("qwen3", {"head_dim": 16, "rope_parameters": YARN, "tie_word_embeddings": True}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+    "phi3": ("phi3", {"sliding_window": 7}),
+    "phi3-longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 48}),
+    "gemma": ("gemma", {"head_dim": 16}),
+    "gemma2": ("gemma2", GEMMA),
+    "gemma3": ("gemma3_text", {**GEMMA, "num_hidden_layers": 7}),
+    "gemma3-multimodal": ("gemma3", {**GEMMA}),
+}
+PROMPTS = [[5, 9, 33, 2, 17, 8, 44, 21, 3, 50, 11], [7, 7, 12], [60, 4, 29, 30, 31, 1, 5]]
+
+
+@dataclass
+class Pair:
+    """A checkpoint, and both programs that run it."""
+
+    folder: Path
+    theirs: Any
+    ours: Decoder
+
+    def reference(self, tokens: list[int]) -> Tensor:
+        """[len, V] logits of transformers for one plain sequence."""
+        with torch.no_grad():
+            return self.theirs(torch.tensor([tokens])).logits[0]
+
+
+def make_checkpoint(folder: Path, model_type: str, changes: dict[str, Any], **saving: Any) -> Any:
+    torch.manual_seed(0)
+    options = {**SIZES, **changes}
+    if model_type == "gemma3":
+        vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        vision |= {"image_size": 28, "patch_size": 14}
+        model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=options, vision_config=vision))
+    else:
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**options))
+    for name, parameter in model.named_parameters():
+        is_vector = parameter.dim() == 1
+        with torch.no_grad():
+            parameter.normal_(0, 0.3 if is_vector else 0.25)
+            if is_vector and "norm" in name and "gemma" not in model_type:
+                parameter.add_(1)
+    model.eval().save_pretrained(folder, **saving)
+    return model
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs = make_checkpoint(folder, *FAMILIES[request.param])
+    ours = load_model(str(folder), dtype="float32", device="cpu")
+    assert isinstance(ours, Decoder)
+    return Pair(folder, theirs, ours)
+
+
+def random_tree(rng: random.Random, num_nodes: int) -> tuple[list[int], list[int]]:
+    parents = [-1, *sorted(rng.randrange(node) for node in range(1, num_nodes))]
+    return [rng.randrange(VOCAB) for _ in range(num_nodes)], parents
+
+
+def close(left: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(left, right, atol=1e-4, rtol=0)
+
+
+def test_plain_sequence(pair: Pair) -> None:
+    tokens = PROMPTS[0] + PROMPTS[2]
+    scores = pair.ours.score(TokenTree.chain(torch.tensor([tokens])), pair.ours.new_cache(1))
+    close(scores.logits[0], pair.reference(tokens))
+    assert scores.logits.std() > 0.5, "the test must be able to see a difference"
+
+
+def test_one_token_at_a_time(pair: Pair) -> None:
+    tokens, cache = PROMPTS[0], pair.ours.new_cache(1)
+    rows = []
+    for token in tokens:
+        rows.append(pair.ours.score(TokenTree.chain(torch.tensor([[token]])), cache).logits[0, 0])
+        cache.commit([[0]])
+    close(torch.stack(rows), pair.reference(tokens))
+
+
+def test_ragged_batch_of_trees(pair: Pair) -> None:
+    rng = random.Random(1)
+    trees = [random_tree(rng, num_nodes) for num_nodes in (9, 6, 1)]
+    cache = pair.ours.new_cache(3)
+    pair.ours.prefill(PROMPTS, cache)
+    tree = TokenTree.of_rows(trees)
+    logits = pair.ours.score(tree, cache).logits
+    assert logits.isfinite().all(), "padding nodes must not produce NaN"
+    for row, (tokens, _) in enumerate(trees):
+        for node in range(tree.sizes[row]):
+            path = [tokens[0], *[tokens[n] for n in tree.path(row, node)]]
+            close(logits[row, node], pair.reference(PROMPTS[row] + path)[-1])
+
+
+def test_commits_leave_the_cache_of_a_fresh_prefill(pair: Pair) -> None:
+    rng = random.Random(2)
+    cache = pair.ours.new_cache(3)
+    pair.ours.prefill(PROMPTS, cache)
+    texts = [list(prompt) for prompt in PROMPTS]
+    for _ in range(3):
+        trees = [random_tree(rng, rng.randrange(1, 8)) for _ in texts]
+        tree = TokenTree.of_rows(trees)
+        pair.ours.score(tree, cache)
+        paths = [[0, *tree.path(row, rng.randrange(tree.sizes[row]))] for row in range(3)]
+        cache.commit(paths)
+        for text, path, (tokens, _) in zip(texts, paths, trees, strict=True):
+            text += [tokens[node] for node in path]
+    fresh = pair.ours.new_cache(3)
+    pair.ours.prefill(texts, fresh)
+    assert cache.lengths == fresh.lengths == [len(text) for text in texts]
+    for left, right in zip([*cache.keys, *cache.values], [*fresh.keys, *fresh.values], strict=True):
+        for row, length in enumerate(cache.lengths):
+            close(left[row, :, :length], right[row, :, :length])
+
+
+def test_taps(pair: Pair) -> None:
+    ours, last = pair.ours, pair.ours.num_layers
+    taps = (0, 1, last)
+    cache = ours.new_cache(3)
+    tapped = ours.prefill(PROMPTS, cache, taps=taps)
+    scored = ours.score(TokenTree.chain(torch.tensor([[3, 4], [3, 4], [3, 4]])), cache, taps=taps).taps
+    for row, prompt in enumerate(PROMPTS):
+        with torch.no_grad():
+            states = pair.theirs(torch.tensor([[*prompt, 3, 4]]), output_hidden_states=True).hidden_states
+        for tap in taps:
+            found = torch.cat((tapped[tap][row], scored[tap][row]))
+            close(ours._norm(found) if tap == last else found, states[tap][0])
+
+
+def test_rows_join_and_leave(pair: Pair) -> None:
+    ours = pair.ours
+    caches = [ours.new_cache(1) for _ in PROMPTS]
+    for prompt, cache in zip(PROMPTS, caches, strict=True):
+        ours.prefill([prompt], cache)
+    joined = caches[0].join(caches[1]).join(caches[2]).fork([2, 0])
+    assert isinstance(joined, ContiguousCache)
+    logits = ours.score(TokenTree.chain(torch.tensor([[6, 8], [9, 10]])), joined).logits
+    close(logits[0], pair.reference([*PROMPTS[2], 6, 8])[-2:])
+    close(logits[1], pair.reference([*PROMPTS[0], 9, 10])[-2:])
+
+
+def test_old_and_new_spelling_of_the_config_agree(pair: Pair) -> None:
+    raw = json.loads((pair.folder / "config.json").read_text())
+    assert config_of(raw) == pair.ours.config
+    old = raw["text_config"] if "text_config" in raw else raw
+    rope = old.pop("rope_parameters")
+    if "full_attention" in rope:
+        old["rope_theta"], old["rope_local_base_freq"] = (
+            rope[k]["rope_theta"] for k in ("full_attention", "sliding_attention")
+        )
+    else:
+        old["rope_theta"] = rope.pop("rope_theta")
+        kind = rope.pop("rope_type")
+        old["partial_rotary_factor"] = rope.pop("partial_rotary_factor", 1.0)
+        old["rope_scaling"] = None if kind == "default" else {**rope, "type": kind}
+    old.pop("layer_types", None)
+    assert config_of(raw) == pair.ours.config
+
+
+def test_prefill_in_chunks(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.models.decoder._CHUNK", 4)
+    cache = pair.ours.new_cache(4)
+    rows = [PROMPTS[0], [], PROMPTS[1], PROMPTS[2]]
+    tapped = pair.ours.prefill(rows, cache, taps=[1])
+    assert cache.lengths == [len(row) for row in rows] == [len(states) for states in tapped[1]]
+    logits = pair.ours.score(TokenTree.chain(torch.tensor([[5], [6], [7], [8]])), cache).logits
+    for row, (prompt, token) in enumerate(zip(rows, (5, 6, 7, 8), strict=True)):
+        close(logits[row, 0], pair.reference([*prompt, token])[-1])
