@@ -25,7 +25,7 @@ class ContiguousCache(Cache):
         self.keys = keys
         self.values = values
         self.lengths = list(lengths)
-        self._num_nodes = 0
+        self._nodes = (0, 0)
         self._index: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
@@ -42,14 +42,14 @@ class ContiguousCache(Cache):
     def capacity(self) -> int:
         return self.keys[0].shape[2]
 
-    def reserve(self, num_nodes: int) -> None:
-        """Room for a tree of ``num_nodes`` after every row; also fixes where ``write`` puts it."""
+    def reserve(self, num_nodes: int, *, start: int = 0) -> None:
+        """Room for a tree of ``num_nodes`` after every row; also fixes where ``write`` puts nodes ``start``.. of it."""
         needed = max(self.lengths) + num_nodes
         if needed > self.capacity:
             grown = max(needed, self.capacity + self.capacity // 2)
             self._resize(-(-grown // _GROWTH) * _GROWTH)
-        self._num_nodes = num_nodes
-        self._index = None if self.is_level else self._slots(num_nodes)
+        self._nodes = (start, num_nodes)
+        self._index = None if self.is_level else self._slots(start, num_nodes)
 
     @property
     def is_level(self) -> bool:
@@ -57,11 +57,12 @@ class ContiguousCache(Cache):
         return min(self.lengths) == max(self.lengths)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put [B, Hkv, N, D] after the rows of a layer; returns that layer's keys and values up to the last used slot."""
+        """Put the new nodes' [B, Hkv, N, D] into a layer; returns its keys and values up to the last used slot."""
         all_keys, all_values = self.keys[layer], self.values[layer]
-        end = max(self.lengths) + self._num_nodes
+        longest = max(self.lengths)
+        end = longest + self._nodes[1]
         if self._index is None:
-            begin = end - self._num_nodes
+            begin = longest + self._nodes[0]
             all_keys[:, :, begin:end] = keys
             all_values[:, :, begin:end] = values
         else:
@@ -95,11 +96,11 @@ class ContiguousCache(Cache):
         values = [torch.cat(pair) for pair in zip(self.values, other.values, strict=True)]
         return ContiguousCache(keys, values, [*self.lengths, *other.lengths])
 
-    def _slots(self, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """[B, 1] rows and [B, N] slots of the next tree."""
+    def _slots(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """[B, 1] rows and [B, N] slots of nodes ``start`` to ``end``."""
         device = self.keys[0].device
         rows = torch.arange(self.batch_size, device=device)[:, None]
-        return rows, torch.tensor(self.lengths, device=device)[:, None] + torch.arange(num_nodes, device=device)
+        return rows, torch.tensor(self.lengths, device=device)[:, None] + torch.arange(start, end, device=device)
 
     def _gather(self, row: int, path: Sequence[int]) -> None:
         source = torch.tensor(list(path), device=self.keys[0].device) + self.lengths[row]

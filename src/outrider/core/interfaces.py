@@ -38,8 +38,8 @@ class Cache(ABC):
         return len(self.lengths)
 
     @abstractmethod
-    def reserve(self, num_nodes: int) -> None:
-        """Make room for ``num_nodes`` more tokens after every row's committed ones. Modifies capacity only."""
+    def reserve(self, num_nodes: int, *, start: int = 0) -> None:
+        """Make room for a tree of ``num_nodes`` after every row's committed tokens; nodes before ``start`` stay as they are."""
 
     @abstractmethod
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -77,12 +77,30 @@ class Target(ABC):
         """Append ``rows[b]`` to row b (nothing for an empty row) and commit it; returns tapped states [len, H] per row."""
 
     @abstractmethod
-    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = ()) -> Scores:
-        """Score every node of every tree in one pass. Writes the nodes after each row's committed tokens; commits nothing."""
+    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0) -> Scores:
+        """Score nodes ``start``.. of every tree in one pass, all of them by default. Writes them after each row's committed
+        tokens; commits nothing. A tree can be grown level by level: nodes before ``start`` were scored by earlier calls with
+        the same beginning of the tree, and are in the cache. Scores and taps are those of nodes ``start``.. only."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] raw logits from the last layer's output [..., H] (tap ``num_layers``): final norm and head."""
+
+
+class StopRule(ABC):
+    """Asked by a drafter at every depth which rows draft on; a drafter that cannot ask drafts the whole plan.
+
+    Made for one round, so it may remember what it saw in it. It decides about the *next* guess: one that was drawn is kept
+    (Lemma C of docs/lossless.md). None means every row, and costs no wait for the device.
+    """
+
+    @abstractmethod
+    def before(self, depth: int, law: Law) -> Sequence[bool] | None:
+        """Rows that may draw their guess number ``depth`` (from 0) from ``law`` [B, 1, V]."""
+
+    @abstractmethod
+    def after(self, depth: int, law: Law, guesses: Tensor) -> Sequence[bool] | None:
+        """Rows that go on below the ``guesses`` [B] just drawn from ``law``. Rows that ended earlier are in it too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +109,14 @@ class Plan:
 
     max_depth: tuple[int, ...]
     max_nodes: tuple[int, ...]
+    stop: StopRule | None = None
+    """Asked while drafting; may end a row's path earlier."""
 
     def clipped(self, room: Sequence[int]) -> Plan:
         """The same with no path longer than ``room[b]``."""
         depth = tuple(min(d, r) for d, r in zip(self.max_depth, room, strict=True))
         nodes = tuple(n if d else 0 for n, d in zip(self.max_nodes, depth, strict=True))
-        return Plan(depth, nodes)
+        return Plan(depth, nodes, self.stop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +146,14 @@ class Observation:
     num_accepted: Sequence[int]
     draft_seconds: float
     score_seconds: float
+    plan: Plan | None = None
+    """What the drafter was asked for, after the cut to the room that was left; it may have found less."""
+    round_seconds: float | None = None
+    """The whole round, from the plan to the commit; None where nobody measured it."""
+
+    @property
+    def seconds(self) -> float:
+        return self.draft_seconds + self.score_seconds if self.round_seconds is None else self.round_seconds
 
 
 class RowState(ABC):

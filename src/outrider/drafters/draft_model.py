@@ -59,8 +59,14 @@ class DraftModel(Drafter):
         logits = self._catch_up(state, context) if any(depths) else None
         while logits is not None:
             law = context.sampler.law(logits, TokenTree.chain(chain), context.noise, start=chain.shape[1] - 1)
+            if plan.stop is not None:
+                depths = _ended(depths, len(laws), plan.stop.before(len(laws), law))
+                if max(depths) <= len(laws):
+                    break
             chain = torch.cat([chain, self._guess(law, len(laws))], 1)
             laws.append(law)
+            if plan.stop is not None:
+                depths = _ended(depths, len(laws), plan.stop.after(len(laws) - 1, law, chain[:, -1]))
             logits = self._advance(state, chain, depths) if len(laws) < max(depths) else None
         tree = TokenTree.chain(chain, [depth + 1 for depth in depths])
         return Draft(tree, self.draws, self._laws_of(laws) if self.draws is Draws.IID and laws else None)
@@ -77,9 +83,12 @@ class DraftModel(Drafter):
         return max(0, min(depth, self.model.max_len - len(tokens)))
 
     def _catch_up(self, state: _State, context: Context) -> Tensor:
-        """Feed the committed tokens the cache lacks (one or two) and return the logits after the last of them."""
+        """Feed the committed tokens the cache lacks (one or two, more after rounds without a draft); logits after the last."""
         cache, limit = state.cache, self.model.max_len
         missing = [list(row[done:limit]) for row, done in zip(context.tokens, cache.lengths, strict=True)]
+        if max(len(row) for row in missing) > 2:  # no logits for tokens nobody guesses after
+            self.model.prefill([row[:-1] for row in missing], cache)
+            missing = [row[-1:] for row in missing]
         longest = max(len(row) for row in missing)
         fed = torch.tensor([[*row, *[0] * (longest - len(row))] for row in missing], device=context.device)
         logits = self.model.score(TokenTree.chain(fed, [len(row) for row in missing]), cache).logits
@@ -109,3 +118,10 @@ class DraftModel(Drafter):
         """[B, N, V] the law at every node that has a guess; the last node has none."""
         q = torch.cat([law.probs for law in laws], 1)
         return torch.cat([q, torch.zeros_like(q[:, :1])], 1)
+
+
+def _ended(depths: Sequence[int], num_drawn: int, goes_on: Sequence[bool] | None) -> list[int]:
+    """Planned depths, cut to what was drawn already in the rows that do not go on."""
+    if goes_on is None:
+        return list(depths)
+    return [depth if more else min(depth, num_drawn) for depth, more in zip(depths, goes_on, strict=True)]

@@ -35,10 +35,10 @@ class Decoder(Target):
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
-        self.weights = weights
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self._layers = [_layer_of(config, index, layer) for index, layer in enumerate(weights.layers)]
+        self._embedding = weights.embedding  # other weights are not kept: their layers hold them in layouts of their own
         self._norm = rms_norm(weights.norm, config.norm_eps)
         self._head = linear_of(weights.head)
         num_groups = config.num_heads // config.num_kv_heads
@@ -52,9 +52,7 @@ class Decoder(Target):
         shape = (batch_size, self.config.num_kv_heads, self.config.head_dim)
         return ContiguousCache.empty(self.num_layers, shape, dtype=self.dtype, device=self.device)
 
-    def prefill(
-        self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()
-    ) -> Mapping[int, list[Tensor]]:
+    def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
         for tree in chunks_of(rows, _CHUNK, self.device):
             cache.reserve(tree.num_nodes)
@@ -65,16 +63,16 @@ class Decoder(Target):
         empty = torch.zeros(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
         return joined_taps(pieces, taps, num_rows=len(rows), empty=empty)
 
-    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = ()) -> Scores:
-        cache.reserve(tree.num_nodes)
+    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0) -> Scores:
+        cache.reserve(tree.num_nodes, start=start)
         with torch.inference_mode():
-            hidden, tapped = self._hidden(tree, cache, taps)
-            logits = self.logits(hidden).view(tree.batch_size, tree.num_nodes, -1)
+            hidden, tapped = self._hidden(tree, cache, taps, start)
+            logits = self.logits(hidden).view(tree.batch_size, tree.num_nodes - start, -1)
         return Scores(logits, tapped)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., H] what enters the first layer."""
-        embedded = self.weights.embedding[tokens]
+        embedded = self._embedding[tokens]
         scale = self.config.embedding_scale
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
 
@@ -84,12 +82,12 @@ class Decoder(Target):
         cap = self.config.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _hidden(self, tree: TokenTree, cache: Cache, taps: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """[B * N, H] the last layer's output at every node, and the tapped states [B, N, H]."""
+    def _hidden(self, tree: TokenTree, cache: Cache, taps: Sequence[int], start: int = 0) -> tuple[Tensor, dict[int, Tensor]]:
+        """[B * N, H] the last layer's output at the N nodes from ``start`` on, and the tapped states [B, N, H]."""
         assert isinstance(cache, ContiguousCache), "a Decoder works on the caches it made"
-        shape = (tree.batch_size, tree.num_nodes, self.config.hidden_size)
-        step = self._pass(tree, cache)
-        hidden = self.embed(tree.tokens.reshape(-1))
+        shape = (tree.batch_size, tree.num_nodes - start, self.config.hidden_size)
+        step = self._pass(tree, cache, start)
+        hidden = self.embed(tree.tokens[:, start:].reshape(-1))
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self._layers):
             if index in taps:
@@ -99,19 +97,19 @@ class Decoder(Target):
             tapped[self.num_layers] = hidden.view(shape)
         return hidden, tapped
 
-    def _pass(self, tree: TokenTree, cache: ContiguousCache) -> Pass:
-        lengths = cache.lengths
-        rotations = [self._rotation(table, tree, lengths) for table in self._tables]
-        return Pass(tree.batch_size, tree.num_nodes, cache, (*rotations, None), self._sights(tree, lengths))
+    def _pass(self, tree: TokenTree, cache: ContiguousCache, start: int) -> Pass:
+        lengths, num_nodes = cache.lengths, tree.num_nodes - start
+        rotations = [self._rotation(table, tree, lengths, start) for table in self._tables]
+        return Pass(tree.batch_size, num_nodes, cache, (*rotations, None), self._sights(tree, lengths, start))
 
-    def _rotation(self, table: RotaryTable, tree: TokenTree, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _rotation(self, table: RotaryTable, tree: TokenTree, lengths: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines [1 or B, 1, N, D] at the nodes' positions: row length plus depth."""
         longest, num_nodes = max(lengths), tree.num_nodes
         table.reach(longest + num_nodes)
         if tree.is_chain and min(lengths) == longest:
-            nodes = slice(longest, longest + num_nodes)
+            nodes = slice(longest + start, longest + num_nodes)
             return table.cos[nodes][None, None], table.sin[nodes][None, None]
-        positions = tree.depths + torch.tensor(lengths, device=self.device)[:, None]
+        positions = tree.depths[:, start:] + torch.tensor(lengths, device=self.device)[:, None]
         return table.cos[positions][:, None], table.sin[positions][:, None]
 
 

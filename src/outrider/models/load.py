@@ -1,4 +1,7 @@
-"""Open a model by name: a folder, a hub name or a GGUF file; the lean decoder where it fits, Hugging Face's modules where not."""
+"""Open a model by name: a folder, a hub name or a GGUF file.
+
+The lean decoder runs it where it knows the architecture, Hugging Face's own modules where it does not.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ def _from_hub(name: str) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json``, with the end-of-sequence ids of ``generation_config.json`` where that file has more."""
+    """``config.json`` of a model folder."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder} has no config.json, so it is not a model folder; give the folder that holds the weights")

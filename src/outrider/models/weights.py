@@ -217,11 +217,12 @@ class _WeightReader:
     def _qkv(self, layer: int) -> tuple[Tensor, Tensor | None]:
         config, at = self._config, f"layers.{layer}.self_attn."
         sizes = [config.num_heads * config.head_dim, *[config.num_kv_heads * config.head_dim] * 2]
+        named = list(zip([f"{at}{letter}_proj" for letter in "qkv"], sizes, strict=True))
         if f"{self._prefix}{at}qkv_proj.weight" in self._source.names:
             parts = list(self._read(f"{at}qkv_proj.weight", sum(sizes), config.hidden_size).split(sizes))
         else:
-            parts = [self._read(f"{at}{n}_proj.weight", rows, config.hidden_size) for n, rows in zip("qkv", sizes, strict=True)]
-        biases = [self._read(f"{at}{n}_proj.bias", rows) for n, rows in zip("qkv", sizes, strict=True)] if config.qkv_bias else []
+            parts = [self._read(f"{name}.weight", rows, config.hidden_size) for name, rows in named]
+        biases = [self._read(f"{name}.bias", rows) for name, rows in named] if config.qkv_bias else []
         for group in (parts, biases):
             group[:2] = [self._ordered(layer, part) for part in group[:2]]
         return self._place(torch.cat(parts)), self._place(torch.cat(biases)) if biases else None

@@ -60,29 +60,31 @@ class SightMaker:
         self._dtype = dtype
         self._chains: dict[tuple[int, int | None, torch.device], Tensor] = {}
 
-    def __call__(self, tree: TokenTree, lengths: Sequence[int]) -> dict[int | None, Sight]:
-        """A sight for every window size of the model."""
+    def __call__(self, tree: TokenTree, lengths: Sequence[int], start: int = 0) -> dict[int | None, Sight]:
+        """A sight of nodes ``start``.. for every window size of the model."""
         longest = max(lengths) + tree.num_nodes
         sights: dict[int | None, Sight] = {}
         for window in self._windows:
             active = None if window is None or window >= longest else window
             if active not in sights:
-                sights[active] = self._sight(tree, lengths, active)
+                sights[active] = self._sight(tree, lengths, active, start)
             sights[window] = sights[active]
         return sights
 
-    def _sight(self, tree: TokenTree, lengths: Sequence[int], window: int | None) -> Sight:
-        shortest, longest = min(lengths), max(lengths)
-        begin = 0 if window is None else max(0, shortest - window + 1)
-        if shortest != longest or not tree.is_chain:
-            return Sight(begin, self._tree_bias(tree, lengths, window=window, begin=begin))
-        if tree.num_nodes == 1:
+    def _sight(self, tree: TokenTree, lengths: Sequence[int], window: int | None, start: int) -> Sight:
+        shortest = min(lengths)
+        if shortest != max(lengths) or not tree.is_chain:
+            begin = 0 if window is None else max(0, shortest - window + 1)
+            return Sight(begin, self._tree_bias(tree, lengths, window=window, begin=begin, start=start))
+        before = shortest + start  # on a chain, nodes scored earlier are seen as committed tokens are
+        begin = 0 if window is None else max(0, before - window + 1)
+        if tree.num_nodes - start == 1:
             return Sight(begin, None)
-        return Sight(begin, self._chain_bias(tree, longest - begin, window))
+        return Sight(begin, self._chain_bias(tree.num_nodes - start, before - begin, window, tree.tokens.device))
 
-    def _chain_bias(self, tree: TokenTree, num_before: int, window: int | None) -> Tensor:
+    def _chain_bias(self, num_nodes: int, num_before: int, window: int | None, device: torch.device) -> Tensor:
         """The last ``num_before + N`` columns of a mask over many committed tokens."""
-        num_nodes, key = tree.num_nodes, (tree.num_nodes, window, tree.tokens.device)
+        key = (num_nodes, window, device)
         stored = self._chains.get(key)
         if stored is None or stored.shape[1] < num_before + num_nodes:
             if len(self._chains) >= 32:
@@ -100,7 +102,7 @@ class SightMaker:
             seen &= nodes - slots < window
         return self._bias(seen)
 
-    def _tree_bias(self, tree: TokenTree, lengths: Sequence[int], *, window: int | None, begin: int) -> Tensor:
+    def _tree_bias(self, tree: TokenTree, lengths: Sequence[int], *, window: int | None, begin: int, start: int) -> Tensor:
         """[B, 1, G * N, S - begin] for trees, or for rows of different lengths."""
         device, num_nodes = tree.tokens.device, tree.num_nodes
         starts = torch.tensor(lengths, device=device)[:, None]
@@ -113,7 +115,7 @@ class SightMaker:
             depths = tree.depths
             reach = torch.where(is_node, depths.gather(1, index), nodes)
             seen = seen & (depths[:, :, None] - reach[:, None] < window)
-        return self._bias(seen)[:, None]
+        return self._bias(seen[:, start:])[:, None]
 
     def _bias(self, seen: Tensor) -> Tensor:
         """Additive form, one copy for each query that shares a key head."""

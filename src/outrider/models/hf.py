@@ -1,0 +1,210 @@
+"""Any Hugging Face causal language model as a target, through its own modules.
+
+A tree goes in as a 4-D mask (one per kind of layer where the architecture has several) and a position per node. Whether a
+model honours both is not declared anywhere, so it is *tried* when the model is opened: a small ragged batch of trees must get
+the logits of its unrolled sequences. A model that fails, or keeps a recurrent state instead of keys and values, is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from outrider.core.errors import ModelError
+from outrider.core.interfaces import Cache, Target
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+from outrider.models.attention.padded import padded_bias
+from outrider.models.hf_cache import HFCache
+from outrider.models.prefill import chunks_of, joined_taps
+
+_CHUNK = 512
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@final
+class HFModel(Target):
+    """A transformers model behind our interface."""
+
+    def __init__(self, model: Any, name: str = "model") -> None:
+        """``model`` is any transformers causal language model; ``name`` is for messages."""
+        self.model = model.eval().requires_grad_(False)
+        self.name = name
+        config = model.config.get_text_config()
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.num_layers = int(config.num_hidden_layers)
+        self.max_len = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
+        self.device, self.dtype = model.device, model.dtype
+        self.hidden_size = int(config.hidden_size)
+        self._windows = _windows_of(config, name)
+        self._arguments = set(inspect.signature(model.forward).parameters)
+        owner, layers = _layer_list(model, self.num_layers)
+        self._last_layer = layers[-1]
+        self._check()
+        self._readout = self._find_readout(owner, getattr(config, "final_logit_softcapping", None))
+
+    @staticmethod
+    def load(folder: Path, *, dtype: torch.dtype, device: torch.device) -> HFModel:
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        except Exception as error:  # transformers raises many kinds, and all of them mean that the folder cannot be used
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(f"{folder}: transformers cannot open it ({type(error).__name__}: {reason})") from error
+        return HFModel(model.to(device), str(folder))
+
+    def new_cache(self, batch_size: int) -> HFCache:
+        return HFCache([0] * batch_size)
+
+    def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
+        pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
+        for tree in chunks_of(rows, _CHUNK, self.device):
+            _, tapped = self._forward(tree, cache, taps, num_logits=1)
+            cache.commit([range(size) for size in tree.sizes])
+            pieces.append((tree, tapped))
+        empty = torch.zeros(0, self.hidden_size, dtype=self.dtype, device=self.device)
+        return joined_taps(pieces, taps, num_rows=len(rows), empty=empty)
+
+    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = ()) -> Scores:
+        return Scores(*self._forward(tree, cache, taps))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        if self._readout is None:
+            raise ModelError(f"{self.name}: the head of {self._kind} cannot be used apart; choose a method without early exits")
+        with torch.no_grad():
+            return self._readout(hidden)
+
+    def _forward(
+        self, tree: TokenTree, cache: Cache, taps: Sequence[int], *, num_logits: int = 0
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """[B, N, V] logits (the last ``num_logits`` nodes' alone if not 0) and tapped states [B, N, H]."""
+        assert isinstance(cache, HFCache), "an HFModel works on the caches it made"
+        cache.reserve(tree.num_nodes)
+        starts = torch.tensor(cache.lengths, device=self.device)[:, None]
+        options: dict[str, Any] = {"logits_to_keep": num_logits} if "logits_to_keep" in self._arguments else {}
+        with torch.no_grad(), _Tap(self._last_layer if self.num_layers in taps else None) as last:
+            output = self.model(
+                input_ids=tree.tokens,
+                attention_mask=self._mask(tree, cache.lengths),
+                position_ids=starts + tree.depths,
+                past_key_values=cache.storage,
+                use_cache=True,
+                output_hidden_states=bool(taps),
+                **options,
+            )
+        tapped = {tap: output.hidden_states[tap] for tap in taps if tap < self.num_layers}
+        return output.logits, tapped if last.state is None else {**tapped, self.num_layers: last.state}
+
+    def _mask(self, tree: TokenTree, lengths: Sequence[int]) -> Tensor | dict[str, Tensor] | None:
+        if tree.is_chain and min(lengths) == max(lengths) and self._windows == {_FULL: None}:
+            return None  # plain decoding: the model makes its own causal mask, or needs none
+        masks = {kind: padded_bias(tree, lengths, window=size, dtype=self.dtype) for kind, size in self._windows.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _check(self) -> None:
+        """Two ragged rows of branching trees against their sequences written out, so that mask and positions both matter."""
+        prompts, parents = ([3, 1, 4, 1, 5], [2, 7]), [-1, 0, 0, 1, 2, 4]
+        rows = [[(token + row) % self.vocab_size for token in (9, 6, 5, 3, 8, 7)] for row in range(2)]
+        tree = TokenTree.of_rows([(row, parents) for row in rows], self.device)
+        cache = self.new_cache(2)
+        try:
+            self.prefill(prompts, cache)
+            found = self.score(tree, cache).logits
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(f"{self.name}: {self._kind} cannot score trees ({type(error).__name__}: {reason})") from error
+        if len(cache.blocks) != self.num_layers or any(keys.shape[2] != 5 + len(parents) for keys, _ in cache.blocks):
+            raise ModelError(f"{self.name}: {self._kind} keeps no keys and values per token, so guesses cannot be taken back")
+        tolerance = 1e-3 if self.dtype == torch.float32 else 0.1
+        for row, prompt in enumerate(prompts):
+            for node in range(len(parents)):
+                path = [rows[row][n] for n in (0, *tree.path(row, node))]
+                with torch.no_grad():
+                    unrolled = torch.tensor([[*prompt, *path]], device=self.device)
+                    expected = self.model(input_ids=unrolled, use_cache=False).logits[0, -1]
+                if float((found[row, node] - expected).abs().max()) > tolerance * float(expected.std()):
+                    raise ModelError(
+                        f"{self.name}: {self._kind} ignores tree masks or positions, so it would score trees wrongly"
+                    )
+
+    def _find_readout(self, owner: nn.Module, softcap: float | None) -> Readout | None:
+        """What the model does after its last layer, if that is modules in a row, the head, and at most a soft cap."""
+        called: list[nn.Module] = []
+        handles = [
+            child.register_forward_hook(lambda module, *_: called.append(module))
+            for child in (*owner.children(), self._last_layer)
+        ]
+        tree = TokenTree.chain(torch.tensor([[1, 2, 3]], device=self.device))
+        scores = self.score(tree, self.new_cache(1), taps=(self.num_layers,))
+        for handle in handles:
+            handle.remove()
+        after = called[called.index(self._last_layer) + 1 :]
+        readout = Readout(after, self.model.get_output_embeddings(), softcap)
+        with torch.no_grad():
+            same = torch.allclose(readout(scores.taps[self.num_layers]), scores.logits, rtol=1e-3, atol=1e-3)
+        return readout if same else None
+
+    @property
+    def _kind(self) -> str:
+        return type(self.model).__name__
+
+
+@final
+class Readout:
+    """The way from the last layer's output to the logits."""
+
+    def __init__(self, modules: Sequence[nn.Module], head: nn.Module, softcap: float | None) -> None:
+        self._modules, self._head, self._softcap = modules, head, softcap
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        for module in self._modules:
+            hidden = module(hidden)
+        logits = self._head(hidden)
+        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
+
+
+class _Tap:
+    """Catches the output of the last layer, which ``hidden_states`` holds only after the final norm."""
+
+    def __init__(self, layer: nn.Module | None) -> None:
+        self.state: Tensor | None = None
+        self._handle = None if layer is None else layer.register_forward_hook(self._catch)
+
+    def _catch(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        del module, inputs
+        self.state = output[0] if isinstance(output, tuple) else output
+
+    def __enter__(self) -> _Tap:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+
+def _windows_of(config: Any, name: str) -> dict[str, int | None]:
+    """Window size of each kind of layer; one kind where all layers are alike."""
+    size = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        size = None
+    kinds = set(getattr(config, "layer_types", None) or [])
+    unknown = kinds - {_FULL, _SLIDING}
+    if unknown:
+        raise ModelError(f"{name}: layers of kind {', '.join(sorted(unknown))} cannot score trees; use another model")
+    if not kinds:
+        return {_SLIDING if size else _FULL: size}
+    return {kind: size if kind == _SLIDING else None for kind in sorted(kinds)}
+
+
+def _layer_list(model: nn.Module, num_layers: int) -> tuple[nn.Module, nn.ModuleList]:
+    """The decoder's layers and the module they belong to: the first list that is as long as the config says."""
+    for module in model.modules():
+        for child in module.children():
+            if isinstance(child, nn.ModuleList) and len(child) == num_layers:
+                return module, child
+    raise ModelError(f"{type(model).__name__} has no list of {num_layers} layers, so its hidden states cannot be read")
