@@ -138,9 +138,12 @@ class _ClampedVocab(Target):
     def prefill(self, rows, cache, *, taps=()):
         return self.inner.prefill([[t if t < self.vocab_size else 0 for t in row] for row in rows], cache, taps=taps)
 
-    def score(self, tree, cache, *, taps=()):
+    def score(self, tree, cache, *, taps=(), start=0):
         known = type(tree)(self._known(tree.tokens), tree.parents, tree.sizes, tree.is_chain)
-        return self.inner.score(known, cache, taps=taps)
+        return self.inner.score(known, cache, taps=taps, start=start)
+
+    def logits(self, hidden):
+        return self.inner.logits(hidden)
 
 
 @pytest.mark.parametrize("name", list(METHODS))

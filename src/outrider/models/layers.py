@@ -102,7 +102,7 @@ class SelfAttention:
         all_keys, all_values = step.cache.write(self._layer, keys, values)
         queries = queries.reshape(batch_size, self._num_kv_heads, -1, self._head_dim)
         seen = self._attend(queries, all_keys, all_values, sight=step.sights[self._window], scale=self._scale)
-        seen = seen.view(batch_size, -1, num_nodes, self._head_dim).transpose(1, 2)
+        seen = seen.reshape(batch_size, -1, num_nodes, self._head_dim).transpose(1, 2)
         return seen.reshape(batch_size * num_nodes, -1)
 
     def _rotated(self, heads: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,8 +15,8 @@ from torch import Tensor
 from outrider.core.tree import TokenTree
 
 
-def padded_bias(tree: TokenTree, lengths: Sequence[int], *, window: int | None, dtype: torch.dtype) -> Tensor:
-    """[B, 1, N, max(lengths) + N]: 0 where seen, the lowest number of the type where not."""
+def padded_bias(tree: TokenTree, lengths: Sequence[int], *, window: int | None, dtype: torch.dtype, start: int = 0) -> Tensor:
+    """[B, 1, N - start, max(lengths) + N] for nodes ``start``..: 0 where seen, the lowest number of the type where not."""
     device = tree.tokens.device
     starts = torch.tensor(lengths, device=device)[:, None]
     slots = torch.arange(max(lengths), device=device).expand(tree.batch_size, -1)
@@ -26,5 +26,5 @@ def padded_bias(tree: TokenTree, lengths: Sequence[int], *, window: int | None, 
         nodes = starts + tree.depths
         positions = torch.cat((slots, nodes), -1)
         seen = seen & (nodes[:, :, None] - positions[:, None] < window)
-    bias = torch.zeros(seen.shape, dtype=dtype, device=device)
-    return bias.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+    seen = seen[:, None, start:]
+    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)

@@ -21,7 +21,15 @@ from torch import Tensor
 from outrider.core.tree import TokenTree
 
 _ALIGN = 8
-"""Columns of a mask's storage come in multiples of this: the CUDA kernels want aligned rows."""
+"""Columns of a mask's storage come in multiples of this: the CUDA kernels want every row to begin at an aligned address."""
+
+
+def _aligned(mask: Tensor) -> Tensor:
+    """A slice of a stored mask begins anywhere; the CUDA kernels fault on that, so they get a copy. CPUs do not care."""
+    if mask.device.type != "cuda":
+        return mask
+    num_rows, num_columns = mask.shape
+    return mask.new_empty(num_rows, -(-num_columns // _ALIGN) * _ALIGN)[:, :num_columns].copy_(mask)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +98,7 @@ class SightMaker:
             if len(self._chains) >= 32:
                 self._chains.clear()
             stored = self._chains[key] = self._stored_chain(key, num_before)
-        return stored[:, stored.shape[1] - num_before - num_nodes :][None, None]
+        return _aligned(stored[:, stored.shape[1] - num_before - num_nodes :])[None, None]
 
     def _stored_chain(self, key: tuple[int, int | None, torch.device], num_before: int) -> Tensor:
         num_nodes, window, device = key
