@@ -200,6 +200,10 @@ class Drafter(ABC):
     def observe(self, state: Any, observation: Observation) -> None:
         """Commit what was accepted to the state."""
 
+    def finish(self, state: Any, row: int, tokens: Sequence[int]) -> None:
+        """Row ``row`` has ended with these tokens: for drafters that learn across requests. The row leaves after this."""
+        del state, row, tokens
+
 
 class AcceptanceRule(ABC):
     """Walks a scored tree. Pure: draft, law and noise in, verdict out.

@@ -15,14 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.draft import Draft
 from outrider.core.errors import RequestError
 from outrider.core.interfaces import Cache, Context, Observation, Plan, Target
 from outrider.core.method import Method
 from outrider.core.request import Origin, Request, RequestState, TokenLogprob
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
-from outrider.core.scores import Scores
 from outrider.core.trace import Observer, Round
 from outrider.core.verdict import Verdict
 from outrider.engine.finish import emit
@@ -96,15 +94,20 @@ class Engine:
     def step(self, batch: Batch) -> list[list[int]]:
         """One round; returns the tokens each row emitted, and leaves finished rows in the batch (see ``Batch.fork``)."""
         method, began = self.method, self._clock()
-        context = self._context(batch)
-        plan = self._plan(batch)
+        context, plan = self._context(batch), self._plan(batch)
         draft = method.drafter.propose(batch.drafter_state, context, plan)
         drafted = self._clock()
         scores = self.target.score(draft.tree, batch.cache, taps=method.drafter.taps)
         scored = self._clock()
         law = batch.sampler.law(scores.logits, draft.tree, context.noise)
         verdict = method.rule.walk(draft, law, context.noise)
-        return self._commit(batch, draft, scores, verdict, (began, drafted, scored))
+        paths = _paths(verdict)
+        batch.cache.commit(paths)
+        seconds = (drafted - began, scored - drafted, self._clock() - began)
+        seen = Observation(draft, scores, paths, [len(path) - 1 for path in paths], *seconds[:2], plan, seconds[2])
+        method.drafter.observe(batch.drafter_state, seen)
+        method.policy.update(batch.policy_state, seen)
+        return self._emit(batch, verdict, seen, began)
 
     def _plan(self, batch: Batch) -> Plan:
         """The policy's plan, cut to what the request and the context still have room for (one token is always free)."""
@@ -119,27 +122,21 @@ class Engine:
         positions = torch.tensor([row.num_output for row in batch.rows], device=device)
         return Context([row.tokens for row in batch.rows], batch.sampler, Noise(seeds, positions), device)
 
-    def _commit(
-        self, batch: Batch, draft: Draft, scores: Scores, verdict: Verdict, times: tuple[float, float, float]
-    ) -> list[list[int]]:
-        """Keep the accepted path everywhere: in the caches, in the requests, in the statistics."""
-        num_accepted: list[int] = verdict.num_accepted.tolist()
-        paths = [[0, *path[:n]] for path, n in zip(verdict.path.tolist(), num_accepted, strict=True)]
-        batch.cache.commit(paths)
-        began, drafted, scored = times
-        observation = Observation(draft, scores, paths, num_accepted, drafted - began, scored - drafted)
-        self.method.drafter.observe(batch.drafter_state, observation)
-        self.method.policy.update(batch.policy_state, observation)
-        next_tokens, rejected, tokens = verdict.next_token.tolist(), verdict.rejected.tolist(), draft.tree.tokens.tolist()
+    def _emit(self, batch: Batch, verdict: Verdict, seen: Observation, began: float) -> list[list[int]]:
+        """Give every request its tokens, up to where one of them ends it."""
+        next_tokens, rejected = verdict.next_token.tolist(), verdict.rejected.tolist()
+        tokens = seen.draft.tree.tokens.tolist()
         emitted: list[list[int]] = []
-        for i, (state, path) in enumerate(zip(batch.rows, paths, strict=True)):
+        for i, (state, path) in enumerate(zip(batch.rows, seen.paths, strict=True)):
             run = [*(tokens[i][node] for node in path[1:]), next_tokens[i]]
             last = Origin.RECOVERED if rejected[i] else Origin.BONUS
             origins = [*[Origin.ACCEPTED] * (len(path) - 1), last]
             taken = emit(state, run, origins, max_len=self.target.max_len)
-            _add_logprobs(state, scores.logits[i], path, run[:taken])
+            _add_logprobs(state, seen.scores.logits[i], path, run[:taken])
             emitted.append(run[:taken])
-        self._record(batch, observation, rejected, emitted, self._clock() - began)
+            if state.is_finished:
+                self.method.drafter.finish(batch.drafter_state, i, state.tokens)
+        self._record(batch, seen, rejected, emitted, self._clock() - began)
         return emitted
 
     def _record(
@@ -189,6 +186,12 @@ class Engine:
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return time.perf_counter()
+
+
+def _paths(verdict: Verdict) -> list[list[int]]:
+    """Committed nodes of each row, the root first. The one place where a round waits for the device."""
+    lengths = verdict.num_accepted.tolist()
+    return [[0, *path[:length]] for path, length in zip(verdict.path.tolist(), lengths, strict=True)]
 
 
 def _add_logprobs(state: RequestState, logits: Tensor, path: Sequence[int], run: Sequence[int]) -> None:
