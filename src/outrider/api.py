@@ -95,6 +95,9 @@ class LLM:
 
     def compose(self, name: str, *, acceptance: str | None = None, policy: str = "fixed", **options: Any) -> Method:
         """Another method on the models already loaded, for the ``method=`` of a call."""
+        for option in set(METHODS[name].texts) & set(options):
+            texts = [options[option]] if isinstance(options[option], str) else options[option]
+            options[option] = [self.codec.encode(t, add_special_tokens=False) if isinstance(t, str) else t for t in texts]
         return compose(name, self.target, draft=self.draft, acceptance=acceptance, policy=policy, options=options)
 
     def generate(

@@ -18,8 +18,16 @@ from outrider.core.errors import CompositionError, OptionError, nearest
 from outrider.core.interfaces import AcceptanceRule, Drafter, Policy, Target
 from outrider.core.method import Method, agree_on_draws
 from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.jacobi import Jacobi, JacobiOptions
+from outrider.drafters.lookahead import Lookahead, LookaheadOptions
 from outrider.drafters.ngram import PromptLookup, PromptLookupOptions
+from outrider.drafters.ngram_cache import NgramCacheDrafter, NgramCacheOptions
 from outrider.drafters.null import NullDrafter
+from outrider.drafters.recycling import TokenRecycling, TokenRecyclingOptions
+from outrider.drafters.reference import ReferenceLookup, ReferenceOptions
+from outrider.drafters.rest import RestDrafter, RestOptions
+from outrider.drafters.successors import SuccessorTable
+from outrider.drafters.suffix import SuffixDecoding, SuffixOptions
 from outrider.policies.fixed import Fixed, FixedOptions
 
 
@@ -50,6 +58,10 @@ class MethodRow:
     defaults: Mapping[str, Any] | None = None
     """Defaults that differ from the policy's own."""
     needs_draft: bool = False
+    needs: tuple[str, ...] = ()
+    """Options without which there is nothing to run."""
+    texts: tuple[str, ...] = ()
+    """Options that are lists of texts; ``LLM`` takes strings there and hands on their tokens."""
     acceptance: str = "coupled"
 
 
@@ -76,6 +88,24 @@ def _build_draft_model(parts: Parts) -> Drafter:
     return DraftModel(parts.draft, vocab_size=parts.target.vocab_size, draws=parts.draws)
 
 
+def _build_suffix(parts: Parts) -> Drafter:
+    return SuffixDecoding(parts.options, memory=parts.options.new_memory(parts.target.vocab_size))
+
+
+def _build_ngram_cache(parts: Parts) -> Drafter:
+    return NgramCacheDrafter(parts.options, memory=parts.options.new_memory(parts.target.vocab_size))
+
+
+def _build_rest(parts: Parts) -> Drafter:
+    return RestDrafter(parts.options, datastore=parts.options.open_datastore(), vocab_size=parts.target.vocab_size)
+
+
+def _build_recycling(parts: Parts) -> Drafter:
+    target = parts.target
+    table = SuccessorTable(target.vocab_size, parts.options.num_successors, device=target.device)
+    return TokenRecycling(target, table, parts.options)
+
+
 METHODS: Catalog[MethodRow] = Catalog(
     "method",
     {
@@ -99,6 +129,64 @@ METHODS: Catalog[MethodRow] = Catalog(
             build=lambda parts: PromptLookup(parts.options),
             options=PromptLookupOptions,
             defaults={"num_draft_tokens": 8},
+        ),
+        "suffix": MethodRow(
+            summary="copies from the request's own text and all earlier outputs, as far as the match deserves",
+            paper="Oliaro et al. 2024, SuffixDecoding (arXiv 2411.04975)",
+            drafter=SuffixDecoding,
+            build=_build_suffix,
+            options=SuffixOptions,
+            defaults={"num_draft_tokens": 16},
+        ),
+        "ngram-cache": MethodRow(
+            summary="what usually followed the last few tokens, learned across requests",
+            paper="Ou et al. 2024, ANPD (arXiv 2404.08698)",
+            drafter=NgramCacheDrafter,
+            build=_build_ngram_cache,
+            options=NgramCacheOptions,
+            defaults={"num_draft_tokens": 8},
+        ),
+        "reference": MethodRow(
+            summary="copies from documents given with the request, and from the text itself",
+            paper="Yang et al. 2023, LLMA (arXiv 2304.04487)",
+            drafter=ReferenceLookup,
+            build=lambda parts: ReferenceLookup(parts.options, vocab_size=parts.target.vocab_size),
+            options=ReferenceOptions,
+            defaults={"num_draft_tokens": 8},
+            texts=("references",),
+        ),
+        "rest": MethodRow(
+            summary="a tree of what most often followed in a corpus on disk",
+            paper="He et al. 2023, REST (arXiv 2311.08252)",
+            drafter=RestDrafter,
+            build=_build_rest,
+            options=RestOptions,
+            defaults={"num_draft_tokens": 10, "num_tree_nodes": 32},
+            needs=("datastore",),
+        ),
+        "token-recycling": MethodRow(
+            summary="a tree of what the target last said after each token",
+            paper="Luo et al. 2024 (arXiv 2408.08696)",
+            drafter=TokenRecycling,
+            build=_build_recycling,
+            options=TokenRecyclingOptions,
+            defaults={"num_draft_tokens": 8, "num_tree_nodes": 60},
+        ),
+        "jacobi": MethodRow(
+            summary="the target's own corrections of its last guesses",
+            paper="Santilli et al. 2023 (arXiv 2305.10427)",
+            drafter=Jacobi,
+            build=lambda parts: Jacobi(parts.options),
+            options=JacobiOptions,
+            defaults={"num_draft_tokens": 8},
+        ),
+        "lookahead": MethodRow(
+            summary="n-grams from a window of Jacobi iterations that runs ahead of the text",
+            paper="Fu et al. 2024, Lookahead Decoding (arXiv 2402.02057)",
+            drafter=Lookahead,
+            build=lambda parts: Lookahead(parts.options),
+            options=LookaheadOptions,
+            defaults={"num_draft_tokens": 20, "num_tree_nodes": 128},
         ),
     },
 )
@@ -132,8 +220,11 @@ def compose(
     if row.needs_draft and draft is None:
         raise CompositionError(f"method {name!r} needs a draft model; give draft=, or use method 'prompt-lookup'")
     given = {**(row.defaults or {}), **(options or {})}
+    missing = next((need for need in row.needs if need not in given), None)
+    if missing:
+        raise CompositionError(f"method {name!r} needs the option {missing!r}; see docs/methods/{name}.md")
     valid = _names(row.options) | _names(policy_row.options)
-    for option in given:
+    for option in options or {}:
         if option not in valid:
             raise OptionError(f"method {name!r} with policy {policy!r} has no option {option!r}; {nearest(option, valid)}")
     drafter = row.build(Parts(target, draft, draws, _fill(row.options, given)))

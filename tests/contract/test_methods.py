@@ -13,6 +13,7 @@ from outrider.core.interfaces import Cache, Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import FinishReason, Origin, Request, RequestState
+from outrider.drafters.datastore_build import build_datastore
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, RULES, compose
@@ -36,6 +37,19 @@ def target() -> Target:
 @pytest.fixture(scope="module")
 def draft() -> Target:
     return tiny_model(0.15)
+
+
+@pytest.fixture(scope="module")
+def make(target, draft, tmp_path_factory):
+    """``compose`` with what some rows need besides the models."""
+    store = tmp_path_factory.mktemp("datastore") / "store"
+    build_datastore([prompt * 3 for prompt in PROMPTS], store, vocab_size=VOCAB)
+
+    def build(name: str, **arguments) -> Method:
+        options = {**arguments.pop("options", {}), **({"datastore": str(store)} if METHODS[name].needs else {})}
+        return compose(name, target, draft=draft, options=options, **arguments)
+
+    return build
 
 
 def serve(target: Target, method: Method, prompts, params, *, batch: int = 1, **more) -> list[RequestState]:
@@ -64,20 +78,20 @@ def pairs() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize(("name", "rule"), pairs())
-def test_greedy_is_plain_greedy(target, draft, name: str, rule: str, batch: int) -> None:
+def test_greedy_is_plain_greedy(target, make, name: str, rule: str, batch: int) -> None:
     params = SamplingParams(max_tokens=24)
     expected = serve(target, compose("plain", target), PROMPTS, params)
-    method = compose(name, target, draft=draft, acceptance=rule)
+    method = make(name, acceptance=rule)
     assert tokens(serve(target, method, PROMPTS, params, batch=batch)) == tokens(expected)
 
 
 @pytest.mark.parametrize("params", [SAMPLED, EVERYTHING], ids=["top-p", "everything"])
 @pytest.mark.parametrize("length", [1, 3, 7])
 @pytest.mark.parametrize("name", COUPLED_ROWS)
-def test_same_seed_same_text(target, draft, name: str, length: int, params: SamplingParams) -> None:
+def test_same_seed_same_text(target, make, name: str, length: int, params: SamplingParams) -> None:
     """Alone and in a batch, whatever the drafter and the draft length."""
     expected = tokens(serve(target, compose("plain", target), PROMPTS, params))
-    method = compose(name, target, draft=draft, options={"num_draft_tokens": length})
+    method = make(name, options={"num_draft_tokens": length})
     assert tokens(serve(target, method, PROMPTS, params)) == expected
     assert tokens(serve(target, method, PROMPTS, params, batch=8)) == expected
     assert tokens(serve(target, method, PROMPTS, params, batch=3)) == expected  # requests join while others run
@@ -147,8 +161,8 @@ class _ClampedVocab(Target):
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_the_cache_after_every_commit_is_that_of_a_fresh_prefill(target, draft, name: str) -> None:
-    engine = Engine(target, compose(name, target, draft=draft))
+def test_the_cache_after_every_commit_is_that_of_a_fresh_prefill(target, make, name: str) -> None:
+    engine = Engine(target, make(name))
     batch = engine.start([Request(p, SamplingParams(max_tokens=16, ignore_eos=True)) for p in PROMPTS[2:6]])
     while batch.rows:
         engine.step(batch)
@@ -165,10 +179,10 @@ def test_the_cache_after_every_commit_is_that_of_a_fresh_prefill(target, draft, 
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_logprobs_are_those_of_plain_decoding(target, draft, name: str) -> None:
+def test_logprobs_are_those_of_plain_decoding(target, make, name: str) -> None:
     params = SamplingParams(max_tokens=20, temperature=0.7, seed=5, logprobs=3)
     expected = serve(target, compose("plain", target), PROMPTS, params)
-    for mine, plain in zip(serve(target, compose(name, target, draft=draft), PROMPTS, params, batch=8), expected, strict=True):
+    for mine, plain in zip(serve(target, make(name), PROMPTS, params, batch=8), expected, strict=True):
         assert [entry.token for entry in mine.logprobs] == mine.output_ids
         for a, b in zip(mine.logprobs, plain.logprobs, strict=True):
             assert a.token == b.token and a.logprob == pytest.approx(b.logprob, abs=1e-4)
@@ -183,22 +197,22 @@ class Letters:
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_a_stop_string_cuts_exactly_there(target, draft, name: str) -> None:
+def test_a_stop_string_cuts_exactly_there(target, make, name: str) -> None:
     free = serve(target, compose("plain", target), PROMPTS, SamplingParams(max_tokens=40), new_stream=Letters)
     for state, prompt in zip(free, PROMPTS, strict=True):
         if len(state.text) < 12:
             continue
         stop = state.text[8:11]
         params = SamplingParams(max_tokens=40, stop=[stop, "never-there"])
-        cut = serve(target, compose(name, target, draft=draft), [prompt], params, new_stream=Letters)[0]
+        cut = serve(target, make(name), [prompt], params, new_stream=Letters)[0]
         assert cut.text == state.text[: state.text.index(stop)]
         assert cut.output_ids == state.output_ids[: state.text.index(stop) + 3]
         assert cut.finish_reason is FinishReason.STOP and cut.stop_match == stop
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_lengths_and_ends(target, draft, name: str) -> None:
-    method = compose(name, target, draft=draft, options={"num_draft_tokens": 7})
+def test_lengths_and_ends(target, make, name: str) -> None:
+    method = make(name, options={"num_draft_tokens": 7})
     for limit in (1, 2, 3, 9):
         for state in serve(target, method, PROMPTS, SamplingParams(max_tokens=limit, ignore_eos=True), batch=8):
             assert state.num_output == limit and state.finish_reason is FinishReason.LENGTH
@@ -211,9 +225,9 @@ def test_lengths_and_ends(target, draft, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_a_full_context_ends_the_text(draft, name: str) -> None:
+def test_a_full_context_ends_the_text(make, name: str) -> None:
     short = tiny_model(max_len=20)
-    for state in serve(short, compose(name, short, draft=draft), [[1] * 10, [2] * 19], SamplingParams(max_tokens=99), batch=2):
+    for state in serve(short, make(name), [[1] * 10, [2] * 19], SamplingParams(max_tokens=99), batch=2):
         assert len(state.tokens) <= 20
         assert state.finish_reason is not None
 

@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from outrider.cli import generate, info, methods
+from outrider.cli import datastore, generate, info, methods
 from outrider.core.errors import OutriderError
 
-_COMMANDS = (generate, methods, info)
+_COMMANDS = (generate, methods, info, datastore)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

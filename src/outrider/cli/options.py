@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from outrider.api import LLM
@@ -17,6 +18,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--method", metavar="NAME", help="see `outrider methods`")
     group.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
     group.add_argument("--num-draft-tokens", "-K", type=int, metavar="K", help="guesses per round")
+    group.add_argument("--reference", action="append", default=[], metavar="FILE", help="a document to copy from (repeatable)")
     group.add_argument(
         "--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="any other option of the method"
     )
@@ -59,6 +61,8 @@ def method_options(arguments: argparse.Namespace) -> dict[str, Any]:
         if not equals:
             raise OptionError(f"--option {pair!r} is not valid; write NAME=VALUE")
         options[name.replace("-", "_")] = _value_of(value)
+    if arguments.reference:
+        options["references"] = [_read(path) for path in arguments.reference]
     if arguments.num_draft_tokens is not None:
         options["num_draft_tokens"] = arguments.num_draft_tokens
     return options
@@ -75,6 +79,13 @@ def load_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
         **more,
         **method_options(arguments),
     )
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise OptionError(f"reference {path} cannot be read ({error.strerror}); check the path") from None
 
 
 def _value_of(text: str) -> int | float | str | bool:

@@ -19,6 +19,7 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.sampling import Law
 from outrider.core.tree import TokenTree
+from outrider.drafters.catch_up import catch_up, fit, new_cache, room
 
 
 @dataclass
@@ -48,15 +49,13 @@ class DraftModel(Drafter):
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
         del taps
-        cache = self.model.new_cache(len(rows))
-        self.model.prefill([row[: min(len(row), self.model.max_len) - 1] for row in rows], cache)
-        return _State(cache)
+        return _State(new_cache(self.model, rows))
 
     def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
-        depths = [self._room(tokens, depth) for tokens, depth in zip(context.tokens, plan.max_depth, strict=True)]
+        depths = [room(self.model, tokens, depth) for tokens, depth in zip(context.tokens, plan.max_depth, strict=True)]
         chain = torch.tensor(context.roots, device=context.device)[:, None]
         laws: list[Law] = []
-        logits = self._catch_up(state, context) if any(depths) else None
+        logits = self._first(state, context) if any(depths) else None
         while logits is not None:
             law = context.sampler.law(logits, TokenTree.chain(chain), context.noise, start=chain.shape[1] - 1)
             if plan.stop is not None:
@@ -78,40 +77,22 @@ class DraftModel(Drafter):
             state.cache.truncate(list(kept))
             state.base = []
 
-    def _room(self, tokens: Sequence[int], depth: int) -> int:
-        """Guesses that fit into the draft model's own context."""
-        return max(0, min(depth, self.model.max_len - len(tokens)))
-
-    def _catch_up(self, state: _State, context: Context) -> Tensor:
-        """Feed the committed tokens the cache lacks (one or two, more after rounds without a draft); logits after the last."""
-        cache, limit = state.cache, self.model.max_len
-        missing = [list(row[done:limit]) for row, done in zip(context.tokens, cache.lengths, strict=True)]
-        if max(len(row) for row in missing) > 2:  # no logits for tokens nobody guesses after
-            self.model.prefill([row[:-1] for row in missing], cache)
-            missing = [row[-1:] for row in missing]
-        longest = max(len(row) for row in missing)
-        fed = torch.tensor([[*row, *[0] * (longest - len(row))] for row in missing], device=context.device)
-        logits = self.model.score(TokenTree.chain(fed, [len(row) for row in missing]), cache).logits
-        cache.commit([range(len(row)) for row in missing])
-        state.base = list(cache.lengths)
-        last = torch.tensor([max(len(row) - 1, 0) for row in missing], device=logits.device)
-        return self._fit(logits[torch.arange(len(missing), device=logits.device), last][:, None])
+    def _first(self, state: _State, context: Context) -> Tensor:
+        """Logits after the last committed token."""
+        logits = catch_up(self.model, state.cache, context)
+        state.base = list(state.cache.lengths)
+        return fit(logits, self.vocab_size)
 
     def _advance(self, state: _State, chain: Tensor, depths: Sequence[int]) -> Tensor:
         """Feed the newest guess; rows whose chain is long enough are scored along but not advanced."""
         logits = self.model.score(TokenTree.chain(chain[:, -1:]), state.cache).logits
         state.cache.commit([[0] if depth >= chain.shape[1] else [] for depth in depths])
-        return self._fit(logits)
+        return fit(logits, self.vocab_size)
 
     def _guess(self, law: Law, depth: int) -> Tensor:
         if self.draws is Draws.DETERMINISTIC:
             return law.choices
         return law.draw(torch.full((law.adjusted.shape[0], 1), depth, device=law.adjusted.device))
-
-    def _fit(self, logits: Tensor) -> Tensor:
-        """Logits over the target's vocabulary: tokens the draft does not know are never guessed."""
-        missing = self.vocab_size - logits.shape[-1]
-        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits
 
     @staticmethod
     def _laws_of(laws: Sequence[Law]) -> Tensor:

@@ -108,9 +108,10 @@ class PromptLookup(Drafter):
 
     def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
         rows: list[tuple[list[int], list[int]]] = []
-        for index, history, depth in zip(state.indexes, context.tokens, plan.max_depth, strict=True):
+        limits = map(min, plan.max_depth, plan.max_nodes)
+        for index, history, length in zip(state.indexes, context.tokens, limits, strict=True):
             index.extend(history)
-            chain = [history[-1], *(index.continuation(history, depth) if depth else [])]
+            chain = [history[-1], *(index.continuation(history, length) if length else [])]
             rows.append((chain, list(range(-1, len(chain) - 1))))
         return Draft(TokenTree.of_rows(rows, context.device), self.draws)
 

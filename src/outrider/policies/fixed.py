@@ -15,8 +15,12 @@ class FixedOptions:
 
     num_draft_tokens: int = 4
     """Guesses along one path, K."""
+    num_tree_nodes: int | None = None
+    """Guesses in all, for drafters that grow trees; as many as along one path if not given."""
 
     def __post_init__(self) -> None:
+        if self.num_tree_nodes is not None and (not isinstance(self.num_tree_nodes, int) or self.num_tree_nodes < 1):
+            raise OptionError(f"num_tree_nodes = {self.num_tree_nodes!r} is not valid; use a whole number of at least 1")
         if not isinstance(self.num_draft_tokens, int) or self.num_draft_tokens < 1:
             raise OptionError(
                 f"num_draft_tokens = {self.num_draft_tokens!r} is not valid; use a whole number of at least 1, "
@@ -38,7 +42,8 @@ class Fixed(Policy):
     def plan(self, state: Stateless, num_rows: int) -> Plan:
         del state
         lengths = (self.options.num_draft_tokens,) * num_rows
-        return Plan(lengths, lengths)
+        nodes = self.options.num_tree_nodes
+        return Plan(lengths, lengths if nodes is None else (nodes,) * num_rows)
 
     def update(self, state: Stateless, observation: Observation) -> None:
         del state, observation

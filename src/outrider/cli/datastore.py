@@ -1,0 +1,149 @@
+"""``outrider datastore``: build the corpus that method ``rest`` copies from, and say what is in one.
+
+    outrider datastore build FILES --model NAME --out DIR
+    outrider datastore info DIR
+
+A ``.jsonl`` file holds a document per line, a JSON string or an object with a "text" field; any other file is one document.
+Files ending in ``.gz`` or ``.xz`` are unpacked on the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from tqdm import tqdm
+
+from outrider.bundled import bundled_path
+from outrider.codecs.load import load_codec
+from outrider.codecs.text import TextCodec
+from outrider.core.errors import OptionError
+from outrider.drafters.datastore import Datastore
+from outrider.drafters.datastore_build import SHARD_TOKENS, build_datastore
+
+_PIECE = 1 << 20
+"""Characters tokenized at once: a long text is cut at the end of a line near this length, to keep memory bounded."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "datastore",
+        help="build or inspect a corpus to copy from",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    build = actions.add_parser("build", help="tokenize text files and index them")
+    build.add_argument("files", nargs="+", type=Path, metavar="FILES", help="text or .jsonl files, plain, .gz or .xz")
+    build.add_argument("--model", metavar="NAME", help="whose tokenizer to use (default: the bundled model's)")
+    build.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write; must not hold a datastore")
+    build.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="tokens indexed at once")
+    build.set_defaults(run=run)
+    info = actions.add_parser("info", help="say what a datastore holds, and check that it is whole")
+    info.add_argument("folder", type=Path, metavar="DIR")
+    info.add_argument("--json", action="store_true", help="print JSON")
+    info.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return _build(arguments) if arguments.action == "build" else _info(arguments)
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    missing = next((file for file in arguments.files if not file.is_file()), None)
+    if missing is not None:
+        raise OptionError(f"file {missing} does not exist; check the path")
+    name = arguments.model or bundled_path("target")
+    codec = load_codec(name)
+    total = sum(file.stat().st_size for file in arguments.files)
+    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenize and sort", disable=not sys.stderr.isatty()) as bar:
+        store = build_datastore(
+            _documents(arguments.files, codec, bar),
+            arguments.out,
+            vocab_size=codec.vocab_size,
+            shard_tokens=arguments.shard_tokens,
+            notes={"model": Path(name).name, "vocabulary": fingerprint(codec)},
+        )
+    print(f"{arguments.out}: {store.num_documents:,} documents, {store.num_tokens:,} tokens, {store.num_bytes / 1e6:.1f} MB")
+    return 0
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    store = Datastore(arguments.folder)
+    store.verify()
+    facts = {
+        "documents": store.num_documents,
+        "tokens": store.num_tokens,
+        "shards": store.num_shards,
+        "bytes": store.num_bytes,
+        "vocab_size": store.vocab_size,
+        **store.notes,
+    }
+    if arguments.json:
+        print(json.dumps(facts))
+    else:
+        for name, value in facts.items():
+            print(f"  {name:<12}{value:,}" if isinstance(value, int) else f"  {name:<12}{value}")
+    return 0
+
+
+def fingerprint(codec: TextCodec) -> str:
+    """The same for two tokenizers exactly when their ids mean the same."""
+    vocabulary = sorted(codec.tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
+
+
+def _documents(files: Sequence[Path], codec: TextCodec, bar: tqdm) -> Iterator[list[int]]:
+    for file in files:
+        with file.open("rb") as raw:
+            seen = 0
+            for text in _texts(file, raw):
+                ids: list[int] = []
+                for piece in _pieces(text):
+                    ids += codec.encode(piece, add_special_tokens=False)
+                bar.update(raw.tell() - seen)
+                seen = raw.tell()
+                yield ids
+
+
+def _texts(file: Path, raw: BinaryIO) -> Iterator[str]:
+    """The documents of one file."""
+    unpack = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix)
+    name = file.with_suffix("").name if unpack else file.name
+    stream: BinaryIO = unpack(raw, "rb") if unpack else raw  # type: ignore[assignment]
+    try:
+        lines = io.TextIOWrapper(stream, encoding="utf-8", errors="replace")
+        if name.endswith(".jsonl"):
+            yield from (_text_of(line, f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip())
+        else:
+            yield lines.read()
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise OptionError(f"{file} cannot be unpacked: {error}; check the file") from None
+
+
+def _text_of(line: str, place: str) -> str:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        raise OptionError(f"{place} is not JSON; write one JSON string, or object with a 'text' field, per line") from None
+    text = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise OptionError(f"{place} holds no text; write one JSON string, or object with a 'text' field, per line")
+    return text
+
+
+def _pieces(text: str) -> Iterator[str]:
+    begin = 0
+    while begin < len(text):
+        end = len(text) if len(text) - begin <= _PIECE else text.rfind("\n", begin, begin + _PIECE) + 1
+        end = end if end > begin else begin + _PIECE
+        yield text[begin:end]
+        begin = end

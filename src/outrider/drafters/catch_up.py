@@ -1,0 +1,48 @@
+"""What every drafter with a model of its own does first: read the committed tokens its cache lacks.
+
+After a round the cache holds the guesses that were accepted and had been fed; the token the target added, and often the
+last accepted guess, are still to be read. That is one or two tokens per row, read in one pass, and its last logits are the
+draft's opinion of what comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.interfaces import Cache, Context, Target
+from outrider.core.tree import TokenTree
+
+
+def new_cache(model: Target, rows: Sequence[Sequence[int]]) -> Cache:
+    """A cache that has read all of ``rows[b]`` but the last token, or what fits into the model's context."""
+    cache = model.new_cache(len(rows))
+    model.prefill([row[: min(len(row), model.max_len) - 1] for row in rows], cache)
+    return cache
+
+
+def room(model: Target, tokens: Sequence[int], depth: int) -> int:
+    """Of ``depth`` guesses, those that fit into the draft model's own context after ``tokens``."""
+    return max(0, min(depth, model.max_len - len(tokens)))
+
+
+def catch_up(model: Target, cache: Cache, context: Context) -> Tensor:
+    """[B, 1, V] logits after each row's last committed token. Commits all of them, the root of the next tree included."""
+    missing = [list(row[done : model.max_len]) for row, done in zip(context.tokens, cache.lengths, strict=True)]
+    if max(len(row) for row in missing) > 2:  # no logits for tokens nobody guesses after
+        model.prefill([row[:-1] for row in missing], cache)
+        missing = [row[-1:] for row in missing]
+    longest = max(len(row) for row in missing)
+    fed = torch.tensor([[*row, *[0] * (longest - len(row))] for row in missing], device=context.device)
+    logits = model.score(TokenTree.chain(fed, [len(row) for row in missing]), cache).logits
+    cache.commit([range(len(row)) for row in missing])
+    last = torch.tensor([max(len(row) - 1, 0) for row in missing], device=logits.device)
+    return logits[torch.arange(len(missing), device=logits.device), last][:, None]
+
+
+def fit(logits: Tensor, vocab_size: int) -> Tensor:
+    """Logits over the target's vocabulary: tokens the draft does not know are never guessed."""
+    missing = vocab_size - logits.shape[-1]
+    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits

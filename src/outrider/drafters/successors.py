@@ -1,0 +1,54 @@
+"""A memory of what the target last said after each token, shared by all requests of a method.
+
+Drafters are frozen and what evolves belongs to a request. This table is the one stated exception: it outlives requests,
+because what follows a token is much the same in all of them, and it is an object with a name that is handed to the drafter
+when it is built. It can only change how many guesses are right, never the text, so who wrote it in which order does not
+matter for exactness; for reproducible speed every write is deterministic all the same.
+
+    successors[v] = ids of the k largest logits the target gave after token v, the largest first;  -1 while v is unknown
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@final
+class SuccessorTable:
+    """Top-k successors of every token, with their logits. Rows never written are empty and say so."""
+
+    def __init__(self, vocab_size: int, num_successors: int, *, device: torch.device | str = "cpu") -> None:
+        self.num_successors = min(num_successors, vocab_size)
+        shape = (vocab_size, self.num_successors)
+        self.ids = torch.full(shape, -1, dtype=torch.int64, device=device)
+        """[V, k] successors, the likeliest first; -1 in an empty row."""
+        self.logits = torch.zeros(shape, device=device)
+        """[V, k] the logits that came with them."""
+
+    @property
+    def num_known(self) -> int:
+        """Tokens with successors."""
+        return int((self.ids[:, 0] >= 0).sum())
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.ids.fill_(-1)
+
+    @torch.inference_mode()
+    def write(self, tokens: Tensor, logits: Tensor, *, order: Tensor | None = None) -> None:
+        """Replace the rows of ``tokens`` [n] by the best of ``logits`` [n, V]; of a token that occurs twice, the last counts.
+
+        ``order`` names the entries to write and their sequence, where it is not that of the arguments.
+        """
+        best = logits[:, : self.ids.shape[0]].topk(self.num_successors)
+        ids, values = best.indices, best.values.to(self.logits.dtype)
+        if order is not None:
+            tokens, ids, values = tokens[order], ids[order], values[order]
+        # A scatter with repeated indices may keep any of them, so every occurrence writes what the last one says.
+        entries = torch.arange(len(tokens), device=tokens.device)
+        last = entries.new_zeros(self.ids.shape[0]).scatter_reduce_(0, tokens, entries, "amax")[tokens]
+        self.ids[tokens] = ids[last]
+        self.logits[tokens] = values[last]
