@@ -2,9 +2,10 @@
 
 The target writes texts by plain sampling; at every position of them its law p and the draft's law q are computed, and the
 rule is asked what it would make there of one guess: sampled from q, and (rules for chosen guesses) q's likeliest token.
-Prints a table and, as its last line, one JSON document.
+With --generate each rule, and the lossless ones, also write texts of their own, and tokens per target pass are counted.
+Prints tables and, as its last line, one JSON document.
 
-    python benchmarks/lossy_tv.py [--model NAME --draft NAME] [--temperature 1.0] [--tokens 64]
+    python benchmarks/lossy_tv.py [--model NAME --draft NAME] [--temperature 1.0] [--tokens 64] [--generate]
 """
 
 from __future__ import annotations
@@ -18,20 +19,24 @@ import torch
 from torch import Tensor
 
 from outrider import LLM, SamplingParams, __version__
+from outrider.acceptance import Block, Coupled, Delta, Rejection
 from outrider.acceptance.distance import Loss, measure
 from outrider.acceptance.divergence import Divergence, DivergenceOptions
 from outrider.acceptance.lenient import Lenient, LenientOptions
 from outrider.acceptance.lossy import LossyRule, judged_law
-from outrider.acceptance.threshold import Threshold, ThresholdOptions
+from outrider.acceptance.threshold import ThresholdRule, ThresholdRuleOptions
 from outrider.acceptance.top_k_rule import TopK, TopKOptions
 from outrider.acceptance.typical import Typical, TypicalOptions
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Target
+from outrider.core.interfaces import AcceptanceRule, Target
+from outrider.core.method import Method
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Law, Sampler
 from outrider.core.tree import TokenTree
+from outrider.drafters.draft_model import DraftModel
 from outrider.models.decoder import Decoder
+from outrider.policies.fixed import Fixed, FixedOptions
 
 PROMPTS = [
     "Once upon a time, there was a little fox who",
@@ -50,8 +55,8 @@ def rules(embeddings: Tensor | None) -> dict[str, LossyRule]:
         "typical epsilon=0.3 delta=0.9": Typical(TypicalOptions(epsilon=0.3, delta=0.9)),
         **{f"lenient lenience={x}": Lenient(LenientOptions(lenience=x)) for x in (0.9, 0.5, 0.2)},
         **{f"top-k accept_top_k={k}": TopK(TopKOptions(accept_top_k=k)) for k in (1, 2, 4)},
-        **{f"threshold single={x}": Threshold(ThresholdOptions(threshold_single=x)) for x in (0.9, 0.5, 0.2)},
-        **{f"threshold acc={x}": Threshold(ThresholdOptions(threshold_acc=x)) for x in (0.9, 0.5)},
+        **{f"threshold single={x}": ThresholdRule(ThresholdRuleOptions(threshold_single=x)) for x in (0.9, 0.5, 0.2)},
+        **{f"threshold acc={x}": ThresholdRule(ThresholdRuleOptions(threshold_acc=x)) for x in (0.9, 0.5)},
     }
     for name, thresholds in {"js": (0.01, 0.05, 0.2), "kl": (0.05, 0.2), "tv": (0.1, 0.3)}.items():
         for x in thresholds:
@@ -104,6 +109,21 @@ def report(llm: LLM, params: SamplingParams) -> dict[str, Any]:
     return {"temperature": params.temperature, "contexts": len(p), "lossless_kept": lossless, "rules": rows}
 
 
+def tokens_per_pass(llm: LLM, rule: AcceptanceRule, temperature: float) -> float:
+    """Of texts written with the rule, five guesses a round: twelve requests of 80 tokens."""
+    assert llm.draft is not None, "give a draft model"
+    drafter = DraftModel(llm.draft, vocab_size=llm.target.vocab_size, draws=rule.exact_for[0])
+    method = Method(drafter, rule, Fixed(FixedOptions(num_draft_tokens=5)))
+    each = [SamplingParams(max_tokens=80, temperature=temperature, seed=seed, ignore_eos=True) for seed in range(12)]
+    stats = [output.stats for output in llm.generate(PROMPTS * 2, each, method=method)]
+    return sum(one.num_tokens for one in stats) / sum(one.num_passes for one in stats)
+
+
+def generated(llm: LLM, temperature: float) -> dict[str, float]:
+    exact: dict[str, AcceptanceRule] = {"coupled": Coupled(), "rejection": Rejection(), "block": Block(), "delta": Delta()}
+    return {name: round(tokens_per_pass(llm, rule, temperature), 3) for name, rule in {**exact, **rules(None)}.items()}
+
+
 def show(found: dict[str, Any]) -> None:
     lossless = found["lossless_kept"]
     print(f"temperature {found['temperature']}, {found['contexts']} contexts")
@@ -113,6 +133,8 @@ def show(found: dict[str, Any]) -> None:
     for name, ways in found["rules"].items():
         cells = [f"{way['tv_mean']:>9.4f}{way['tv_max']:>9.4f}{way['kept']:>9.1%}   " for way in ways.values()]
         print(f"{name:<34}" + "".join(cells))
+    for name, speed in found.get("tokens_per_pass", {}).items():
+        print(f"{name:<34}{speed:>9.2f} tokens per pass")
 
 
 def main() -> None:
@@ -121,9 +143,12 @@ def main() -> None:
     parser.add_argument("--draft")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--generate", action="store_true")
     arguments = parser.parse_args()
     llm = LLM(arguments.model, draft=arguments.draft, method="draft-model", dtype="float32")
     found = report(llm, SamplingParams(max_tokens=arguments.tokens, temperature=arguments.temperature, seed=0, ignore_eos=True))
+    if arguments.generate:
+        found["tokens_per_pass"] = generated(llm, arguments.temperature)
     show(found)
     provenance = {"outrider": __version__, "torch": torch.__version__, "machine": platform.machine()}
     print(json.dumps({**provenance, **found}))

@@ -11,24 +11,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from outrider.acceptance import Block, Coupled, Delta, Rejection
+from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal
 from outrider.core.catalog import Catalog
 from outrider.core.draft import Draws
 from outrider.core.errors import CompositionError, OptionError, nearest
 from outrider.core.interfaces import AcceptanceRule, Drafter, Policy, Target
 from outrider.core.method import Method, agree_on_draws
+from outrider.drafters.best_first import BestFirst, BestFirstOptions
 from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions
 from outrider.drafters.jacobi import Jacobi, JacobiOptions
 from outrider.drafters.lookahead import Lookahead, LookaheadOptions
+from outrider.drafters.many_chains import ManyChains, ManyChainsOptions
 from outrider.drafters.ngram import PromptLookup, PromptLookupOptions
 from outrider.drafters.ngram_cache import NgramCacheDrafter, NgramCacheOptions
 from outrider.drafters.null import NullDrafter
 from outrider.drafters.recycling import TokenRecycling, TokenRecyclingOptions
 from outrider.drafters.reference import ReferenceLookup, ReferenceOptions
 from outrider.drafters.rest import RestDrafter, RestOptions
+from outrider.drafters.sequoia import SequoiaOptions
+from outrider.drafters.stochastic_beam import StochasticBeam, StochasticBeamOptions
 from outrider.drafters.successors import SuccessorTable
 from outrider.drafters.suffix import SuffixDecoding, SuffixOptions
+from outrider.policies.adaptive import Adaptive, AdaptiveOptions
+from outrider.policies.bandit import Bandit, BanditOptions
+from outrider.policies.confidence import Confidence, ConfidenceOptions
+from outrider.policies.entropy import Entropy, EntropyOptions
 from outrider.policies.fixed import Fixed, FixedOptions
+from outrider.policies.heuristic import Heuristic, HeuristicOptions
+from outrider.policies.optimal import Optimal, OptimalOptions
+from outrider.policies.threshold import Threshold, ThresholdOptions
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +96,33 @@ class RuleRow:
 
 
 def _build_draft_model(parts: Parts) -> Drafter:
+    return DraftModel(_draft_of(parts), vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+def _draft_of(parts: Parts) -> Target:
     assert parts.draft is not None, "compose() checks needs_draft"
-    return DraftModel(parts.draft, vocab_size=parts.target.vocab_size, draws=parts.draws)
+    return parts.draft
+
+
+def _build_draft_tree(parts: Parts) -> Drafter:
+    return DraftTree(_draft_of(parts), parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+def _build_sequoia(parts: Parts) -> Drafter:
+    shape = DraftTreeOptions(rank_paths=tuple(path for path in parts.options.tree.paths if path))
+    return DraftTree(_draft_of(parts), shape, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+def _build_best_first(parts: Parts) -> Drafter:
+    return BestFirst(_draft_of(parts), parts.options, vocab_size=parts.target.vocab_size)
+
+
+def _build_stochastic_beam(parts: Parts) -> Drafter:
+    return StochasticBeam(_draft_of(parts), parts.options, vocab_size=parts.target.vocab_size)
+
+
+def _build_many_chains(parts: Parts) -> Drafter:
+    return ManyChains(_draft_of(parts), parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
 
 
 def _build_suffix(parts: Parts) -> Drafter:
@@ -121,6 +158,53 @@ METHODS: Catalog[MethodRow] = Catalog(
             drafter=DraftModel,
             build=_build_draft_model,
             needs_draft=True,
+        ),
+        "draft-tree": MethodRow(
+            summary="a draft model guesses a tree of fixed branching",
+            paper="Miao et al. 2023, SpecInfer (arXiv 2305.09781); Jeon et al. 2024, RSD-C (arXiv 2402.14160)",
+            drafter=DraftTree,
+            build=_build_draft_tree,
+            options=DraftTreeOptions,
+            defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+            needs_draft=True,
+        ),
+        "best-first": MethodRow(
+            summary="a draft model grows its most promising branches",
+            paper="Li et al. 2024, EAGLE-2's trees (arXiv 2406.16858)",
+            drafter=BestFirst,
+            build=_build_best_first,
+            options=BestFirstOptions,
+            defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+            needs_draft=True,
+        ),
+        "sequoia": MethodRow(
+            summary="a draft model guesses the tree that measured acceptance makes best",
+            paper="Chen et al. 2024, Sequoia (arXiv 2402.12374)",
+            drafter=DraftTree,
+            build=_build_sequoia,
+            options=SequoiaOptions,
+            defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+            needs_draft=True,
+        ),
+        "rsd-s": MethodRow(
+            summary="a draft model's stochastic beam, sampled without replacement along whole sequences",
+            paper="Jeon et al. 2024, RSD-S (arXiv 2402.14160)",
+            drafter=StochasticBeam,
+            build=_build_stochastic_beam,
+            options=StochasticBeamOptions,
+            defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+            needs_draft=True,
+            acceptance="recursive",
+        ),
+        "spectr": MethodRow(
+            summary="several independent chains from a draft model",
+            paper="Sun et al. 2023, SpecTr (arXiv 2310.15141)",
+            drafter=ManyChains,
+            build=_build_many_chains,
+            options=ManyChainsOptions,
+            defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+            needs_draft=True,
+            acceptance="kseq",
         ),
         "prompt-lookup": MethodRow(
             summary="copies what followed the same words earlier in the text",
@@ -197,11 +281,30 @@ RULES: Catalog[RuleRow] = Catalog(
         "coupled": RuleRow(Coupled, "keep guesses equal to the target's own seeded choice", "docs/lossless.md"),
         "rejection": RuleRow(Rejection, "token-wise rejection sampling", "arXiv 2211.17192, 2302.01318"),
         "block": RuleRow(Block, "rejection sampling of the whole block", "Sun et al. 2024 (arXiv 2403.10444)"),
+        "recursive": RuleRow(
+            Recursive, "rejection sampling sibling by sibling on a tree", "arXiv 2305.09781, 2402.12374, 2402.14160"
+        ),
+        "traversal": RuleRow(Traversal, "a tree judged from its leaves", "Weng et al. 2025 (arXiv 2505.12398)"),
+        "kseq": RuleRow(KSeq, "several independent guesses judged together", "Sun et al. 2023 (arXiv 2310.15141)"),
         "delta": RuleRow(Delta, "each guess accepted with its own probability under the target", "docs/lossless.md"),
     },
 )
 
-POLICIES: Catalog[PolicyRow] = Catalog("policy", {"fixed": PolicyRow(Fixed, FixedOptions, "the same length every round")})
+POLICIES: Catalog[PolicyRow] = Catalog(
+    "policy",
+    {
+        "fixed": PolicyRow(Fixed, FixedOptions, "the same length every round"),
+        "adaptive": PolicyRow(
+            Adaptive, AdaptiveOptions, "the length with most tokens per second by measured costs, or none"
+        ),
+        "optimal": PolicyRow(Optimal, OptimalOptions, "the best length by measured acceptance and cost"),
+        "heuristic": PolicyRow(Heuristic, HeuristicOptions, "longer after a fully accepted draft, shorter after a rejection"),
+        "bandit": PolicyRow(Bandit, BanditOptions, "lengths as the arms of a bandit, rewarded by tokens per second"),
+        "confidence": PolicyRow(Confidence, ConfidenceOptions, "stop after a guess the draft is not sure of"),
+        "entropy": PolicyRow(Entropy, EntropyOptions, "stop before a guess the draft is too uncertain about"),
+        "threshold": PolicyRow(Threshold, ThresholdOptions, "stop when some guess has probably been rejected"),
+    },
+)
 
 
 def compose(

@@ -23,14 +23,19 @@ from toy_laws import (
     toy_pair,
 )
 
-from outrider.acceptance import Block, Coupled, Delta, Rejection
+from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal
 from outrider.core.draft import Draws, Shape
 from outrider.core.interfaces import AcceptanceRule
 from outrider.core.random_source import RandomSource, enumerate_law
 
 EXACT = 1e-12
-RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, Rejection]
-CASES = [pytest.param(rule, draws, id=f"{rule.__name__}-{draws.name}") for rule in RULES for draws in rule.exact_for]
+RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal]
+CASES = [
+    pytest.param(rule, draws, id=f"{rule.__name__}-{draws.name}")
+    for rule in RULES
+    for draws in rule.exact_for
+    if draws is not Draws.BEAM  # in a fixed shape that is "without replacement"; real beams are in test_draft_trees.py
+]
 TREE_CASES = [case for case in CASES if case.values[0].shape is Shape.TREE]  # type: ignore[attr-defined]
 TREES = {
     "two leaves": [-1, 0, 0],

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.acceptance import Block, Coupled, Delta, Rejection
+from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import AcceptanceRule, RowDraft
 from outrider.core.params import SamplingParams
@@ -21,9 +21,10 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Law, Sampler
 from outrider.core.tree import TokenTree
+from outrider.core.twins import first_twins
 from outrider.core.verdict import RowVerdict, Verdict
 
-RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, Rejection]
+RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal]
 VOCAB_SIZE = 5
 
 
@@ -165,6 +166,8 @@ def test_greedy_rows_follow_the_argmax(rule: type[AcceptanceRule], is_chain: boo
         greedy = logits.argmax(-1)
         for row in range(len(case.sizes)):
             node, choices = 0, greedy[row].tolist()
+            if rule is KSeq:  # guesses of one text are judged by the law of the first node that spells it
+                choices = [choices[first] for first in first_twins(case.tree)[row].tolist()]
             found = row_verdict(verdict, row)
             for child in found.path:
                 assert int(case.tree.parents[row, child]) == node

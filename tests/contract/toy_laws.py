@@ -193,6 +193,7 @@ def by_draws(pair: Pair, draws: Draws) -> Guesser:
     return {
         Draws.IID: sampled,
         Draws.WITHOUT_REPLACEMENT: sampled_without_replacement,
+        Draws.BEAM: sampled_without_replacement,  # the same, in a shape that no toy drafter chooses
         Draws.DETERMINISTIC: top_k,
     }[draws](pair)
 

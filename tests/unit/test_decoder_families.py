@@ -207,7 +207,7 @@ def test_rows_join_and_leave(pair: Pair) -> None:
 def test_old_and_new_spelling_of_the_config_agree(pair: Pair) -> None:
     raw = json.loads((pair.folder / "config.json").read_text())
     assert config_of(raw) == pair.ours.config
-    old = raw["text_config"] if "text_config" in raw else raw
+    old = raw.get("text_config", raw)
     rope = old.pop("rope_parameters")
     if "full_attention" in rope:
         old["rope_theta"], old["rope_local_base_freq"] = (
@@ -231,3 +231,50 @@ def test_prefill_in_chunks(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = pair.ours.score(TokenTree.chain(torch.tensor([[5], [6], [7], [8]])), cache).logits
     for row, (prompt, token) in enumerate(zip(rows, (5, 6, 7, 8), strict=True)):
         close(logits[row, 0], pair.reference([*prompt, token])[-1])
+
+
+def test_a_tree_grown_level_by_level(pair: Pair) -> None:
+    tokens, parents = [6, 7, 8, 9, 10, 11], [-1, 0, 0, 1, 2, 2]
+    whole, cache = pair.ours.new_cache(3), pair.ours.new_cache(3)
+    for each in (whole, cache):
+        pair.ours.prefill(PROMPTS, each)
+    expected = pair.ours.score(TokenTree.of_rows([(tokens, parents)] * 3), whole).logits
+    pair.ours.score(TokenTree.of_rows([(tokens[:3], parents[:3])] * 3), cache)
+    found = pair.ours.score(TokenTree.of_rows([(tokens, parents)] * 3), cache, start=3).logits
+    close(found, expected[:, 3:])
+
+
+def test_longrope_opened_for_a_long_context_uses_the_long_factors(tmp_path: Path) -> None:
+    theirs = make_checkpoint(tmp_path, *FAMILIES["phi3-longrope"])
+    ours = load_model(str(tmp_path), dtype="float32", device="cpu", max_len=64)
+    tokens = [(7 * i) % VOCAB for i in range(60)]
+    with torch.no_grad():
+        expected = theirs(torch.tensor([tokens])).logits
+    assert load_model(str(tmp_path), device="cpu").max_len == 48
+    close(ours.score(TokenTree.chain(torch.tensor([tokens])), ours.new_cache(1)).logits, expected)
+
+
+def test_dynamic_scaling_is_that_of_the_context_it_is_opened_for(tmp_path: Path) -> None:
+    theirs = make_checkpoint(tmp_path, *FAMILIES["llama-dynamic"])
+    ours = load_model(str(tmp_path), dtype="float32", device="cpu", max_len=96)
+    tokens = [(7 * i) % VOCAB for i in range(96)]
+    with torch.no_grad():
+        expected = theirs(torch.tensor([tokens])).logits
+    close(ours.score(TokenTree.chain(torch.tensor([tokens])), ours.new_cache(1)).logits, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_same_logits(pair: Pair) -> None:
+    """Lengths of every alignment, chains and trees, level and ragged: kernels differ in what they accept."""
+    theirs = load_model(str(pair.folder), dtype="float32", device="cuda")
+    rng = random.Random(3)
+    for length in range(14, 34, 3):
+        prompts = [[rng.randrange(VOCAB) for _ in range(length - row * rng.randrange(2))] for row in range(2)]
+        for tree in (TokenTree.of_rows([random_tree(rng, 7)] * 2), TokenTree.chain(torch.randint(0, VOCAB, (2, 5)))):
+            logits = []
+            for model in (pair.ours, theirs):
+                cache = model.new_cache(2)
+                model.prefill(prompts, cache)
+                logits.append(model.score(tree.to(model.device), cache).logits.cpu())
+            torch.testing.assert_close(*logits, atol=1e-2, rtol=0)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from outrider.acceptance.block import Block
 from outrider.acceptance.coupled import Coupled
 from outrider.acceptance.delta import Delta
+from outrider.acceptance.kseq import KSeq
+from outrider.acceptance.recursive import Recursive
 from outrider.acceptance.rejection import Rejection
+from outrider.acceptance.traversal import Traversal
 
-__all__ = ["Block", "Coupled", "Delta", "Rejection"]
+__all__ = ["Block", "Coupled", "Delta", "KSeq", "Recursive", "Rejection", "Traversal"]

@@ -30,7 +30,7 @@ from outrider.core.verdict import RowVerdict, Verdict
 class Coupled(AcceptanceRule):
     """Follow the target's own choice."""
 
-    exact_for: ClassVar = (Draws.DETERMINISTIC, Draws.IID, Draws.WITHOUT_REPLACEMENT)
+    exact_for: ClassVar = (Draws.DETERMINISTIC, Draws.IID, Draws.WITHOUT_REPLACEMENT, Draws.BEAM)
     shape: ClassVar = Shape.TREE
     lossless: ClassVar = True
 

@@ -18,25 +18,14 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from torch import Tensor
-
-from outrider.acceptance.paths import (
-    chain_verdict,
-    children_of,
-    deepest,
-    first_run,
-    guess_lanes,
-    path_of,
-    row_at,
-    tree_verdict,
-)
+from outrider.acceptance.paths import chain_verdict, deepest, first_run, guess_lanes, path_of, row_at, tree_verdict
 from outrider.acceptance.residual import draw, draw_row
+from outrider.acceptance.siblings import first_accepted, given_to, without_children
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import AcceptanceRule, RowDraft
 from outrider.core.random_source import RandomSource
 from outrider.core.rng import Noise, Purpose
 from outrider.core.sampling import Law
-from outrider.core.tree import TokenTree
 from outrider.core.verdict import RowVerdict, Verdict
 
 
@@ -64,34 +53,11 @@ class Delta(AcceptanceRule):
     def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
         tree, probs = draft.tree, law.probs
         coins = noise.uniform(Purpose.ACCEPT, guess_lanes(tree))
-        given = _target_probability(tree, probs)
+        given = given_to(tree, probs)
         if tree.is_chain:
             ends = first_run(tree, coins < given)
         else:
-            ends = deepest(tree, _entered(tree, given, coins))
+            ends = deepest(tree, first_accepted(tree, given, coins))
         p = row_at(probs, ends)
-        next_token = draw(_without_children(tree, ends, p), p, noise)
+        next_token = draw(without_children(tree, ends, p), p, noise)
         return chain_verdict(tree, ends, next_token) if tree.is_chain else tree_verdict(tree, ends, next_token)
-
-
-def _target_probability(tree: TokenTree, probs: Tensor) -> Tensor:
-    """[B, N - 1] p(guess | its parent)."""
-    return probs.flatten(1).gather(1, tree.parents[:, 1:] * probs.shape[2] + tree.tokens[:, 1:])
-
-
-def _entered(tree: TokenTree, given: Tensor, coins: Tensor) -> Tensor:
-    """[B, N - 1] true for the first accepted guess of each parent."""
-    tokens, parents = tree.tokens[:, 1:], tree.parents[:, 1:]
-    elder = (parents[:, :, None] == parents[:, None]).tril(-1)  # [b, i, j]: j is an earlier sibling of i
-    repeated = (elder & (tokens[:, :, None] == tokens[:, None])).any(-1)
-    given = given.masked_fill(repeated, 0)  # its elder twin has taken all that p gives the token
-    left = (1 - (elder * given[:, None]).sum(-1)).clamp(min=0)  # below 0 by rounding, it would let an impossible guess in
-    accepted = coins * left < given
-    return accepted & ~(elder & accepted[:, None]).any(-1)
-
-
-def _without_children(tree: TokenTree, nodes: Tensor, p: Tensor) -> Tensor:
-    """[B, V] the law after ``nodes`` without the guesses made there."""
-    # A minimum per token: 0 for a rejected guess, infinity (no change) for the tokens of other nodes.
-    bound = p.new_zeros(tree.tokens.shape).masked_fill(~children_of(tree, nodes), float("inf"))
-    return p.scatter_reduce(1, tree.tokens, bound, "amin")

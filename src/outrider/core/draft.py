@@ -21,6 +21,9 @@ class Draws(Enum):
     """Sampled independently from q, duplicates kept."""
     WITHOUT_REPLACEMENT = "without replacement"
     """Sampled one after the other, each from q without the earlier ones."""
+    BEAM = "a stochastic beam"
+    """Sampled without replacement, but how many siblings a node has depends on tokens in other branches: exact only for a
+    rule that works from the top down."""
     DETERMINISTIC = "deterministic"
     """Chosen: top-k, copied, retrieved, guessed. Also guesses made with the target's own noise."""
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.tree import TokenTree
 from outrider.drafters.catch_up import new_cache, room
@@ -88,8 +89,8 @@ class TreeDrafter(Drafter, ABC):
 class DraftTreeOptions:
     """The shape. The policy's ``num_draft_tokens`` (depth) and ``num_tree_nodes`` can only cut it."""
 
-    branching: tuple[int, ...] = (4, 2, 2, 1, 1)
-    """Children of every node, level by level."""
+    branching: tuple[int, ...] | str = (4, 2, 2, 1, 1)
+    """Children of every node, level by level; "4,2,2,1,1" on the command line."""
     rank_paths: tuple[RankPath, ...] | None = None
     """Any other shape: rank paths such as ((0,), (1,), (0, 0)); overrides ``branching``."""
 
@@ -98,10 +99,21 @@ class DraftTreeOptions:
 
     @property
     def tree(self) -> TreeShape:
-        return TreeShape.of_branching(self.branching) if self.rank_paths is None else TreeShape.of_paths(self.rank_paths)
+        return (
+            TreeShape.of_branching(_widths(self.branching)) if self.rank_paths is None else TreeShape.of_paths(self.rank_paths)
+        )
 
     def __post_init__(self) -> None:
         assert self.tree  # raises where it is not a tree
+
+
+def _widths(branching: tuple[int, ...] | str) -> tuple[int, ...]:
+    if not isinstance(branching, str):
+        return branching
+    try:
+        return tuple(int(width) for width in branching.split(","))
+    except ValueError:
+        raise OptionError(f"branching = {branching!r} is not valid; write whole numbers with commas between them") from None
 
 
 @final

@@ -120,6 +120,10 @@ class Fused(Drafter):
             drafter.observe(state.inner[index], seen)
         state.rounds = []
 
+    def finish(self, state: FusedState, row: int, tokens: Sequence[int]) -> None:
+        for drafter, inner in zip(self.drafters, state.inner, strict=True):
+            drafter.finish(inner, row, tokens)
+
     def _order(self, state: FusedState) -> list[int]:
         """Drafters by their mean rate in the batch, the best first: all rows are asked together."""
         means = [sum(row[i].rate for row in state.tallies) for i in range(len(self.drafters))]

@@ -186,9 +186,7 @@ class Lookahead(Drafter):
         """Row 0 begins as words of the prompt, with one column more for every row that is still to grow."""
         del taps
         width = self.options.window + self.options.ngram - 2
-        return _State(
-            [_Row(NgramPool(self.options.max_guesses), [random.Random(0).choices(row, k=width)]) for row in rows]
-        )
+        return _State([_Row(NgramPool(self.options.max_guesses), [random.Random(0).choices(row, k=width)]) for row in rows])
 
     def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
         trees: list[tuple[list[int], list[int]]] = []

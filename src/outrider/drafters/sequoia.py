@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Observation
@@ -52,7 +52,7 @@ class SequoiaOptions:
 def best_tree(by_rank: tuple[float, ...], num_nodes: int, *, max_depth: int) -> TreeShape:
     """The tree of at most ``num_nodes`` guesses with the largest expected number of accepted ones."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def below(nodes: int, depth: int, rank: int) -> tuple[float, int]:
         """H, and how many nodes the child of this rank gets."""
         if nodes == 0 or depth == 0 or rank == len(by_rank):

@@ -47,7 +47,7 @@ class TreeGrowth:
     def expand(self, tokens: Tensor, parents: Tensor) -> Law:
         """[B, M, V] the law after M new nodes; ``parents`` [B, M] are numbers of expanded nodes, 0 for the root."""
         self._num_levels += 1
-        alive = [depth > self._num_levels for depth in self.depths]
+        alive = [depth >= self._num_levels for depth in self.depths]
         if not all(alive):  # a finished row's nodes hang from the root, so that none lies beyond the draft's context
             parents = parents * torch.tensor(alive, device=parents.device)[:, None]
         self._is_chain = self._is_chain and tokens.shape[1] == 1 and all(alive)

@@ -63,6 +63,18 @@ class ModelConfig:
 
 def config_of(raw: Raw) -> ModelConfig | None:
     """The lean decoder's description of a checkpoint; None if it has to go through the Hugging Face adapter."""
+    try:
+        config = _lean_config(raw)
+    except ModelError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise ModelError(f"config.json cannot be understood ({type(error).__name__}: {error}); fetch the file again") from error
+    if config is not None:
+        _check(config)
+    return config
+
+
+def _lean_config(raw: Raw) -> ModelConfig | None:
     inner = raw.get("text_config") if raw.get("model_type") == "gemma3" else None
     text: Raw = raw if inner is None else {**inner, **{key: raw[key] for key in _OUTER_KEYS if key in raw}}
     family = "gemma3_text" if inner is not None else str(text.get("model_type"))
@@ -72,6 +84,22 @@ def config_of(raw: Raw) -> ModelConfig | None:
     if read.activation not in ACTIVATIONS or any(rope.kind not in ROPE_KINDS for rope in read.ropes):
         return None
     return read.config(family)
+
+
+def _check(config: ModelConfig) -> None:
+    """What no default can repair."""
+    if config.num_heads % config.num_kv_heads:
+        heads = f"{config.num_heads} attention heads cannot share {config.num_kv_heads} key-value heads"
+        raise ModelError(f"config.json is inconsistent: {heads}; fetch the file again")
+    if not len(config.windows) == len(config.rope_of_layer) == config.num_layers:
+        raise ModelError(
+            f"config.json is inconsistent: its lists are not {config.num_layers} layers long; fetch the file again"
+        )
+    for rope in config.ropes:
+        if rope.kind == "longrope" and not len(rope.short_factor) == len(rope.long_factor) == rope.dim // 2:
+            raise ModelError(f"config.json is inconsistent: longrope needs {rope.dim // 2} factors; fetch the file again")
+        if rope.kind in ("linear", "dynamic", "llama3") and rope.factor is None:
+            raise ModelError(f"config.json is inconsistent: {rope.kind} rope scaling without a factor; fetch the file again")
 
 
 _OUTER_KEYS = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")

@@ -8,6 +8,7 @@ an ``nn.Module``: on small models calling modules costs more than multiplying.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -27,6 +28,8 @@ from outrider.models.weights import LayerWeights, Weights
 
 _CHUNK = 512
 """Most tokens of a row per prefill pass: bounds the size of masks and activations."""
+_TWOFOLD = 500_000_000
+"""Parameters up to which a float32 model on a CPU may keep its matrices in two layouts (2 GB more at most)."""
 
 
 @final
@@ -37,10 +40,11 @@ class Decoder(Target):
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
-        self._layers = [_layer_of(config, index, layer) for index, layer in enumerate(weights.layers)]
+        twofold = sum(tensor.numel() for tensor in weights.tensors) <= _TWOFOLD
+        self._layers = [_layer_of(config, index, layer, twofold) for index, layer in enumerate(weights.layers)]
         self._embedding = weights.embedding  # other weights are not kept: their layers hold them in layouts of their own
         self._norm = rms_norm(weights.norm, config.norm_eps)
-        self._head = linear_of(weights.head)
+        self._head = linear_of(weights.head, twofold=twofold)
         num_groups = config.num_heads // config.num_kv_heads
         self._sights = SightMaker(config.windows, num_groups, dtype=self.dtype)
         self._tables = [
@@ -113,14 +117,15 @@ class Decoder(Target):
         return table.cos[positions][:, None], table.sin[positions][:, None]
 
 
-def _layer_of(config: ModelConfig, index: int, weights: LayerWeights) -> Layer | PostNormLayer:
+def _layer_of(config: ModelConfig, index: int, weights: LayerWeights, twofold: bool) -> Layer | PostNormLayer:
     def norm(weight: Tensor | None) -> Any:
         return None if weight is None else rms_norm(weight, config.norm_eps)
 
+    linear = partial(linear_of, twofold=twofold)
     q_norm, k_norm = norm(weights.q_norm), norm(weights.k_norm)
-    qkv, out = linear_of(weights.qkv, weights.qkv_bias), linear_of(weights.out, weights.out_bias)
+    qkv, out = linear(weights.qkv, weights.qkv_bias), linear(weights.out, weights.out_bias)
     attention = SelfAttention(config, index, qkv=qkv, out=out, norms=(q_norm, k_norm) if q_norm else None)
-    gate_up, down = linear_of(weights.gate_up, weights.gate_up_bias), linear_of(weights.down, weights.down_bias)
+    gate_up, down = linear(weights.gate_up, weights.gate_up_bias), linear(weights.down, weights.down_bias)
     mlp = GatedMlp(config, gate_up=gate_up, down=down)
     pair = norm(weights.attention_norm), norm(weights.mlp_norm)
     if not config.post_norms:

@@ -52,7 +52,7 @@ class HFModel(Target):
     @staticmethod
     def load(folder: Path, *, dtype: torch.dtype, device: torch.device) -> HFModel:
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         except Exception as error:  # transformers raises many kinds, and all of them mean that the folder cannot be used
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{folder}: transformers cannot open it ({type(error).__name__}: {reason})") from error
@@ -64,14 +64,14 @@ class HFModel(Target):
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
         for tree in chunks_of(rows, _CHUNK, self.device):
-            _, tapped = self._forward(tree, cache, taps, num_logits=1)
+            tapped = self._forward(tree, cache, taps, num_logits=1).taps
             cache.commit([range(size) for size in tree.sizes])
             pieces.append((tree, tapped))
         empty = torch.zeros(0, self.hidden_size, dtype=self.dtype, device=self.device)
         return joined_taps(pieces, taps, num_rows=len(rows), empty=empty)
 
-    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = ()) -> Scores:
-        return Scores(*self._forward(tree, cache, taps))
+    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0) -> Scores:
+        return self._forward(tree, cache, taps, start=start)
 
     def logits(self, hidden: Tensor) -> Tensor:
         if self._readout is None:
@@ -79,31 +79,31 @@ class HFModel(Target):
         with torch.no_grad():
             return self._readout(hidden)
 
-    def _forward(
-        self, tree: TokenTree, cache: Cache, taps: Sequence[int], *, num_logits: int = 0
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """[B, N, V] logits (the last ``num_logits`` nodes' alone if not 0) and tapped states [B, N, H]."""
+    def _forward(self, tree: TokenTree, cache: Cache, taps: Sequence[int], *, start: int = 0, num_logits: int = 0) -> Scores:
+        """One pass; with ``num_logits`` the logits of so many last nodes alone, where the model knows how."""
         assert isinstance(cache, HFCache), "an HFModel works on the caches it made"
-        cache.reserve(tree.num_nodes)
+        cache.reserve(tree.num_nodes, start=start)
         starts = torch.tensor(cache.lengths, device=self.device)[:, None]
         options: dict[str, Any] = {"logits_to_keep": num_logits} if "logits_to_keep" in self._arguments else {}
         with torch.no_grad(), _Tap(self._last_layer if self.num_layers in taps else None) as last:
             output = self.model(
-                input_ids=tree.tokens,
-                attention_mask=self._mask(tree, cache.lengths),
-                position_ids=starts + tree.depths,
+                input_ids=tree.tokens[:, start:],
+                attention_mask=self._mask(tree, cache.lengths, start),
+                position_ids=(starts + tree.depths)[:, start:],
                 past_key_values=cache.storage,
                 use_cache=True,
                 output_hidden_states=bool(taps),
                 **options,
             )
         tapped = {tap: output.hidden_states[tap] for tap in taps if tap < self.num_layers}
-        return output.logits, tapped if last.state is None else {**tapped, self.num_layers: last.state}
+        return Scores(output.logits, tapped if last.state is None else {**tapped, self.num_layers: last.state})
 
-    def _mask(self, tree: TokenTree, lengths: Sequence[int]) -> Tensor | dict[str, Tensor] | None:
+    def _mask(self, tree: TokenTree, lengths: Sequence[int], start: int) -> Tensor | dict[str, Tensor] | None:
         if tree.is_chain and min(lengths) == max(lengths) and self._windows == {_FULL: None}:
             return None  # plain decoding: the model makes its own causal mask, or needs none
-        masks = {kind: padded_bias(tree, lengths, window=size, dtype=self.dtype) for kind, size in self._windows.items()}
+        masks = {
+            kind: padded_bias(tree, lengths, window=size, dtype=self.dtype, start=start) for kind, size in self._windows.items()
+        }
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _check(self) -> None:

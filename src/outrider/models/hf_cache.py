@@ -37,10 +37,10 @@ class HFCache(Cache):
         blocks = self.blocks
         return blocks[0][0].shape[2] if blocks else 0
 
-    def reserve(self, num_nodes: int) -> None:
-        """Drops the nodes of a tree nobody committed: the next ones are appended by the model itself."""
+    def reserve(self, num_nodes: int, *, start: int = 0) -> None:
+        """Drops nodes ``start``.. of a tree nobody committed: the next ones are appended by the model itself."""
         del num_nodes
-        self._cut(max(self.lengths))
+        self._cut(max(self.lengths) + start)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         first_node = max(self.lengths)

@@ -61,8 +61,10 @@ class _RmsNormOfFewOps:
         self._floor = torch.tensor((size * eps) ** 0.5)
 
     def __call__(self, x: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
-        return (x / length.hypot_(self._floor)).mul_(self._weight).to(x.dtype)
+        if x.dtype == torch.float32:
+            return (x / torch.linalg.vector_norm(x, 2, -1, True).hypot_(self._floor)).mul_(self._weight)
+        wide = x.float()
+        return wide.div_(torch.linalg.vector_norm(wide, 2, -1, True).hypot_(self._floor)).mul_(self._weight).to(x.dtype)
 
 
 def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

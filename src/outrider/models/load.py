@@ -25,6 +25,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def load_model(name: str, *, dtype: str | None = None, device: str | None = None, max_len: int | None = None) -> Target:
     """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe; ``max_len`` opens a model whose
     rotary scaling depends on the context (longrope, dynamic) for more than its original length."""
+    if max_len is not None and max_len < 1:
+        raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     place = device_of(device)
     wanted = _dtype_named(dtype)
     path = local_path(name)
@@ -95,9 +97,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{folder} has no config.json, so it is not a model folder; give the folder that holds the weights")
     try:
         raw = json.loads(path.read_text())
-        assert isinstance(raw, dict)
-    except (json.JSONDecodeError, UnicodeDecodeError, AssertionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} is not a JSON object ({error}); fetch the file again") from error
+    if not isinstance(raw, dict):
+        raise ModelError(f"{path} is not a JSON object but a {type(raw).__name__}; fetch the file again")
     return raw
 
 

@@ -20,16 +20,16 @@ from torch import Tensor
 
 from outrider.core.tree import TokenTree
 
-_ALIGN = 8
-"""Columns of a mask's storage come in multiples of this: the CUDA kernels want every row to begin at an aligned address."""
+_ALIGN = 16
+"""Rows of a mask begin at multiples of this many elements on a GPU, where kernels fault on less or copy it in every layer."""
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """A slice of a stored mask begins anywhere; the CUDA kernels fault on that, so they get a copy. CPUs do not care."""
+    """A slice of a stored mask begins anywhere, and a mask has any number of columns; a GPU gets an aligned copy."""
     if mask.device.type != "cuda":
         return mask
-    num_rows, num_columns = mask.shape
-    return mask.new_empty(num_rows, -(-num_columns // _ALIGN) * _ALIGN)[:, :num_columns].copy_(mask)
+    *shape, num_columns = mask.shape
+    return mask.new_empty(*shape, -(-num_columns // _ALIGN) * _ALIGN)[..., :num_columns].copy_(mask)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class SightMaker:
 
     def _stored_chain(self, key: tuple[int, int | None, torch.device], num_before: int) -> Tensor:
         num_nodes, window, device = key
-        num_columns = -(-(num_before + num_before // 2 + 256 + num_nodes) // _ALIGN) * _ALIGN
+        num_columns = num_before + num_before // 2 + 256 + num_nodes
         nodes = torch.arange(num_nodes, device=device)[:, None]
         slots = torch.arange(num_columns, device=device) - (num_columns - num_nodes)
         seen = slots <= nodes
@@ -123,7 +123,7 @@ class SightMaker:
             depths = tree.depths
             reach = torch.where(is_node, depths.gather(1, index), nodes)
             seen = seen & (depths[:, :, None] - reach[:, None] < window)
-        return self._bias(seen[:, start:])[:, None]
+        return _aligned(self._bias(seen[:, start:]))[:, None]
 
     def _bias(self, seen: Tensor) -> Tensor:
         """Additive form, one copy for each query that shares a key head."""

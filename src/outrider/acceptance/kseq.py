@@ -1,0 +1,120 @@
+"""k-SEQ: of k independent guesses the first that passes a test made easier for all of them is kept.
+
+Testing each of k guesses as if it were alone keeps too many: likely tokens come up several times. k-SEQ divides the
+acceptance probability by rho, the smallest factor (at most k) for which what the kept guesses supply stays below the
+target's law; what is missing is drawn afterwards. Among several drafts those that agree with the accepted tokens go on
+together: at the next level their guesses are again independent draws from one q.
+
+    beta(rho) = sum_v min(p(v) / rho, q(v));    kept(rho) = 1 - (1 - beta)^k;    rho* = min{rho >= 1 : kept <= rho beta}
+    for guess x in order:   accept with probability min(1, p(x) / (rho* q(x)))
+    none accepted:          y ~ norm(p - min(p / rho*, q) kept / beta)
+
+Sun et al. 2023, "SpecTr: Fast Speculative Decoding via Optimal Transport", arXiv 2310.15141. Lossless for independent
+siblings, duplicates kept. *Proof.* A trial accepts v with probability min(q, p / rho)(v), so v is the first accepted of k
+with min(q, p / rho)(v) kept / beta <= p(v), as kept / beta <= rho and min(q, p / rho) <= p / rho; the rest has mass
+1 - kept. rho = k always does (kept <= k beta), and a larger rho than needed is exact too, so bisection returns its upper end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outrider.acceptance.paths import path_of, row_at, tree_verdict
+from outrider.acceptance.residual import draw, draw_row, ratio
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.interfaces import AcceptanceRule, RowDraft
+from outrider.core.random_source import RandomSource
+from outrider.core.rng import Noise, Purpose
+from outrider.core.sampling import Law
+from outrider.core.twins import first_twins
+from outrider.core.verdict import RowVerdict, Verdict
+
+_PRECISION = 1e-7
+"""How close to rho* the upper end of the bisection comes. Not a matter of exactness: any rho above rho* is exact."""
+
+
+@final
+class KSeq(AcceptanceRule):
+    """Accept the first of k guesses that passes a common test."""
+
+    exact_for: ClassVar = (Draws.IID,)
+    shape: ClassVar = Shape.TREE
+    lossless: ClassVar = True
+
+    def walk_row(self, row: RowDraft, source: RandomSource) -> RowVerdict:
+        reached = [0]  # nodes that spell the accepted tokens; the first stands for all
+        while True:
+            end = reached[0]
+            guesses = sorted(child for node in reached for child in row.children(node))
+            p = row.p[end]
+            q = p if row.q is None else row.q[end]
+            rho = _smallest_factor_row(p.tolist(), q.tolist(), len(guesses))
+            accepted = None
+            for child in guesses:
+                token = row.tokens[child]
+                if source.bernoulli(ratio(float(p[token]), rho * float(q[token])), child):
+                    accepted = token
+                    break
+            if accepted is None:
+                owed = _missing_part(p, q, rho=p.new_tensor(rho), count=p.new_tensor(len(guesses)))
+                return RowVerdict(path_of(row, end), draw_row(owed, p, source), rejected=bool(row.children(end)))
+            reached = [child for child in guesses if row.tokens[child] == accepted]
+
+    def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
+        tree, p = draft.tree, law.probs
+        assert draft.q is not None or tree.num_nodes == 1, "sampled guesses come with their q"
+        q = p if draft.q is None else draft.q
+        first = first_twins(tree)
+        above = first.gather(1, tree.parents.clamp(min=0))
+        is_guess = tree.valid & (tree.parents >= 0)
+        counts = torch.zeros_like(p[..., 0]).scatter_add(1, above, is_guess.to(p.dtype))
+        rho = _smallest_factor(p, q, counts)
+        lanes = torch.arange(tree.num_nodes, device=p.device).expand(tree.batch_size, -1)
+        coins = noise.uniform(Purpose.ACCEPT, lanes)
+        flat = above * p.shape[2] + tree.tokens
+        p_guess, q_guess = p.flatten(1).gather(1, flat), q.flatten(1).gather(1, flat)
+        passes = is_guess & (coins * rho.gather(1, above) * q_guess < p_guess)
+        ends = torch.zeros_like(tree.tokens[:, 0])
+        for node in range(1, tree.num_nodes):  # a guess that passes comes after the nodes it is a guess for
+            ends = torch.where(passes[:, node] & (above[:, node] == ends), first[:, node], ends)
+        p_end, at = row_at(p, ends), ends[:, None]
+        owed = _missing_part(p_end, row_at(q, ends), rho=rho.gather(1, at)[:, 0], count=counts.gather(1, at)[:, 0])
+        owed = torch.where(counts.gather(1, at) > 0, owed, p_end)  # where nothing was guessed q means nothing
+        return tree_verdict(tree, ends, draw(owed, p_end, noise))
+
+
+def _smallest_factor_row(p: list[float], q: list[float], count: int) -> float:
+    """rho* for ``count`` guesses from ``q`` against ``p``."""
+    low, high = 1.0, float(max(count, 1))
+    while high - low > _PRECISION:
+        rho = (low + high) / 2
+        beta = sum(min(p_v / rho, q_v) for p_v, q_v in zip(p, q, strict=True))
+        if 1 - max(1 - beta, 0.0) ** count > rho * beta:
+            low = rho
+        else:
+            high = rho
+    return high
+
+
+def _smallest_factor(p: Tensor, q: Tensor, count: Tensor) -> Tensor:
+    """[B, N] the same for ``count`` [B, N] guesses at every node of a batch."""
+    low, high = torch.ones_like(count), count.clamp(min=1)
+    widest = max(1, count.shape[1] - 1)  # no node has more guesses than that, and none of the trees is asked
+    for _ in range(math.ceil(math.log2(widest / _PRECISION))):
+        rho = (low + high) / 2
+        beta = torch.minimum(p / rho[..., None], q).sum(-1)
+        too_small = 1 - (1 - beta).clamp(min=0) ** count > rho * beta
+        low, high = torch.where(too_small, rho, low), torch.where(too_small, high, rho)
+    return high
+
+
+def _missing_part(p: Tensor, q: Tensor, *, rho: Tensor, count: Tensor) -> Tensor:
+    """[..., V] what the target is owed when none of the guesses was accepted."""
+    supplied = torch.minimum(p / rho[..., None], q)
+    beta = supplied.sum(-1)
+    kept = 1 - (1 - beta).clamp(min=0) ** count
+    return (p - supplied * torch.where(beta > 0, kept / beta, 0.0)[..., None]).clamp(min=0)

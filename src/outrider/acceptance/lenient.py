@@ -1,0 +1,97 @@
+"""Lenience: rejection sampling that takes the draft's word a little too often.
+
+The draft's law is scaled down by l before it is compared with the target's, so a guess is kept up to 1/l times as
+often as it should be; after a rejection comes what p has beyond the scaled law. l = 1 is rejection sampling, number
+for number. At temperature 0 a guess is kept when it is at least l times as likely as the best token.
+
+    keep x_i  iff  u_i l q_i(x_i) < p_i(x_i);     first rejection: y ~ norm((p_i - l q_i)+);     none: y ~ p_{K+1}
+    temperature 0:  keep x_i  iff  x_i is the argmax or  judged(x_i) > l max judged;     rejection: y = argmax
+
+Leviathan, Kalman & Matias 2023, arXiv 2211.17192, appendix. What is lost: kept guesses supply min(q, p/l), so a token
+may come up to 1/l times too often and never more:
+
+    out = min(q, p/l) + R norm((p - l q)+) <= p / l,   R = 1 - sum min(q, p/l);     hence TV(out, p) <= 1 - l
+
+(With S = sum (p - l q)+: sum min(l q, p) = 1 - S, so R = (S - 1 + l) / l <= S / l and out <= (min(l q, p) + (p - l q)+) / l.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outrider.acceptance.lossy import LossyRule, OneGuess, is_single, judged_law
+from outrider.acceptance.paths import chain_verdict, first_run, guess_lanes, last_nodes, path_of, row_at
+from outrider.acceptance.residual import NOTHING, draw, draw_row, ratio, surplus
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.errors import OptionError
+from outrider.core.interfaces import RowDraft
+from outrider.core.random_source import RandomSource
+from outrider.core.rng import Noise, Purpose
+from outrider.core.sampling import Law
+from outrider.core.verdict import RowVerdict, Verdict
+
+
+@dataclass(frozen=True)
+class LenientOptions:
+    """How lenient to be."""
+
+    lenience: float = 0.5
+    """l: no token comes more than 1/l times as often as it should; 1 is exact."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lenience <= 1:
+            raise OptionError(f"lenience = {self.lenience} is not valid; use a number above 0 and at most 1 (1 is lossless)")
+
+
+@final
+class Lenient(LossyRule):
+    """Accept a sampled guess with probability min(1, p / (l q))."""
+
+    exact_for: ClassVar = (Draws.IID,)
+    shape: ClassVar = Shape.CHAIN
+
+    def __init__(self, options: LenientOptions | None = None) -> None:
+        self.options = options or LenientOptions()
+
+    def judge_row(self, row: RowDraft, judged: Tensor, source: RandomSource) -> RowVerdict:
+        lenience, last = self.options.lenience, len(row.tokens) - 1
+        near = self._near(row.p, judged)
+        for node in range(last):
+            assert row.q is not None, "sampled guesses come with their q"
+            p, q, guess = row.p[node], lenience * row.q[node], row.tokens[node + 1]
+            if near[node, guess]:
+                continue
+            if not source.bernoulli(ratio(float(p[guess]), float(q[guess])), node + 1):
+                return RowVerdict(path_of(row, node), draw_row(surplus(p, q), p, source), rejected=True)
+        return RowVerdict(path_of(row, last), draw_row(row.p[last], row.p[last], source), rejected=False)
+
+    def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
+        tree, p = draft.tree, law.probs
+        assert tree.is_chain, "this rule walks chains"
+        assert draft.q is not None or tree.num_nodes == 1, "sampled guesses come with their q"
+        q = self.options.lenience * (p if draft.q is None else draft.q)
+        guesses = tree.tokens[:, 1:, None]
+        p_guess, q_guess = p[:, :-1].gather(2, guesses)[..., 0], q[:, :-1].gather(2, guesses)[..., 0]
+        near = self._near(p, judged_law(law))[:, :-1].gather(2, guesses)[..., 0]
+        coins = noise.uniform(Purpose.ACCEPT, guess_lanes(tree))
+        ends = first_run(tree, near | (coins * q_guess < p_guess))
+        p_end = row_at(p, ends)
+        complete = (ends == last_nodes(tree))[:, None]  # where nothing was guessed q means nothing
+        owed = torch.where(complete, p_end, surplus(p_end, row_at(q, ends)))
+        return chain_verdict(tree, ends, draw(owed, p_end, noise))
+
+    def one_guess(self, p: Tensor, q: Tensor, *, judged: Tensor | None = None) -> OneGuess:
+        near = self._near(p, p if judged is None else judged)
+        supplied = torch.where(near, q, torch.minimum(q, p / self.options.lenience))
+        kept = supplied.sum(-1)
+        owed = surplus(p, self.options.lenience * q)
+        owed = torch.where(owed.sum(-1, keepdim=True) > NOTHING, owed, p)
+        return OneGuess(supplied + (1 - kept)[..., None] * owed / owed.sum(-1, keepdim=True), kept)
+
+    def _near(self, p: Tensor, judged: Tensor) -> Tensor:
+        """[..., V] tokens near enough to the best where only one is possible. (Strictly, so that l = 1 keeps no ties.)"""
+        return is_single(p)[..., None] & (judged > self.options.lenience * judged.amax(-1, keepdim=True))

@@ -1,0 +1,91 @@
+"""Recursive rejection on trees: siblings are tried one after the other, each against what its elders left of the target.
+
+A rejected guess has used up part of the target's law; the rest takes its place, and the next sibling is tested against
+that, with the law *it* was drawn from: q again if siblings are independent (a duplicate is then rejected surely, and the
+rest shrinks all the same), q without the elder ones if they were drawn without replacement. Where a guess is accepted the
+walk goes on below it; where all are rejected, the rest is drawn from.
+
+    r <- p;   for child x in order:   accept with probability min(1, r(x) / q'(x)),   else r <- norm((r - q')+)
+    independent: q' = q;    without replacement: q' = norm(q without the elder children)
+    no child left:   y ~ r
+
+Miao et al. 2023 (SpecInfer, arXiv 2305.09781) for independent siblings; Jeon et al. 2024 (RSD, arXiv 2402.14160) and Chen
+et al. 2024 (Sequoia, arXiv 2402.12374) without replacement. Lossless for both by Corollary B of docs/lossless.md. It works
+from the top down, so it may also be used where the number of siblings depends on other branches (a stochastic beam). On a
+chain it is token-wise rejection.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outrider.acceptance.paths import path_of, tree_verdict
+from outrider.acceptance.residual import NOTHING, draw, draw_row, ratio, surplus
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.interfaces import AcceptanceRule, RowDraft
+from outrider.core.random_source import RandomSource
+from outrider.core.rng import Noise, Purpose
+from outrider.core.sampling import Law
+from outrider.core.verdict import RowVerdict, Verdict
+
+
+@final
+class Recursive(AcceptanceRule):
+    """Reject siblings one by one."""
+
+    exact_for: ClassVar = (Draws.WITHOUT_REPLACEMENT, Draws.IID, Draws.BEAM)
+    shape: ClassVar = Shape.TREE
+    lossless: ClassVar = True
+
+    def walk_row(self, row: RowDraft, source: RandomSource) -> RowVerdict:
+        node, entered, rest = 0, True, row.p[0]
+        while entered:
+            entered, rest = False, row.p[node]
+            left = torch.zeros_like(rest) if row.q is None else row.q[node].clone()
+            for child in row.children(node):
+                guess, drawn_from = row.tokens[child], _norm_row(left)
+                if source.bernoulli(ratio(float(rest[guess]), float(drawn_from[guess])), child):
+                    node, entered = child, True
+                    break
+                owed = surplus(rest, drawn_from)
+                rest = owed / owed.sum() if owed.sum() > NOTHING else rest
+                if row.draws is not Draws.IID:
+                    left[guess] = 0
+        return RowVerdict(path_of(row, node), draw_row(rest, row.p[node], source), rejected=bool(row.children(node)))
+
+    def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
+        tree, p = draft.tree, law.probs
+        assert draft.q is not None or tree.num_nodes == 1, "sampled guesses come with their q"
+        q = p if draft.q is None else draft.q
+        lanes = torch.arange(tree.num_nodes, device=p.device).expand(tree.batch_size, -1)
+        coins = noise.uniform(Purpose.ACCEPT, lanes)
+        ends, rest, left = torch.zeros_like(tree.tokens[:, 0]), p[:, 0], q[:, 0]
+        for node in range(1, tree.num_nodes):  # a node comes after its parent, so one pass is the whole walk
+            tested = (tree.parents[:, node] == ends) & tree.valid[:, node]
+            guess, drawn_from = tree.tokens[:, node, None], _norm(left)
+            passes = coins[:, node, None] * drawn_from.gather(1, guess) < rest.gather(1, guess)
+            entered = tested & passes[:, 0]
+            owed = surplus(rest, drawn_from)
+            total = owed.sum(-1, keepdim=True)
+            rejected = (tested & ~entered)[:, None]
+            rest = torch.where(entered[:, None], p[:, node], torch.where(rejected & (total > NOTHING), owed / total, rest))
+            if draft.draws is not Draws.IID:
+                left = torch.where(rejected, left.scatter(1, guess, 0.0), left)
+            left = torch.where(entered[:, None], q[:, node], left)
+            ends = torch.where(entered, node, ends)
+        p_end = p.gather(1, ends[:, None, None].expand(-1, 1, p.shape[2]))[:, 0]
+        return tree_verdict(tree, ends, draw(rest, p_end, noise))
+
+
+def _norm_row(weights: Tensor) -> Tensor:
+    """Scaled to 1; all zero where nothing is left."""
+    return weights / weights.sum() if weights.sum() > 0 else torch.zeros_like(weights)
+
+
+def _norm(weights: Tensor) -> Tensor:
+    """The same for the rows of a batch. (Padding may hold anything, so zero is not a multiplication by 0.)"""
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights / total, 0.0)

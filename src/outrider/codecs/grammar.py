@@ -1,0 +1,156 @@
+"""Grammars: text that is certain to match a JSON schema, a regular expression or an EBNF grammar.
+
+A matcher follows the bytes of the tokens and says which tokens may come next; the sampler gives all others no
+probability, at every node of a tree by the path that leads there, so constrained text is exact under speculation. A
+state is a value: a matcher that is never moved, with what may follow it worked out once. A token is answered by a moved
+copy, remembered under its parent, so the nodes of a tree share what their paths share, and states no request stands on
+any more are freed with it. End-of-sequence tokens are allowed exactly where the grammar may end.
+
+    p(v | path)  =  0  unless  bytes(path) bytes(v) begins some text of the grammar  (v = end: is one)
+
+The matcher is llguidance (derivatives of regular expressions and an Earley parser over the tokenizer's byte trie;
+Microsoft, MIT licence), an optional dependency: pip install 'outrider[grammar]'.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor
+
+from outrider.codecs.text import TextCodec
+from outrider.core.errors import OptionError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_HEADER = '%llguidance {"no_forcing": true}\n'
+"""Where only one text can follow, the library would allow only the token its tokenizer would write it with. That is not
+the target's law given the grammar, so all tokens that begin the text are allowed."""
+
+
+@final
+class GrammarState:
+    """A place in a grammar. Equal only to itself."""
+
+    def __init__(self, matcher: LLMatcher, *, ended: bool = False) -> None:
+        self.matcher = matcher
+        self.ended = ended
+        """An end-of-sequence token was said: only another one may follow."""
+        self.allowed: Tensor | None = None
+        self.next: dict[int, GrammarState | None] = {}
+
+
+@final
+class TokenGrammar:
+    """A compiled grammar over one tokenizer's tokens; made by ``GrammarCompiler``, given as ``SamplingParams.grammar``."""
+
+    def __init__(self, matcher: LLMatcher, *, end_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._end_ids = end_ids
+
+    def initial(self) -> GrammarState:
+        """A tree of states of its own for every request: it lives as long as the request does."""
+        return GrammarState(self._matcher.deep_copy())
+
+    def advance(self, state: GrammarState, token: int) -> GrammarState | None:
+        if token not in state.next:
+            state.next[token] = self._moved(state, token)
+        return state.next[token]
+
+    def allowed(self, state: GrammarState, vocab_size: int) -> Tensor:
+        if state.allowed is None or len(state.allowed) != vocab_size:
+            state.allowed = self._mask(state, vocab_size)
+        return state.allowed
+
+    def may_end(self, state: GrammarState) -> bool:
+        """The text so far is one of the grammar's."""
+        return state.ended or state.matcher.is_accepting()
+
+    def _moved(self, state: GrammarState, token: int) -> GrammarState | None:
+        if token in self._end_ids:
+            return GrammarState(state.matcher, ended=True) if self.may_end(state) else None
+        if state.ended or state.matcher.validate_tokens([token]) != 1:
+            return None
+        matcher = state.matcher.deep_copy()
+        return GrammarState(matcher) if matcher.consume_token(token) else None
+
+    def _mask(self, state: GrammarState, vocab_size: int) -> Tensor:
+        """[V] boolean. Tokens past the tokenizer's own (padding of the model's vocabulary) are never allowed."""
+        mask = torch.zeros(vocab_size, dtype=torch.bool)
+        if not state.ended and not state.matcher.is_stopped():
+            # The copy, because a matcher that runs into a limit of the library stays in an error for good.
+            packed = torch.frombuffer(bytearray(state.matcher.deep_copy().compute_bitmask()), dtype=torch.uint8)
+            bits = (packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten().bool()
+            mask[: len(bits)] = bits[:vocab_size]
+        mask[[token for token in self._end_ids if token < vocab_size]] = self.may_end(state)
+        return mask
+
+
+@final
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer. Reading the vocabulary takes up to a second, so keep it."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        if not codec.eos_ids:
+            raise OptionError("grammars need an end-of-sequence token, and this tokenizer declares none; set eos_token")
+        self._end_ids = codec.eos_ids
+        self._tokenizer = _tokenizer_of(codec)
+
+    def json_schema(self, schema: Mapping[str, Any] | str, *, whitespace: bool = False) -> TokenGrammar:
+        """JSON that validates, spaced as ``json.dumps`` does; ``whitespace`` allows any. ``{}`` is any JSON."""
+        try:
+            parsed = json.loads(schema) if isinstance(schema, str) else dict(schema)
+        except ValueError as error:
+            raise OptionError(f"the JSON schema is not valid JSON ({error}); correct it") from None
+        if not isinstance(parsed, dict):
+            raise OptionError(f"the JSON schema is {parsed!r} and must be an object; correct it")
+        # Free whitespace is a trap: a small model that likes line breaks never gets out of it.
+        spacing = {} if whitespace else {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        named = {"name": "schema", "json_schema": {**parsed, "x-guidance": {**parsed.get("x-guidance", {}), **spacing}}}
+        source = json.dumps({"grammars": [{"lark_grammar": f"{_HEADER}start: @schema"}, named]})
+        return self._compile(source, "JSON schema")
+
+    def regex(self, pattern: str) -> TokenGrammar:
+        """Text that matches the whole pattern (no look-around and no back-references: they are not regular)."""
+        from llguidance import regex_to_lark
+
+        return self._compile(f"{_HEADER}start: /{regex_to_lark(pattern)}/", "regular expression")
+
+    def ebnf(self, grammar: str) -> TokenGrammar:
+        """Text of a context-free grammar: rules ``start: ...`` in Lark's notation, or ``root ::= ...`` in GBNF's."""
+        from llguidance import grammar_from
+
+        try:
+            source = grammar_from("gbnf" if "::=" in grammar else "lark", grammar)
+        except ValueError as error:
+            raise OptionError(f"the grammar cannot be read ({_first_line(str(error))}); correct it") from None
+        return self._compile(source if "%llguidance" in source else _HEADER + source, "grammar")
+
+    def _compile(self, source: str, noun: str) -> TokenGrammar:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, source, log_level=0)
+        if matcher.is_error():
+            raise OptionError(f"the {noun} is not valid: {_first_line(matcher.get_error())}; correct it")
+        return TokenGrammar(matcher, end_ids=self._end_ids)
+
+
+def _tokenizer_of(codec: TextCodec) -> LLTokenizer:
+    try:
+        from llguidance import LLTokenizer
+    except ImportError:
+        raise OptionError("grammars need the package llguidance; pip install 'outrider[grammar]'") from None
+    return LLTokenizer(_without_limits(codec.tokenizer.to_str()), eos_token=sorted(codec.eos_ids))
+
+
+def _without_limits(serialised: str) -> str:
+    """A tokenizer file without padding and truncation, which are no part of the vocabulary and upset the library."""
+    return json.dumps({**json.loads(serialised), "padding": None, "truncation": None})
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "unknown error")

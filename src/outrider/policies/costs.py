@@ -1,0 +1,206 @@
+"""What a round costs on this machine, learnt from the rounds themselves.
+
+A round's seconds are the drafter's plus all the rest (the target's pass, the walk, the commit); each is a curve over the
+number of guesses, learnt robustly, since round times have outliers (first calls, garbage collection, neighbours). Lengths that
+were never tried are read off their neighbours, along straight lines. Costs belong to the machine and the models, not to a
+request: a ``CostModel`` is owned by a policy object and outlives requests, the exception to "method objects are frozen". It is
+fed by one engine at a time; were two to share it, single rounds could be lost but no state broken.
+
+    seconds(B, K) = pace_B * (idle_B + draft_B(K) + rest_B(K));      x <- x (1 + clip(ratio - 1) / n),  ratio = seen / (pace x)
+
+``pace`` is what all lengths have in common: clocks, growing contexts, a busy machine. It follows quickly and the curves slowly,
+so that a length measured long ago can be compared with one measured now. (Both quickly would be a trap: with one length in
+play, pace and curve would drift apart, their product unchanged, and take the comparison with them.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import final
+
+from outrider.core.interfaces import Observation
+
+_MEMORY = 200
+"""Rounds of a length that count."""
+_OUTLIER = 0.3
+"""A round moves an estimate by no more than if it had differed by this share."""
+_PACE_STEP = 0.1
+"""Part of a round's difference that is taken for a change of pace."""
+_JUMP = 1.15
+_JUMP_ROUNDS = 6
+"""So many rounds in a row, all this much slower or all faster than usual, are a jump of the pace."""
+_TRUSTED = 2
+"""Rounds before a length is believed: the first call with a new shape may allocate, compile or capture."""
+_SNAPSHOT_LEN = 65
+"""Lengths remembered of another batch size's curve."""
+_ASSUMED_DRAFT = 0.1
+"""Cost of a guess, in passes, before one was measured."""
+_FORGET = 0.8
+"""Weight of earlier catch-up rounds at each further one."""
+_NORMAL = 1.25
+"""A draft up to this much slower than usual was not slowed by catching up; small noise must not be multiplied by a long lag."""
+SHORT_LAG = 3
+"""Tokens a drafter reads at about no cost before it guesses; one or two are normal."""
+
+Shape = Callable[[int], float]
+
+
+def _clipped(ratio: float) -> float:
+    return min(max(ratio - 1, -_OUTLIER), _OUTLIER)
+
+
+@final
+class Typical:
+    """A running mean of positive numbers that outliers hardly move."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.count = 0
+
+    def add(self, number: float) -> None:
+        number = max(number, 1e-9)
+        self.count += 1
+        if self.count <= _TRUSTED:  # the first may be slow
+            self.value = number if self.count == 1 else min(self.value, number)
+        else:
+            self.value *= 1 + _clipped(number / self.value) / min(self.count, _MEMORY)
+
+
+@final
+class Curve:
+    """Seconds as a function of length: measured where tried, a known ``shape`` scaled to fit elsewhere."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.cells: dict[int, Typical] = {}
+        self._shape = shape
+        self._anchors: list[tuple[int, float]] = []
+
+    def add(self, length: int, seconds: float) -> None:
+        self.cells.setdefault(length, Typical()).add(seconds)
+        self._anchors = []
+
+    def _fit(self) -> list[tuple[int, float]]:
+        """Measured lengths and their factors; kept until something is measured."""
+        if not self._anchors:
+            trusted = {at: cell for at, cell in self.cells.items() if cell.count >= _TRUSTED} or self.cells
+            self._anchors = sorted((at, cell.value / max(self._shape(at), 1e-12)) for at, cell in trusted.items())
+        return self._anchors
+
+    def knows(self, length: int) -> bool:
+        return length in self.cells and self.cells[length].count >= _TRUSTED
+
+    def at(self, length: int) -> float:
+        """Shape times a factor, which is linear between and beyond measured lengths, but never falls beyond them."""
+        return self._shape(length) * self._factor(length)
+
+    def _factor(self, length: int) -> float:
+        anchors = self._fit()
+        if len(anchors) < 2 or length <= anchors[0][0]:
+            return anchors[0][1] if anchors else 1.0
+        right = next((i for i, (at, _) in enumerate(anchors) if at >= length and i), len(anchors) - 1)
+        (left_at, left), (right_at, factor) = anchors[right - 1], anchors[right]
+        slope = (factor - left) / (right_at - left_at)
+        return left + slope * (length - left_at) if length <= right_at else factor + max(slope, 0.0) * (length - right_at)
+
+
+def _proportional(length: int) -> float:
+    return float(length)
+
+
+def _flat(length: int) -> float:
+    del length
+    return 1.0
+
+
+def _snapshot(curve: Curve) -> Shape:
+    """The curve as it is now, as the shape of another."""
+    values = [curve.at(length) for length in range(_SNAPSHOT_LEN)]
+    return lambda length: values[min(length, _SNAPSHOT_LEN - 1)]
+
+
+@final
+class BatchCosts:
+    """The costs of rounds of one batch size. ``like`` lends its curves' shapes until this one has its own."""
+
+    def __init__(self, like: BatchCosts | None = None) -> None:
+        self.draft = Curve(_snapshot(like.draft) if like else _proportional)
+        self.rest = Curve(_snapshot(like.rest) if like else _flat)
+        self.idle = Typical()
+        """The drafter's seconds in a round in which it was not asked."""
+        self.missed = Typical()
+        """... in which it was asked and had no guess."""
+        self.pace = 1.0
+        self._longest_lent = like.longest_known if like else 0
+        self._ratios: deque[float] = deque(maxlen=_JUMP_ROUNDS)
+        self._caught_up, self._seconds_over = 0.0, 0.0
+        if like:
+            self.idle.add(like.idle.value)
+            self.missed.add(like.missed.value)
+
+    def record(self, seen: Observation, length: int, *, asked: bool, lag: int = 0) -> None:
+        """A round that drafted ``length`` guesses; ``lag`` tokens had been emitted since the drafter was last asked."""
+        rest = seen.seconds - seen.draft_seconds
+        if self.rest.knows(length):
+            self._follow(rest / self.rest.cells[length].value)
+        self.rest.add(length, rest / self.pace)
+        draft = seen.draft_seconds / self.pace
+        if not asked:
+            self.idle.add(draft)
+        elif lag > SHORT_LAG:
+            self._caught_up = _FORGET * self._caught_up + lag
+            self._seconds_over = _FORGET * self._seconds_over + draft - self.idle.value - _NORMAL * self._draft(length)
+        elif length:
+            self.draft.add(length, draft - self.idle.value)
+        else:
+            self.missed.add(draft - self.idle.value)
+
+    def _follow(self, ratio: float) -> None:
+        """Take part of a round's difference, or all of it if it stays, for a change of pace."""
+        self._ratios.append(ratio / self.pace)
+        if len(self._ratios) == _JUMP_ROUNDS and (min(self._ratios) > _JUMP or max(self._ratios) < 1 / _JUMP):
+            self.pace *= sorted(self._ratios)[_JUMP_ROUNDS // 2]
+            self._ratios.clear()
+        else:
+            self.pace *= 1 + _PACE_STEP * _clipped(ratio / self.pace)
+
+    def catch_up(self, lag: int) -> float:
+        """Seconds by which a round is longer if the drafter must first read ``lag`` tokens that were emitted without it."""
+        return lag * max(self._seconds_over, 0.0) / self._caught_up if self._caught_up else 0.0
+
+    def _draft(self, length: int) -> float:
+        if length == 0:
+            return self.missed.value
+        return self.draft.at(length) if self.draft.cells else _ASSUMED_DRAFT * length * self.rest.at(0)
+
+    @property
+    def plain(self) -> float:
+        """Seconds of a round that does not draft, at pace 1; so are all the following."""
+        return self.idle.value + self.rest.at(0)
+
+    def seconds(self, length: int) -> float:
+        """Seconds of a round that asks the drafter and gets ``length`` guesses."""
+        return self.idle.value + self._draft(length) + self.rest.at(length)
+
+    @property
+    def longest_known(self) -> int:
+        """The longest draft that was timed often enough, here or at the batch size whose shape was lent."""
+        return max((length for length in self.rest.cells if self.rest.knows(length)), default=self._longest_lent)
+
+    def table(self, longest: int) -> list[float]:
+        """``seconds(0..longest)``."""
+        return [self.seconds(length) for length in range(longest + 1)]
+
+
+@final
+class CostModel:
+    """Costs by batch size. A new batch size starts with the shape of the nearest one."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, BatchCosts] = {}
+
+    def of(self, batch_size: int) -> BatchCosts:
+        if batch_size not in self._by_size:
+            nearest = min(self._by_size, key=lambda size: abs(size - batch_size), default=None)
+            self._by_size[batch_size] = BatchCosts(None if nearest is None else self._by_size[nearest])
+        return self._by_size[batch_size]

@@ -1,0 +1,23 @@
+"""Lengths and trees: from a length per row to a plan, and from a draft back to the length it reached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.core.interfaces import Observation, Plan, StopRule
+
+
+def plan_of(lengths: Sequence[int], longest: int, num_tree_nodes: int | None, stop: StopRule | None = None) -> Plan:
+    """``num_tree_nodes`` nodes at the longest depth, in proportion at a shorter one; without it, as many as along one path."""
+    if num_tree_nodes is None:
+        return Plan(tuple(lengths), tuple(lengths), stop)
+    nodes = (max(length, -(-num_tree_nodes * length // longest)) for length in lengths)
+    return Plan(tuple(lengths), tuple(nodes), stop)
+
+
+def depths_of(seen: Observation) -> list[int]:
+    """Guesses along the longest path of each row."""
+    tree = seen.draft.tree
+    if tree.is_chain:
+        return [size - 1 for size in tree.sizes]
+    return (tree.depths * tree.valid).amax(1).tolist()

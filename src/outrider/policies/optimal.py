@@ -1,0 +1,87 @@
+"""The draft length that Leviathan's formula calls best, from measured acceptance and measured cost.
+
+Every further guess costs a draft step for certain and yields a token only if all guesses up to it are accepted, so there is
+a best length, and it follows from two measured curves: how often each position is accepted in this request, and how long
+rounds of each length take on this machine. The paper has one rate and a constant pass; here the rate is per position and the
+pass may grow with the number of guesses. (Leviathan, Kalman & Matias 2023, arXiv 2211.17192, section 3.4.)
+
+    E(K) = 1 + sum_{k <= K} prod_{j <= k} a_j              tokens of a round of K guesses
+    K* = argmax_{K >= 1} E(K) / seconds(K)                 one more guess pays iff  reach_{K+1} / E(K) > seconds' growth
+
+At least one guess is always drafted, which keeps the rates alive; for a drafter that may be useless, use ``adaptive``, which
+can stop. In a batch each row takes its own best length at the costs of that batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from outrider.core.interfaces import Observation, Plan, Policy, RowState
+from outrider.policies.checks import check_between, check_count, check_nodes, check_order
+from outrider.policies.costs import CostModel
+from outrider.policies.lengths import depths_of, plan_of
+from outrider.policies.rates import PositionRates, best_length, reach_of
+
+
+@dataclass(frozen=True)
+class OptimalOptions:
+    """Bounds of the length, and what is believed before anything was measured."""
+
+    num_draft_tokens: int = 16
+    """Most guesses of a round."""
+    min_draft_tokens: int = 1
+    """Fewest guesses."""
+    prior_acceptance: float = 0.7
+    """Acceptance assumed of a new request; worth five tested guesses."""
+    memory: int = 50
+    """Tested guesses that count: a larger number is steadier, a smaller one follows the text faster."""
+    num_tree_nodes: int | None = None
+    """Guesses in all at the longest depth, for drafters that grow trees; as many as along one path if not given."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_draft_tokens", "min_draft_tokens", "memory"):
+            check_count(name, vars(self)[name])
+        check_nodes(self.num_tree_nodes)
+        check_order("min_draft_tokens", self.min_draft_tokens, "num_draft_tokens", self.num_draft_tokens)
+        check_between("prior_acceptance", self.prior_acceptance, 0, 1)
+
+
+@dataclass
+class _State(RowState):
+    rates: list[PositionRates]
+
+    def fork(self, rows: Sequence[int]) -> _State:
+        return _State([self.rates[row].copy() for row in rows])
+
+    def join(self, other: _State) -> _State:
+        return _State([*self.rates, *other.rates])
+
+
+@final
+class Optimal(Policy):
+    """Argmax of expected tokens over expected seconds. ``costs`` outlives requests (see ``CostModel``)."""
+
+    def __init__(self, options: OptimalOptions | None = None) -> None:
+        self.options = options or OptimalOptions()
+        self.costs = CostModel()
+
+    def start(self, num_rows: int) -> _State:
+        return _State([PositionRates(self.options.memory) for _ in range(num_rows)])
+
+    def plan(self, state: _State, num_rows: int) -> Plan:
+        seconds = self.costs.of(num_rows).table(self.options.num_draft_tokens)
+        lengths = [self._best(rates, seconds) for rates in state.rates]
+        return plan_of(lengths, self.options.num_draft_tokens, self.options.num_tree_nodes)
+
+    def update(self, state: _State, observation: Observation) -> None:
+        drafted = depths_of(observation)
+        self.costs.of(len(drafted)).record(observation, max(drafted), asked=True)
+        for rates, num_drafted, num_accepted in zip(state.rates, drafted, observation.num_accepted, strict=True):
+            if num_drafted:
+                rates.record(num_accepted, failed=num_accepted < num_drafted)
+
+    def _best(self, rates: PositionRates, seconds: Sequence[float]) -> int:
+        prior = [self.options.prior_acceptance] * self.options.num_draft_tokens
+        return best_length(reach_of(rates.inherited(prior)), seconds, shortest=self.options.min_draft_tokens)

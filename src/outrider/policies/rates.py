@@ -1,0 +1,94 @@
+"""How often a guess at each position is accepted, from rounds that stopped at the first rejection.
+
+Position k is only *tested* when all guesses before it were accepted, so the rate is accepted over tested; accepted over
+drafted would depend on the draft length. Recent rounds weigh more: evidence at every position fades a little each round, and
+where it has faded away (or never was) the rate falls back to a prior. That is what lets a length that was lowered rise again;
+a window that reads "no tests" as "no success" never comes back.
+
+    w <- (1 - 1/memory) w + tested         a <- a + (success - a) / w         reach_k = prod_{j <= k} a_j
+    E[tokens of a round of K guesses] = 1 + sum_{k <= K} reach_k                 (Leviathan et al. 2023, eq. 1, per position)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from typing import final
+
+PRIOR_WEIGHT = 5.0
+"""Tests a prior is worth. Few, so that the first round after a long silence counts."""
+_HIGHEST = 0.99
+"""No prior promises more: with a rate of 1 every further guess would look free."""
+
+
+@final
+@dataclass
+class PositionRates:
+    """Mean and weight of the evidence at each position."""
+
+    memory: float
+    """Tests that count, about: the weight that evidence seen every round settles at."""
+    means: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+    def record(self, num_passed: int, *, failed: bool) -> None:
+        """A round in which the first ``num_passed`` positions succeeded and, if ``failed``, the next one did not."""
+        self.fade()
+        num_tested = num_passed + failed
+        if num_tested > len(self.means):
+            missing = num_tested - len(self.means)
+            self.means += [0.0] * missing
+            self.weights += [0.0] * missing
+        for position in range(num_tested):
+            self.weights[position] += 1
+            step = (position < num_passed) - self.means[position]
+            self.means[position] += step / self.weights[position]
+
+    def fade(self) -> None:
+        """Trust what was seen a little less."""
+        keep = 1 - 1 / self.memory
+        self.weights = [keep * weight for weight in self.weights]
+
+    def given(self, prior: Sequence[float]) -> list[float]:
+        """Rates at ``len(prior)`` positions, each drawn to its own prior where evidence is thin."""
+        return [self._blend(position, mean) for position, mean in enumerate(prior)]
+
+    def inherited(self, prior: Sequence[float]) -> list[float]:
+        """The same, but a row that is better or worse than the prior at one position is expected to be so at the next.
+
+        Without evidence at a position the row's rate there is the prior's, shifted as much as at the position before."""
+        rates: list[float] = []
+        shift = 0.0
+        for position, mean in enumerate(prior):
+            rates.append(self._blend(position, min(max(mean + shift, 0.0), _HIGHEST)))
+            shift = rates[-1] - mean
+        return rates
+
+    def copy(self) -> PositionRates:
+        return PositionRates(self.memory, list(self.means), list(self.weights))
+
+    def _blend(self, position: int, prior: float) -> float:
+        if position >= len(self.means):
+            return prior
+        weight = self.weights[position]
+        return (weight * self.means[position] + PRIOR_WEIGHT * prior) / (weight + PRIOR_WEIGHT)
+
+
+def reach_of(rates: Sequence[float]) -> list[float]:
+    """Probability that the first k guesses are all accepted, for k = 1, 2, ..."""
+    return list(accumulate(rates, mul))
+
+
+def best_length(reach: Sequence[float], seconds: Sequence[float], *, shortest: int = 0) -> int:
+    """The K that maximises (1 + sum_{k <= K} reach_k) / seconds[K]; the shorter one of equals.
+
+    "Add a guess while it pays" finds the same K where ``seconds`` is convex; the scan also sees past a step in it, which
+    tiled kernels have."""
+    best, best_pace, tokens = shortest, 0.0, 1.0
+    for length, cost in enumerate(seconds):
+        tokens += reach[length - 1] if length else 0.0
+        if length >= shortest and tokens > best_pace * cost * (1 + 1e-12):
+            best, best_pace = length, tokens / cost
+    return best

@@ -1,0 +1,148 @@
+"""Fusing drafters: one trie, one budget, and every drafter sees its own part of what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.errors import CompositionError
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request, RequestState
+from outrider.core.rng import Noise
+from outrider.core.sampling import Sampler
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+from outrider.drafters.fused import Fused
+
+SIZE = 10
+
+
+class Fixed(Drafter):
+    """Proposes the beginnings of given paths that fit; writes down what it is told."""
+
+    offers = (Draws.DETERMINISTIC, Draws.IID)
+    shape = Shape.TREE
+
+    def __init__(self, *paths: Sequence[int], draws: Draws = Draws.DETERMINISTIC) -> None:
+        self.paths, self.draws = paths, draws
+        self.plans: list[Plan] = []
+        self.seen: list[Observation] = []
+
+    def start(self, rows, taps: Mapping) -> Stateless:
+        return Stateless()
+
+    def propose(self, state, context: Context, plan: Plan) -> Draft:
+        self.plans.append(plan)
+        rows = []
+        for root, nodes, depth in zip(context.roots, plan.max_nodes, plan.max_depth, strict=True):
+            tokens, parents, index = [root], [-1], {(): 0}
+            for path in sorted({tuple(full[: end + 1]) for full in self.paths for end in range(len(full))}, key=len):
+                if len(tokens) <= nodes and len(path) <= depth:
+                    index[path] = len(tokens)
+                    tokens.append(path[-1])
+                    parents.append(index[path[:-1]])
+            rows.append((tokens, parents))
+        return Draft(TokenTree.of_rows(rows), self.draws)
+
+    def observe(self, state, observation: Observation) -> None:
+        self.seen.append(observation)
+
+
+def context_of(rows: int) -> Context:
+    states = [RequestState.of(Request([0], SamplingParams())) for _ in range(rows)]
+    noise = Noise(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64))
+    return Context([[0]] * rows, Sampler(states, SIZE, torch.device("cpu")), noise, torch.device("cpu"))
+
+
+def texts_of(tree: TokenTree, row: int = 0) -> set[tuple[int, ...]]:
+    tokens = tree.tokens[row].tolist()
+    return {tuple(tokens[n] for n in tree.path(row, node)) for node in range(1, tree.sizes[row])}
+
+
+def seen_by(drafter: Fused, state, draft: Draft, paths: list[list[int]]) -> None:
+    scores = Scores(torch.arange(draft.tree.num_nodes).float()[None, :, None].expand(len(paths), -1, SIZE))
+    drafter.observe(state, Observation(draft, scores, paths, [len(path) - 1 for path in paths], 0.0, 0.0))
+
+
+def test_equal_beginnings_are_stored_once() -> None:
+    fused = Fused([Fixed((1, 2, 3)), Fixed((1, 2, 4), (5,))])
+    draft = fused.propose(fused.start([[0]], {}), context_of(1), Plan((3,), (20,)))
+    assert texts_of(draft.tree) == {(1,), (1, 2), (1, 2, 3), (1, 2, 4), (5,)}
+    assert draft.tree.tokens.tolist() == [[0, 1, 5, 2, 3, 4]] and draft.tree.parents.tolist() == [[-1, 0, 0, 1, 3, 3]]
+
+
+def test_the_budget_holds_and_nothing_proposed_is_dropped() -> None:
+    inner = [Fixed((1, 2, 3, 4, 5)), Fixed((1, 2, 9), (6, 7, 8)), Fixed((3, 3, 3))]
+    for budget in range(8):
+        fused = Fused(inner)
+        draft = fused.propose(fused.start([[0]] * 2, {}), context_of(2), Plan((5, 2), (budget, 3)))
+        assert draft.tree.sizes[0] <= budget + 1 and draft.tree.sizes[1] <= 4
+        assert int(draft.tree.depths[1].max()) <= 2
+        for drafter in inner:
+            assert all(n >= 0 for n in drafter.plans[-1].max_nodes)
+    assert inner[0].plans[-1].max_nodes[0] < 7, "the first drafter leaves room for the others"
+
+
+def test_a_drafter_that_finds_nothing_leaves_its_places_to_the_next() -> None:
+    fused = Fused([Fixed(), Fixed((1, 2, 3, 4, 5, 6))])
+    draft = fused.propose(fused.start([[0]], {}), context_of(1), Plan((6,), (6,)))
+    assert draft.tree.sizes == (7,)
+
+
+def test_every_drafter_sees_its_own_tree() -> None:
+    inner = [Fixed((1, 2, 3)), Fixed((1, 2, 4), (5,))]
+    fused = Fused(inner)
+    state = fused.start([[0]], {})
+    draft = fused.propose(state, context_of(1), Plan((3,), (20,)))
+    by_text = {
+        text: node for node in range(1, 6) for text in [tuple(int(draft.tree.tokens[0, n]) for n in draft.tree.path(0, node))]
+    }
+    path = [0, by_text[1,], by_text[1, 2], by_text[1, 2, 4]]
+    seen_by(fused, state, draft, [path])
+    first, second = inner[0].seen[0], inner[1].seen[0]
+    assert list(first.num_accepted) == [2] and list(second.num_accepted) == [3]
+    assert [int(first.draft.tree.tokens[0, n]) for n in first.paths[0]] == [0, 1, 2]
+    assert [int(second.draft.tree.tokens[0, n]) for n in second.paths[0]] == [0, 1, 2, 4]
+    for seen in (first, second):  # the scores of a node are those of its place in the fused tree
+        for node in range(1, seen.draft.tree.sizes[0]):
+            text = tuple(int(seen.draft.tree.tokens[0, n]) for n in seen.draft.tree.path(0, node))
+            assert int(seen.scores.logits[0, node, 0]) == by_text[text]
+
+
+def test_the_better_drafter_comes_first_and_gets_more() -> None:
+    bad, good = Fixed((7, 7, 7, 7, 7, 7)), Fixed((1, 2, 3, 4, 5, 6))
+    fused = Fused([bad, good])
+    state = fused.start([[0]], {})
+    for _ in range(6):
+        draft = fused.propose(state, context_of(1), Plan((6,), (6,)))
+        path = [0]
+        for depth in range(1, 7):
+            text = (1, 2, 3, 4, 5, 6)[:depth]
+            nodes = [
+                n
+                for n in range(1, draft.tree.sizes[0])
+                if tuple(int(draft.tree.tokens[0, m]) for m in draft.tree.path(0, n)) == text
+            ]
+            path += nodes
+        seen_by(fused, state, draft, [path])
+    assert good.plans[-1].max_nodes[0] > good.plans[0].max_nodes[0]
+    assert bad.plans[-1].max_nodes[0] == 6 - good.plans[-1].max_nodes[0] < 3
+
+
+def test_states_fork_and_join() -> None:
+    fused = Fused([Fixed((1,))])
+    state = fused.start([[0], [0]], {})
+    state.tallies[1][0].accepted = 5
+    assert state.fork([1]).join(state.fork([0])).tallies[0][0].accepted == 5
+    forked = state.fork([1, 1])
+    forked.tallies[0][0].accepted = 9
+    assert forked.tallies[1][0].accepted == 5 and state.tallies[1][0].accepted == 5
+
+
+def test_sampled_guesses_cannot_be_fused() -> None:
+    with pytest.raises(CompositionError, match="only chosen guesses"):
+        Fused([Fixed((1,), draws=Draws.IID)])
