@@ -16,13 +16,16 @@ from typing import Any, final
 from tqdm import tqdm
 
 from outrider.bundled import bundled_path
+from outrider.codecs.grammar import GrammarCompiler
 from outrider.codecs.load import load_codec
 from outrider.core.errors import ModelError, OptionError, RequestError
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
-from outrider.core.params import SamplingParams
+from outrider.core.params import Grammar, SamplingParams
 from outrider.core.request import FinishReason, Origin, Request, RequestState, Stats, TokenLogprob
 from outrider.core.trace import Observer, Round
+from outrider.engine.beam import BeamOptions, beam_search
+from outrider.engine.beam_forest import ModelForest
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, compose
@@ -62,6 +65,19 @@ class StreamChunk:
     """The whole result, on a request's last chunk."""
 
 
+@dataclass(frozen=True, eq=False)
+class BeamOutput:
+    """One of the best texts of a beam search."""
+
+    text: str
+    token_ids: list[int]
+    score: float
+    """Log-probability over length ^ length_penalty."""
+    num_passes: int
+    """Target passes of the whole search, and levels they settled (plain search: as many)."""
+    num_levels: int
+
+
 @final
 class LLM:
     """A model, a method to speed it up, and a tokenizer."""
@@ -84,11 +100,12 @@ class LLM:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size
         if model is None:
-            draft = draft or (bundled_path("draft") if method in (None, "draft-model") else None)
+            draft = draft or (bundled_path("draft") if method is None or METHODS[method].needs_draft else None)
         self.model_name = model or bundled_path("target")
         self.method_name = method or ("draft-model" if draft else "prompt-lookup")
         row = METHODS[self.method_name]  # an unknown name fails before anything is loaded
         self.codec = load_codec(self.model_name)
+        self._grammars: GrammarCompiler | None = None
         self.target = load_model(self.model_name, dtype=dtype, device=device)
         self.draft = self._load_draft(draft, dtype, device) if draft and row.needs_draft else None
         self.method = self.compose(self.method_name, acceptance=acceptance, **options)
@@ -147,6 +164,40 @@ class LLM:
         """Answer one conversation or several, in the format of the model's chat template."""
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return self.generate([self.codec.encode_chat(messages) for messages in conversations], params, **options)
+
+    def grammar(
+        self, *, json_schema: Mapping[str, Any] | str | None = None, regex: str | None = None, ebnf: str | None = None
+    ) -> Grammar:
+        """A grammar for ``SamplingParams(grammar=...)``: exactly one of a JSON schema, a regular expression, an EBNF text."""
+        if sum(source is not None for source in (json_schema, regex, ebnf)) != 1:
+            raise OptionError("grammar() takes exactly one of json_schema=, regex= and ebnf=")
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self.codec)
+        if json_schema is not None:
+            return self._grammars.json_schema(json_schema)
+        return self._grammars.regex(regex) if regex is not None else self._grammars.ebnf(ebnf or "")
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        options: BeamOptions | None = None,
+        *,
+        width: int | None = None,
+        depth: int = 4,
+    ) -> list[list[BeamOutput]]:
+        """The best continuations of every prompt, best first; the draft model, where there is one, searches ahead."""
+        options = options or BeamOptions()
+        forest = ModelForest(self.draft, width=width or 2 * options.num_beams, depth=depth) if self.draft else None
+        return [self._beams(prompt, options, forest) for prompt in _as_prompts(prompts)]
+
+    def _beams(self, prompt: Prompt, options: BeamOptions, forest: ModelForest | None) -> list[BeamOutput]:
+        ids = self.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        found = beam_search(self.target, ids, options=options, end_ids=self.codec.eos_ids, forest=forest)
+        texts = [self.codec.decode(beam.token_ids, prompt_ids=ids) for beam in found.hypotheses]
+        return [
+            BeamOutput(text, list(beam.token_ids), beam.score, found.num_passes, found.num_levels)
+            for text, beam in zip(texts, found.hypotheses, strict=True)
+        ]
 
     def engine(self, *, observer: Observer | None = None) -> Engine:
         """The engine itself, to step by hand: ``batch = engine.start(llm.requests(...)); engine.step(batch)``."""

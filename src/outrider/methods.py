@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal
+from outrider.acceptance.divergence import Divergence, DivergenceOptions
+from outrider.acceptance.lenient import Lenient, LenientOptions
+from outrider.acceptance.threshold import ThresholdRule, ThresholdRuleOptions
+from outrider.acceptance.top_k_rule import TopK, TopKOptions
+from outrider.acceptance.typical import Typical, TypicalOptions
 from outrider.core.catalog import Catalog
 from outrider.core.draft import Draws
 from outrider.core.errors import CompositionError, OptionError, nearest
@@ -93,6 +98,12 @@ class RuleRow:
     rule: type[AcceptanceRule]
     summary: str
     paper: str
+    options: type = NoOptions
+
+    def build(self, given: Mapping[str, Any]) -> AcceptanceRule:
+        """The rule with its options, or as it is where it has none."""
+        make = cast("Callable[..., AcceptanceRule]", self.rule)
+        return make() if self.options is NoOptions else make(_fill(self.options, given))
 
 
 def _build_draft_model(parts: Parts) -> Drafter:
@@ -287,6 +298,11 @@ RULES: Catalog[RuleRow] = Catalog(
         "traversal": RuleRow(Traversal, "a tree judged from its leaves", "Weng et al. 2025 (arXiv 2505.12398)"),
         "kseq": RuleRow(KSeq, "several independent guesses judged together", "Sun et al. 2023 (arXiv 2310.15141)"),
         "delta": RuleRow(Delta, "each guess accepted with its own probability under the target", "docs/lossless.md"),
+        "typical": RuleRow(Typical, "keeps what is typical of the target", "arXiv 2401.10774", TypicalOptions),
+        "lenient": RuleRow(Lenient, "rejection sampling with q scaled down", "arXiv 2211.17192", LenientOptions),
+        "top-k": RuleRow(TopK, "keeps guesses among the target's k likeliest", "arXiv 1811.03115", TopKOptions),
+        "threshold": RuleRow(ThresholdRule, "keeps guesses that are likely enough", "docs/lossy.md", ThresholdRuleOptions),
+        "divergence": RuleRow(Divergence, "keeps guesses where q is near p", "arXiv 2502.20704", DivergenceOptions),
     },
 )
 
@@ -294,9 +310,7 @@ POLICIES: Catalog[PolicyRow] = Catalog(
     "policy",
     {
         "fixed": PolicyRow(Fixed, FixedOptions, "the same length every round"),
-        "adaptive": PolicyRow(
-            Adaptive, AdaptiveOptions, "the length with most tokens per second by measured costs, or none"
-        ),
+        "adaptive": PolicyRow(Adaptive, AdaptiveOptions, "the length with most tokens per second by measured costs, or none"),
         "optimal": PolicyRow(Optimal, OptimalOptions, "the best length by measured acceptance and cost"),
         "heuristic": PolicyRow(Heuristic, HeuristicOptions, "longer after a fully accepted draft, shorter after a rejection"),
         "bandit": PolicyRow(Bandit, BanditOptions, "lengths as the arms of a bandit, rewarded by tokens per second"),
@@ -318,20 +332,20 @@ def compose(
 ) -> Method:
     """A method ready to run. Everything that does not fit is refused here, with both sides named."""
     row, policy_row = METHODS[name], POLICIES[policy]
-    rule = RULES[acceptance or row.acceptance].rule
-    draws = agree_on_draws(row.drafter, rule)
+    rule_row = RULES[acceptance or row.acceptance]
+    draws = agree_on_draws(row.drafter, rule_row.rule)
     if row.needs_draft and draft is None:
         raise CompositionError(f"method {name!r} needs a draft model; give draft=, or use method 'prompt-lookup'")
     given = {**(row.defaults or {}), **(options or {})}
     missing = next((need for need in row.needs if need not in given), None)
     if missing:
         raise CompositionError(f"method {name!r} needs the option {missing!r}; see docs/methods/{name}.md")
-    valid = _names(row.options) | _names(policy_row.options)
+    valid = _names(row.options) | _names(policy_row.options) | _names(rule_row.options)
     for option in options or {}:
         if option not in valid:
             raise OptionError(f"method {name!r} with policy {policy!r} has no option {option!r}; {nearest(option, valid)}")
     drafter = row.build(Parts(target, draft, draws, _fill(row.options, given)))
-    return Method(drafter, rule(), policy_row.build(_fill(policy_row.options, given)))
+    return Method(drafter, rule_row.build(given), policy_row.build(_fill(policy_row.options, given)))
 
 
 def _names(options: type) -> set[str]:

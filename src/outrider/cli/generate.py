@@ -9,15 +9,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from outrider.api import LLM, RequestOutput
-from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of
+from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of, with_grammar
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
 from outrider.core.errors import RequestError
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Origin
+from outrider.engine.beam import BeamOptions
+
+_STOPPING: dict[str, bool | Literal["never"]] = {"no": False, "yes": True, "never": "never"}
+"""Choices of --early-stopping."""
 
 _REPEATS = 3
 """Timed runs of each side of a comparison, taken in turns after one warm-up."""
@@ -36,6 +40,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--compare", action="store_true", help="run plain decoding too, in turns, and print the speed-up")
     group.add_argument("--json", action="store_true", help="one JSON document instead of text")
     group.add_argument("--batch-size", type=int, default=8, help="requests that share target passes")
+    group = parser.add_argument_group("beam search (deterministic; takes --max-tokens and none of the other sampling options)")
+    group.add_argument("--num-beams", type=int, default=1, help="keep this many texts and print them, best first")
+    group.add_argument("--length-penalty", type=float, default=1.0, help="above 0 favours long texts")
+    group.add_argument("--early-stopping", choices=list(_STOPPING), default="no", help="when enough texts are finished")
     parser.set_defaults(run=run)
 
 
@@ -43,7 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     params = sampling_of(arguments)
     texts = _read_prompts(arguments)
     llm = load_llm(arguments, max_batch_size=arguments.batch_size)
+    params = with_grammar(params, llm, arguments)
     prompts = [llm.codec.encode_chat([{"role": "user", "content": text}]) if arguments.chat else text for text in texts]
+    if arguments.num_beams > 1:
+        return _beams(llm, prompts, params, arguments)
     if arguments.compare:
         return _compare(llm, texts, prompts, params, arguments)
     if arguments.json or len(prompts) > 1:
@@ -55,6 +66,23 @@ def run(arguments: argparse.Namespace) -> int:
     shown = texts[0] + ("\n\n" if arguments.chat else "")
     output = _stream(llm, prompts[0], shown, params, show=arguments.show)
     print(dim(_stats_line(llm.method_name, [output])), file=sys.stderr)
+    return 0
+
+
+def _beams(llm: LLM, prompts: list[Any], params: SamplingParams, arguments: argparse.Namespace) -> int:
+    if replace(params, stop=tuple(params.stop)) != SamplingParams(max_tokens=params.max_tokens):
+        raise RequestError(
+            "beam search takes --max-tokens and no other sampling option; leave them out, or leave out --num-beams"
+        )
+    options = BeamOptions(arguments.num_beams, params.max_tokens, arguments.length_penalty, _STOPPING[arguments.early_stopping])
+    found = llm.beam_search(prompts, options)
+    if arguments.json:
+        print(json.dumps([[asdict(beam) for beam in beams] for beams in found], ensure_ascii=False))
+        return 0
+    for beams in found:
+        for beam in beams:
+            print(f"{beam.score:>9.4f}  {beam.text!r}")
+        print(dim(f"{beams[0].num_levels} levels in {beams[0].num_passes} target passes"), file=sys.stderr)
     return 0
 
 

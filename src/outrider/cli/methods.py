@@ -25,12 +25,13 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"\n{title}")
         for name, row in rows.items():
             mark = "" if row.get("lossless", True) else "  [lossy]"
-            print(f"  {name:<15}{row['summary']}{mark}")
-            details = {"options": ", ".join(row.get("options", [])), "exact for": ", ".join(row.get("exact_for", []))}
+            print(f"  {name:<17}{row['summary']}{mark}")
+            label = "exact for" if row.get("lossless", True) else "guesses"
+            details = {"options": ", ".join(row.get("options", [])), label: ", ".join(row.get("exact_for", []))}
             details["paper"] = row.get("paper", "").strip("-")
             for label, text in details.items():
                 if text:
-                    print(f"  {'':<15}  {label}: {text}")
+                    print(f"  {'':<17}  {label}: {text}")
     return 0
 
 
@@ -53,6 +54,7 @@ def describe() -> dict[str, dict[str, dict[str, Any]]]:
             "paper": row.paper,
             "lossless": row.rule.lossless,
             "exact_for": [draws.value for draws in row.rule.exact_for],
+            "options": [item.name for item in fields(row.options)],
             "shape": row.rule.shape.value,
         }
         for name, row in RULES.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--draft", metavar="NAME", help="draft model of the same vocabulary (default: the bundled one)")
     group.add_argument("--method", metavar="NAME", help="see `outrider methods`")
     group.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
+    group.add_argument("--policy", metavar="NAME", default="fixed", help="how the draft length is chosen (default: fixed)")
     group.add_argument("--num-draft-tokens", "-K", type=int, metavar="K", help="guesses per round")
     group.add_argument("--reference", action="append", default=[], metavar="FILE", help="a document to copy from (repeatable)")
     group.add_argument(
@@ -40,6 +42,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-tokens", type=int, default=0)
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     group.add_argument("--seed", type=int, help="same seed, same text")
+    grammar = group.add_mutually_exclusive_group()
+    grammar.add_argument("--json-schema", metavar="FILE", type=Path, help="write JSON that validates against this schema")
+    grammar.add_argument("--regex", metavar="PATTERN", help="write text that matches this regular expression")
+    grammar.add_argument("--ebnf", metavar="FILE", type=Path, help="write text of this grammar (Lark or GBNF notation)")
     group.add_argument("--ignore-eos", action="store_true")
 
 
@@ -50,7 +56,20 @@ _SAMPLING = (
 
 
 def sampling_of(arguments: argparse.Namespace) -> SamplingParams:
+    """Everything but the grammar, which needs the model's tokenizer: see ``with_grammar``."""
     return SamplingParams(**{name: vars(arguments)[name] for name in _SAMPLING})
+
+
+def with_grammar(params: SamplingParams, llm: LLM, arguments: argparse.Namespace) -> SamplingParams:
+    """The same, constrained to the grammar that was asked for."""
+    for name in ("json_schema", "ebnf", "regex"):
+        source = vars(arguments)[name]
+        if isinstance(source, Path) and not source.is_file():
+            raise OptionError(f"--{name.replace('_', '-')} {source} does not exist; check the path")
+        if source is not None:
+            text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+            return replace(params, grammar=llm.grammar(**{name: text}))
+    return params
 
 
 def method_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -74,6 +93,7 @@ def load_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
         method=arguments.method,
         draft=arguments.draft,
         acceptance=arguments.acceptance,
+        policy=arguments.policy,
         dtype=arguments.dtype,
         device=arguments.device,
         **more,
