@@ -75,20 +75,22 @@ class NgramIndex:
 
 
 @dataclass
-class _State(RowState):
+class NgramState(RowState):
+    """An index of each request's own tokens."""
+
     indexes: list[NgramIndex]
 
-    def fork(self, rows: Sequence[int]) -> _State:
+    def fork(self, rows: Sequence[int]) -> NgramState:
         """Rows named once keep their index; a second copy of a row gets its own."""
         taken: set[int] = set()
         indexes: list[NgramIndex] = []
         for row in rows:
             indexes.append(self.indexes[row].copy() if row in taken else self.indexes[row])
             taken.add(row)
-        return _State(indexes)
+        return NgramState(indexes)
 
-    def join(self, other: _State) -> _State:
-        return _State([*self.indexes, *other.indexes])
+    def join(self, other: NgramState) -> NgramState:
+        return NgramState([*self.indexes, *other.indexes])
 
 
 @final
@@ -102,11 +104,11 @@ class PromptLookup(Drafter):
     def __init__(self, options: PromptLookupOptions | None = None) -> None:
         self.options = options or PromptLookupOptions()
 
-    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> NgramState:
         del taps
-        return _State([NgramIndex(self.options) for _ in rows])
+        return NgramState([NgramIndex(self.options) for _ in rows])
 
-    def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
+    def propose(self, state: NgramState, context: Context, plan: Plan) -> Draft:
         rows: list[tuple[list[int], list[int]]] = []
         limits = map(min, plan.max_depth, plan.max_nodes)
         for index, history, length in zip(state.indexes, context.tokens, limits, strict=True):
@@ -115,5 +117,5 @@ class PromptLookup(Drafter):
             rows.append((chain, list(range(-1, len(chain) - 1))))
         return Draft(TokenTree.of_rows(rows, context.device), self.draws)
 
-    def observe(self, state: _State, observation: Observation) -> None:
+    def observe(self, state: NgramState, observation: Observation) -> None:
         """Nothing to do: the index reads the committed tokens when it next proposes."""

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.interfaces import Context, Drafter, Observation, Plan
 from outrider.core.tree import TokenTree
-from outrider.drafters.ngram import NgramIndex, PromptLookupOptions
+from outrider.drafters.ngram import NgramIndex, NgramState, PromptLookupOptions
 
 _BORDER = -1
 """Stands between two documents: no token is -1, so no match and no copy crosses it."""
@@ -50,24 +50,6 @@ class ReferenceOptions:
         return PromptLookupOptions(max_ngram=self.max_ngram, min_ngram=self.min_ngram)
 
 
-@dataclass
-class _State(RowState):
-    indexes: list[NgramIndex]
-    """Each request's own tokens."""
-
-    def fork(self, rows: Sequence[int]) -> _State:
-        """Rows named once keep their index; a second copy of a row gets its own."""
-        taken: set[int] = set()
-        indexes: list[NgramIndex] = []
-        for row in rows:
-            indexes.append(self.indexes[row].copy() if row in taken else self.indexes[row])
-            taken.add(row)
-        return _State(indexes)
-
-    def join(self, other: _State) -> _State:
-        return _State([*self.indexes, *other.indexes])
-
-
 @final
 class ReferenceLookup(Drafter):
     """Chains copied from reference documents and from the request's own tokens."""
@@ -90,14 +72,14 @@ class ReferenceLookup(Drafter):
                 )
             self._put(document)
 
-    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> NgramState:
         del taps
-        state = _State([NgramIndex(self._matching) for _ in rows])
+        state = NgramState([NgramIndex(self._matching) for _ in rows])
         for index, history in zip(state.indexes, rows, strict=True):
             index.extend(history)
         return state
 
-    def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
+    def propose(self, state: NgramState, context: Context, plan: Plan) -> Draft:
         rows: list[tuple[list[int], list[int]]] = []
         for own, history, depth, nodes in zip(state.indexes, context.tokens, plan.max_depth, plan.max_nodes, strict=True):
             own.extend(history)
@@ -106,7 +88,7 @@ class ReferenceLookup(Drafter):
             rows.append((chain, list(range(-1, len(chain) - 1))))
         return Draft(TokenTree.of_rows(rows, context.device), self.draws)
 
-    def observe(self, state: _State, observation: Observation) -> None:
+    def observe(self, state: NgramState, observation: Observation) -> None:
         """Nothing to do: the index reads the committed tokens when it next proposes."""
 
     def _put(self, document: Sequence[int]) -> None:
