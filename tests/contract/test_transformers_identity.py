@@ -60,7 +60,8 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     noisy = tmp_path_factory.mktemp(request.param + "-draft")
     theirs.save_pretrained(noisy)
     draft = load_model(str(noisy), dtype="float32", device="cpu")
-    reference = transformers_greedy(type(theirs).from_pretrained(folder, dtype=torch.float32).eval())
+    original = type(theirs).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    reference = transformers_greedy(original)
     yield target, draft, reference
 
 

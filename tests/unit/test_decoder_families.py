@@ -98,7 +98,8 @@ def make_checkpoint(folder: Path, model_type: str, changes: dict[str, Any], **sa
         vision |= {"image_size": 28, "patch_size": 14}
         model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=options, vision_config=vision))
     else:
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**options))
+        # eager: the fused kernels of some versions leave out the soft cap of attention scores
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**options), attn_implementation="eager")
     for name, parameter in model.named_parameters():
         is_vector = parameter.dim() == 1
         with torch.no_grad():
