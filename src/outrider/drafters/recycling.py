@@ -36,7 +36,7 @@ RANK_ACCEPTANCE = (0.48, 0.107, 0.054, 0.033, 0.025, 0.021, 0.014, 0.012, 0.011,
 """How often the target's choice is a token's r-th successor, at any depth. Measured: see docs/methods/token-recycling.md."""
 
 _TRUST, _FLOOR = 0.65, 0.04
-"""A successor stored with probability p at rank r is right with 0.65 p + 0.04 / (1 + r): a fit to the same measurement."""
+"""A successor stored with probability p at rank r is right with 0.65 p + 0.04 / (1 + r): a fit, checked by that measurement."""
 
 _MAX_DEPTH = 8
 """No path is likely to be right for longer than this: bounds the levels of a tree grown by confidence."""
@@ -49,7 +49,7 @@ _WAYS = ("confidence", "ranks")
 
 @dataclass(frozen=True)
 class TokenRecyclingOptions:
-    """What is remembered, and which of it is guessed. The size of the tree is the plan's (``num_draft_tokens``)."""
+    """What is remembered, and which of it is guessed. The size of the tree is the plan's (``num_tree_nodes``)."""
 
     num_successors: int = 16
     """Successors remembered for each token, k. (The paper: 8.)"""
