@@ -28,7 +28,7 @@ from torch import Tensor
 
 from outrider import LLM, SamplingParams
 from outrider.acceptance import Coupled, Delta, KSeq, Recursive, Traversal
-from outrider.core.draft import Draft, Draws
+from outrider.core.draft import Draft, Draws, Resume
 from outrider.core.interfaces import AcceptanceRule, Cache, Drafter, Target
 from outrider.core.method import Method
 from outrider.core.request import Request, RequestState
@@ -104,8 +104,10 @@ class Mixed(Target):
         self.target.prefill(rows, cache.second)
         return self.draft.prefill(rows, cache.first)
 
-    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0) -> Scores:
-        assert isinstance(cache, PairCache) and not taps
+    def score(
+        self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
+    ) -> Scores:
+        assert isinstance(cache, PairCache) and not taps and resume is None
         pair = ((self.draft, cache.first), (self.target, cache.second))
         draft, target = (model.score(tree, part, start=start).logits.log_softmax(-1) for model, part in pair)
         return Scores((1 - self.share) * draft + self.share * target)

@@ -50,7 +50,8 @@ class Markov(Target):
         cache.lengths = [length + len(row) for length, row in zip(cache.lengths, rows, strict=True)]
         return {}
 
-    def score(self, tree: TokenTree, cache: Cache, *, taps=(), start: int = 0) -> Scores:
+    def score(self, tree: TokenTree, cache: Cache, *, taps=(), start: int = 0, resume=None) -> Scores:
+        assert resume is None
         self.num_scored.append(tree.num_nodes - start)
         return Scores(self.table[tree.tokens[:, start:]])
 

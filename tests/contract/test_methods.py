@@ -154,9 +154,9 @@ class _ClampedVocab(Target):
     def prefill(self, rows, cache, *, taps=()):
         return self.inner.prefill([[t if t < self.vocab_size else 0 for t in row] for row in rows], cache, taps=taps)
 
-    def score(self, tree, cache, *, taps=(), start=0):
+    def score(self, tree, cache, *, taps=(), start=0, resume=None):
         known = type(tree)(self._known(tree.tokens), tree.parents, tree.sizes, tree.is_chain)
-        return self.inner.score(known, cache, taps=taps, start=start)
+        return self.inner.score(known, cache, taps=taps, start=start, resume=resume)
 
     def logits(self, hidden):
         return self.inner.logits(hidden)

@@ -41,7 +41,7 @@ class Head(Target):
     def prefill(self, rows, cache, *, taps=()):
         raise NotImplementedError
 
-    def score(self, tree, cache, *, taps=(), start=0):
+    def score(self, tree, cache, *, taps=(), start=0, resume=None):
         raise NotImplementedError
 
     def logits(self, hidden):

@@ -36,6 +36,24 @@ class Shape(Enum):
 
 
 @dataclass(frozen=True, eq=False)
+class Resume:
+    """What a drafter that runs the target's own first layers hands on, so that nobody runs them twice.
+
+    Nodes 0 .. M - 1 of every tree have been through layers 0 .. ``layer`` - 1 exactly as the target would take them, and
+    their keys and values of those layers are in the target's cache.
+    """
+
+    layer: int
+    """Layers that were run; the next one to run."""
+    hidden: Tensor
+    """[B, M, H] what enters layer ``layer``; M is at least 1."""
+
+    @property
+    def num_nodes(self) -> int:
+        return self.hidden.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
 class Draft:
     """A batch of proposed trees."""
 
@@ -43,6 +61,8 @@ class Draft:
     draws: Draws
     q: Tensor | None = None
     """[B, N, V] row n is the law the children of node n were drawn from; None when deterministic."""
+    resume: Resume | None = None
+    """Where the target's pass may go on, if the drafter began it."""
 
     @property
     def num_drafted(self) -> tuple[int, ...]:

@@ -18,9 +18,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.draft import Draft, Draws, Resume, Shape
 from outrider.core.random_source import RandomSource
 from outrider.core.rng import Noise
+from outrider.core.route import Route
 from outrider.core.sampling import Law, Sampler
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
@@ -77,14 +78,31 @@ class Target(ABC):
         """Append ``rows[b]`` to row b (nothing for an empty row) and commit it; returns tapped states [len, H] per row."""
 
     @abstractmethod
-    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0) -> Scores:
+    def score(
+        self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
+    ) -> Scores:
         """Score nodes ``start``.. of every tree in one pass, all of them by default. Writes them after each row's committed
         tokens; commits nothing. A tree can be grown level by level: nodes before ``start`` were scored by earlier calls with
-        the same beginning of the tree, and are in the cache. Scores and taps are those of nodes ``start``.. only."""
+        the same beginning of the tree, and are in the cache. Scores and taps are those of nodes ``start``.. only.
+
+        ``resume`` (of a ``LayeredTarget``, with ``start`` 0) goes on where ``exit`` left: the scores and the cache are the
+        same without it. Taps below its layer are left out, since those states of its nodes are gone."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] raw logits from the last layer's output [..., H] (tap ``num_layers``): final norm and head."""
+
+
+class LayeredTarget(Target, ABC):
+    """A target whose layers can be run apart, so that part of it can draft for the whole."""
+
+    @abstractmethod
+    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:
+        """[B, N - start, H] nodes ``start``.. after the sublayers that ``route`` takes; ``logits`` turns it into guesses.
+
+        Reads the committed keys and values, and writes those of the nodes in the layers whose attention it takes. As with
+        ``score``, nodes before ``start`` were run by earlier calls, on the same route. What it writes is scratch: the next
+        ``score`` writes over it, or (see ``Resume``) goes on from it."""
 
 
 class StopRule(ABC):
@@ -129,6 +147,8 @@ class Context:
     """Shapes the drafter's logits as the target's are shaped (temperature, top-p, penalties ...)."""
     noise: Noise
     device: torch.device
+    cache: Cache | None = None
+    """The target's own, for drafters that run part of the target. They may write nodes behind the committed tokens."""
 
     @property
     def roots(self) -> list[int]:

@@ -97,7 +97,7 @@ class Engine:
         context, plan = self._context(batch), self._plan(batch)
         draft = method.drafter.propose(batch.drafter_state, context, plan)
         drafted = self._clock()
-        scores = self.target.score(draft.tree, batch.cache, taps=method.drafter.taps)
+        scores = self.target.score(draft.tree, batch.cache, taps=method.drafter.taps, resume=draft.resume)
         scored = self._clock()
         law = batch.sampler.law(scores.logits, draft.tree, context.noise)
         verdict = method.rule.walk(draft, law, context.noise)
@@ -120,7 +120,7 @@ class Engine:
         device = self.target.device
         seeds = torch.tensor([row.seed for row in batch.rows], device=device)
         positions = torch.tensor([row.num_output for row in batch.rows], device=device)
-        return Context([row.tokens for row in batch.rows], batch.sampler, Noise(seeds, positions), device)
+        return Context([row.tokens for row in batch.rows], batch.sampler, Noise(seeds, positions), device, batch.cache)
 
     def _emit(self, batch: Batch, verdict: Verdict, seen: Observation, began: float) -> list[list[int]]:
         """Give every request its tokens, up to where one of them ends it."""

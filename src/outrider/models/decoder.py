@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
-from outrider.core.interfaces import Cache, Target
+from outrider.core.draft import Resume
+from outrider.core.interfaces import Cache, LayeredTarget
+from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.attention import SightMaker
@@ -33,7 +35,7 @@ _TWOFOLD = 500_000_000
 
 
 @final
-class Decoder(Target):
+class Decoder(LayeredTarget):
     """A frozen decoder. All methods may be called from any thread: what changes lives in the cache."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
@@ -61,18 +63,34 @@ class Decoder(Target):
         for tree in chunks_of(rows, _CHUNK, self.device):
             cache.reserve(tree.num_nodes)
             with torch.inference_mode():
-                _, tapped = self._hidden(tree, cache, taps)
+                _, tapped = self._climb(self._entry(tree), self._pass(tree, cache), taps=taps)
             cache.commit([range(size) for size in tree.sizes])
             pieces.append((tree, tapped))
         empty = torch.zeros(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
         return joined_taps(pieces, taps, num_rows=len(rows), empty=empty)
 
-    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0) -> Scores:
+    def score(
+        self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
+    ) -> Scores:
         cache.reserve(tree.num_nodes, start=start)
         with torch.inference_mode():
-            hidden, tapped = self._hidden(tree, cache, taps, start)
+            if resume is None:
+                hidden, tapped = self._climb(self._entry(tree, start), self._pass(tree, cache, start), taps=taps)
+            else:
+                assert start == 0, "a pass goes on from earlier layers or from earlier nodes, not from both"
+                hidden, tapped = self._resumed(tree, cache, resume, taps=taps)
             logits = self.logits(hidden).view(tree.batch_size, tree.num_nodes - start, -1)
         return Scores(logits, tapped)
+
+    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:
+        assert route.num_layers == self.num_layers, "a route is of one model"
+        cache.reserve(tree.num_nodes, start=start)
+        with torch.inference_mode():
+            step, hidden = self._pass(tree, cache, start), self._entry(tree, start)
+            for layer, attends, feeds in zip(self._layers, route.attention, route.mlp):
+                hidden = layer.attend(hidden, step) if attends else hidden
+                hidden = layer.feed(hidden) if feeds else hidden
+        return hidden.view(tree.batch_size, tree.num_nodes - start, -1)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., H] what enters the first layer."""
@@ -86,22 +104,39 @@ class Decoder(Target):
         cap = self.config.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _hidden(self, tree: TokenTree, cache: Cache, taps: Sequence[int], start: int = 0) -> tuple[Tensor, dict[int, Tensor]]:
-        """[B * N, H] the last layer's output at the N nodes from ``start`` on, and the tapped states [B, N, H]."""
-        assert isinstance(cache, ContiguousCache), "a Decoder works on the caches it made"
-        shape = (tree.batch_size, tree.num_nodes - start, self.config.hidden_size)
-        step = self._pass(tree, cache, start)
-        hidden = self.embed(tree.tokens[:, start:].reshape(-1))
+    def _entry(self, tree: TokenTree, start: int = 0) -> Tensor:
+        """[B * N, H] what enters the first layer at the N nodes from ``start`` on."""
+        return self.embed(tree.tokens[:, start:].reshape(-1))
+
+    def _climb(
+        self, hidden: Tensor, step: Pass, *, first: int = 0, last: int | None = None, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """[B * N, H] after layers ``first`` to ``last``, the top by default, and the tapped states [B, N, H] on the way."""
+        shape = (step.batch_size, step.num_nodes, self.config.hidden_size)
+        end = self.num_layers if last is None else last
         tapped: dict[int, Tensor] = {}
-        for index, layer in enumerate(self._layers):
+        for index in range(first, end):
             if index in taps:
                 tapped[index] = hidden.view(shape)
-            hidden = layer(hidden, step)
-        if self.num_layers in taps:
-            tapped[self.num_layers] = hidden.view(shape)
+            hidden = self._layers[index](hidden, step)
+        if end in taps:
+            tapped[end] = hidden.view(shape)
         return hidden, tapped
 
-    def _pass(self, tree: TokenTree, cache: ContiguousCache, start: int) -> Pass:
+    def _resumed(
+        self, tree: TokenTree, cache: Cache, resume: Resume, *, taps: Sequence[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """The first layers for the nodes that have not been through them, then the others for all."""
+        begun, hidden = resume.num_nodes, resume.hidden
+        if begun < tree.num_nodes:
+            cache.reserve(tree.num_nodes, start=begun)
+            rest, _ = self._climb(self._entry(tree, begun), self._pass(tree, cache, begun), last=resume.layer)
+            hidden = torch.cat([hidden, rest.view(tree.batch_size, -1, hidden.shape[2])], 1)
+        cache.reserve(tree.num_nodes)
+        return self._climb(hidden.flatten(0, 1), self._pass(tree, cache), first=resume.layer, taps=taps)
+
+    def _pass(self, tree: TokenTree, cache: Cache, start: int = 0) -> Pass:
+        assert isinstance(cache, ContiguousCache), "a Decoder works on the caches it made"
         lengths, num_nodes = cache.lengths, tree.num_nodes - start
         rotations = [self._rotation(table, tree, lengths, start) for table in self._tables]
         return Pass(tree.batch_size, num_nodes, cache, (*rotations, None), self._sights(tree, lengths, start))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from outrider.core.draft import Resume
 from outrider.core.errors import ModelError
 from outrider.core.interfaces import Cache, Target
 from outrider.core.scores import Scores
@@ -70,7 +71,10 @@ class HFModel(Target):
         empty = torch.zeros(0, self.hidden_size, dtype=self.dtype, device=self.device)
         return joined_taps(pieces, taps, num_rows=len(rows), empty=empty)
 
-    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0) -> Scores:
+    def score(
+        self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
+    ) -> Scores:
+        assert resume is None, "only a LayeredTarget can go on from earlier layers"
         return self._forward(tree, cache, taps, start=start)
 
     def logits(self, hidden: Tensor) -> Tensor:

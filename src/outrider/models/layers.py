@@ -154,7 +154,12 @@ class Layer:
     mlp_norm: Norm
 
     def __call__(self, x: Tensor, step: Pass) -> Tensor:
-        x = self.attention.add_to(x, self.attention_norm(x), step)
+        return self.feed(self.attend(x, step))
+
+    def attend(self, x: Tensor, step: Pass) -> Tensor:
+        return self.attention.add_to(x, self.attention_norm(x), step)
+
+    def feed(self, x: Tensor) -> Tensor:
         return self.mlp.add_to(x, self.mlp_norm(x))
 
 
@@ -170,5 +175,10 @@ class PostNormLayer:
     mlp_post_norm: Norm
 
     def __call__(self, x: Tensor, step: Pass) -> Tensor:
-        x = x + self.attention_post_norm(self.attention.projected(self.attention_norm(x), step))
+        return self.feed(self.attend(x, step))
+
+    def attend(self, x: Tensor, step: Pass) -> Tensor:
+        return x + self.attention_post_norm(self.attention.projected(self.attention_norm(x), step))
+
+    def feed(self, x: Tensor) -> Tensor:
         return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))

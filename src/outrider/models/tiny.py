@@ -15,6 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.core.draft import Resume
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache, Target
 from outrider.core.scores import Scores
@@ -75,7 +76,10 @@ class ContextModel(Target):
             known += list(row)
         return {tap: [self._one_hot(torch.tensor(list(row), dtype=torch.int64)) for row in rows] for tap in taps}
 
-    def score(self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0) -> Scores:
+    def score(
+        self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
+    ) -> Scores:
+        assert resume is None, "only a LayeredTarget can go on from earlier layers"
         assert isinstance(cache, TokenCache), "a toy model works on the caches it made"
         cache.nodes = tree.tokens.tolist()
         logits = torch.stack([self._row_logits(tree, cache, row, start) for row in range(tree.batch_size)])
