@@ -64,7 +64,7 @@ def test_heuristic_rows_are_their_own() -> None:
 
 
 def test_rates_count_tested_guesses_only() -> None:
-    rates = PositionRates(memory=1e9)
+    rates = PositionRates(horizon=1e9)
     for accepted in (0, 1, 3, 3):  # of 3 guesses each
         rates.record(accepted, failed=accepted < 3)
     assert rates.means == pytest.approx([3 / 4, 2 / 3, 1.0])
@@ -74,7 +74,7 @@ def test_rates_count_tested_guesses_only() -> None:
 def test_rates_converge_whatever_the_draft_length() -> None:
     """Accepted over drafted would not."""
     for length in (1, 2, 8):
-        machine, rates = Machine(constant(0.6), rng=random.Random(length)), PositionRates(memory=1e9)
+        machine, rates = Machine(constant(0.6), rng=random.Random(length)), PositionRates(horizon=1e9)
         for _ in range(4000):
             accepted = machine.round(Plan((length,), (length,)), 0, 0).num_accepted[0]
             rates.record(accepted, failed=accepted < length)
@@ -83,7 +83,7 @@ def test_rates_converge_whatever_the_draft_length() -> None:
 
 def test_an_untested_position_is_not_a_hopeless_one() -> None:
     """The trap of windowed statistics: a length that was lowered must be able to rise again."""
-    rates = PositionRates(memory=20)
+    rates = PositionRates(horizon=20)
     for _ in range(50):
         rates.record(1, failed=True)  # good, then bad
     assert rates.inherited([0.7] * 2)[1] < 0.3
@@ -111,7 +111,7 @@ def brute_force(rates: list[float], cost: float, score, longest: int) -> int:
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.9])
 def test_optimal_is_the_argmax_of_the_formula(curve: str, cost: float, rate: float) -> None:
     """Fed exact costs at every length, and outcomes whose frequencies are the rates."""
-    policy = Optimal(OptimalOptions(memory=10**6))
+    policy = Optimal(OptimalOptions(horizon=10**6))
     state, rates = policy.start(1), [rate * 0.97**j for j in range(16)]
     for length in [*range(1, 17)] * 3:
         seen = observation([length], [0], draft_seconds=cost * length, score_seconds=CURVES[curve](length))
@@ -384,9 +384,9 @@ def test_plans_fit_the_options(name: str) -> None:
     [
         (HeuristicOptions, {"num_draft_tokens": 30}), (HeuristicOptions, {"increase": 0}),
         (HeuristicOptions, {"min_draft_tokens": 9}), (OptimalOptions, {"prior_acceptance": 1.5}),
-        (OptimalOptions, {"memory": 2.5}), (AdaptiveOptions, {"num_draft_tokens": 0}), (AdaptiveOptions, {"probe_share": -1}),
+        (OptimalOptions, {"horizon": 2.5}), (AdaptiveOptions, {"num_draft_tokens": 0}), (AdaptiveOptions, {"probe_share": -1}),
         (AdaptiveOptions, {"num_tree_nodes": 0}), (BanditOptions, {"algorithm": "ucb1"}), (BanditOptions, {"exploration": "x"}),
-        (ConfidenceOptions, {"threshold": 2}), (ConfidenceOptions, {"memory": 3}), (EntropyOptions, {"gamma": -1}),
+        (ConfidenceOptions, {"threshold": 2}), (ConfidenceOptions, {"horizon": 3}), (EntropyOptions, {"gamma": -1}),
         (EntropyOptions, {"min_draft_tokens": 99}), (ThresholdOptions, {"threshold": True}),
         (ThresholdOptions, {"min_draft_tokens": 0}),
     ],

@@ -60,13 +60,13 @@ class AdaptiveOptions:
     """Share of the time that speculation may lose against plain decoding before it is suspended."""
     prior_acceptance: float = 0.7
     """Acceptance assumed before any guess was tested; worth five tests."""
-    memory: int = 50
+    horizon: int = 50
     """Rounds of a request that count: a larger number is steadier, a smaller one follows the text faster."""
     num_tree_nodes: int | None = None
     """Guesses in all at the longest depth, for drafters that grow trees; as many as along one path if not given."""
 
     def __post_init__(self) -> None:
-        for name in ("num_draft_tokens", "memory"):
+        for name in ("num_draft_tokens", "horizon"):
             check_count(name, vars(self)[name])
         check_nodes(self.num_tree_nodes)
         for name in ("probe_share", "loss_share"):
@@ -139,8 +139,8 @@ class Adaptive(Policy):
         )
 
     def start(self, num_rows: int) -> _State:
-        memory = self.options.memory
-        return _State([_Row(PositionRates(memory), PositionRates(memory)) for _ in range(num_rows)])
+        horizon = self.options.horizon
+        return _State([_Row(PositionRates(horizon), PositionRates(horizon)) for _ in range(num_rows)])
 
     def plan(self, state: _State, num_rows: int) -> Plan:
         known = self.experience

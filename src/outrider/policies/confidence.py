@@ -39,7 +39,7 @@ class ConfidenceOptions:
     """Learn the threshold from outcomes."""
     miss_weight: float = 3.0
     """How much worse it is to stop after a good guess than to go on after a bad one."""
-    memory: int = 64
+    horizon: int = 64
     """Tested guesses the threshold is learnt from."""
     num_tree_nodes: int | None = None
     """Guesses in all at the longest depth, for drafters that grow trees; as many as along one path if not given."""
@@ -47,7 +47,7 @@ class ConfidenceOptions:
     def __post_init__(self) -> None:
         check_count("num_draft_tokens", self.num_draft_tokens)
         check_nodes(self.num_tree_nodes)
-        check_count("memory", self.memory, at_least=_FEWEST)
+        check_count("horizon", self.horizon, at_least=_FEWEST)
         check_between("threshold", self.threshold, 0, 1)
         check_between("miss_weight", self.miss_weight, 0, 1000)
 
@@ -116,7 +116,7 @@ class Confidence(Policy):
         for b, (row, (drafted, accepted)) in enumerate(zip(state.rows, outcomes, strict=True)):
             tested = range(min(accepted + 1, drafted))
             row.outcomes += [(seen[depth][b], depth < accepted) for depth in tested]
-            del row.outcomes[: -self.options.memory]
+            del row.outcomes[: -self.options.horizon]
             if tested and len(row.outcomes) >= _FEWEST:
                 row.threshold = best_threshold(row.outcomes, self.options.miss_weight, otherwise=row.threshold)
 

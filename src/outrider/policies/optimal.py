@@ -35,13 +35,13 @@ class OptimalOptions:
     """Fewest guesses."""
     prior_acceptance: float = 0.7
     """Acceptance assumed of a new request; worth five tested guesses."""
-    memory: int = 50
+    horizon: int = 50
     """Tested guesses that count: a larger number is steadier, a smaller one follows the text faster."""
     num_tree_nodes: int | None = None
     """Guesses in all at the longest depth, for drafters that grow trees; as many as along one path if not given."""
 
     def __post_init__(self) -> None:
-        for name in ("num_draft_tokens", "min_draft_tokens", "memory"):
+        for name in ("num_draft_tokens", "min_draft_tokens", "horizon"):
             check_count(name, vars(self)[name])
         check_nodes(self.num_tree_nodes)
         check_order("min_draft_tokens", self.min_draft_tokens, "num_draft_tokens", self.num_draft_tokens)
@@ -68,7 +68,7 @@ class Optimal(Policy):
         self.costs = CostModel()
 
     def start(self, num_rows: int) -> _State:
-        return _State([PositionRates(self.options.memory) for _ in range(num_rows)])
+        return _State([PositionRates(self.options.horizon) for _ in range(num_rows)])
 
     def plan(self, state: _State, num_rows: int) -> Plan:
         seconds = self.costs.of(num_rows).table(self.options.num_draft_tokens)

@@ -5,7 +5,7 @@ drafted would depend on the draft length. Recent rounds weigh more: evidence at 
 where it has faded away (or never was) the rate falls back to a prior. That is what lets a length that was lowered rise again;
 a window that reads "no tests" as "no success" never comes back.
 
-    w <- (1 - 1/memory) w + tested         a <- a + (success - a) / w         reach_k = prod_{j <= k} a_j
+    w <- (1 - 1/horizon) w + tested         a <- a + (success - a) / w         reach_k = prod_{j <= k} a_j
     E[tokens of a round of K guesses] = 1 + sum_{k <= K} reach_k                 (Leviathan et al. 2023, eq. 1, per position)
 """
 
@@ -28,7 +28,7 @@ _HIGHEST = 0.99
 class PositionRates:
     """Mean and weight of the evidence at each position."""
 
-    memory: float
+    horizon: float
     """Tests that count, about: the weight that evidence seen every round settles at."""
     means: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -48,7 +48,7 @@ class PositionRates:
 
     def fade(self) -> None:
         """Trust what was seen a little less."""
-        keep = 1 - 1 / self.memory
+        keep = 1 - 1 / self.horizon
         self.weights = [keep * weight for weight in self.weights]
 
     def given(self, prior: Sequence[float]) -> list[float]:
@@ -67,7 +67,7 @@ class PositionRates:
         return rates
 
     def copy(self) -> PositionRates:
-        return PositionRates(self.memory, list(self.means), list(self.weights))
+        return PositionRates(self.horizon, list(self.means), list(self.weights))
 
     def _blend(self, position: int, prior: float) -> float:
         if position >= len(self.means):
