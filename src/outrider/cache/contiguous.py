@@ -19,28 +19,28 @@ _GROWTH = 256
 
 
 class ContiguousCache(Cache):
-    """[B, Hkv, S, D] keys and values per layer."""
+    """One block [L, 2, B, Hkv, S, D] for all layers; ``keys`` and ``values`` are its [B, Hkv, S, D] views per layer."""
 
-    def __init__(self, keys: list[Tensor], values: list[Tensor], lengths: Sequence[int]) -> None:
-        self.keys = keys
-        self.values = values
+    def __init__(self, block: Tensor, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
         self._nodes = (0, 0)
         self._index: tuple[Tensor, Tensor] | None = None
+        self._hold(block)
 
     @staticmethod
     def empty(num_layers: int, shape: tuple[int, int, int], *, dtype: torch.dtype, device: torch.device) -> ContiguousCache:
         """No tokens yet; ``shape`` is (batch size, key-value heads, head size)."""
         batch_size, num_heads, head_dim = shape
-
-        def block() -> Tensor:
-            return torch.zeros(batch_size, num_heads, 0, head_dim, dtype=dtype, device=device)
-
-        return ContiguousCache([block() for _ in range(num_layers)], [block() for _ in range(num_layers)], [0] * batch_size)
+        block = torch.zeros(num_layers, 2, batch_size, num_heads, 0, head_dim, dtype=dtype, device=device)
+        return ContiguousCache(block, [0] * batch_size)
 
     @property
     def capacity(self) -> int:
-        return self.keys[0].shape[2]
+        return self.block.shape[4]
+
+    def _hold(self, block: Tensor) -> None:
+        self.block = block
+        self.keys, self.values = list(block[:, 0].unbind(0)), list(block[:, 1].unbind(0))
 
     def reserve(self, num_nodes: int, *, start: int = 0) -> None:
         """Room for a tree of ``num_nodes`` after every row; also fixes where ``write`` puts nodes ``start``.. of it."""
@@ -82,37 +82,32 @@ class ContiguousCache(Cache):
         self.lengths = list(lengths)
 
     def fork(self, rows: Sequence[int]) -> ContiguousCache:
-        index = torch.tensor(list(rows), dtype=torch.int64, device=self.keys[0].device)
-        keys = [block.index_select(0, index) for block in self.keys]
-        values = [block.index_select(0, index) for block in self.values]
-        return ContiguousCache(keys, values, [self.lengths[row] for row in rows])
+        index = torch.tensor(list(rows), dtype=torch.int64, device=self.block.device)
+        return ContiguousCache(self.block.index_select(2, index), [self.lengths[row] for row in rows])
 
     def join(self, other: Cache) -> ContiguousCache:
         assert isinstance(other, ContiguousCache), "only caches of one kind can be joined"
         capacity = max(self.capacity, other.capacity)
         self._resize(capacity)
         other._resize(capacity)
-        keys = [torch.cat(pair) for pair in zip(self.keys, other.keys, strict=True)]
-        values = [torch.cat(pair) for pair in zip(self.values, other.values, strict=True)]
-        return ContiguousCache(keys, values, [*self.lengths, *other.lengths])
+        return ContiguousCache(torch.cat((self.block, other.block), 2), [*self.lengths, *other.lengths])
 
     def _slots(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """[B, 1] rows and [B, N] slots of nodes ``start`` to ``end``."""
-        device = self.keys[0].device
+        device = self.block.device
         rows = torch.arange(self.batch_size, device=device)[:, None]
         return rows, torch.tensor(self.lengths, device=device)[:, None] + torch.arange(start, end, device=device)
 
     def _gather(self, row: int, path: Sequence[int]) -> None:
-        source = torch.tensor(list(path), device=self.keys[0].device) + self.lengths[row]
+        source = torch.tensor(list(path), device=self.block.device) + self.lengths[row]
         begin, end = self.lengths[row], self.lengths[row] + len(path)
-        for block in (*self.keys, *self.values):
-            block[row, :, begin:end] = block[row].index_select(1, source)
+        of_row = self.block[:, :, row]
+        of_row[:, :, :, begin:end] = of_row.index_select(3, source)
 
     def _resize(self, capacity: int) -> None:
         if capacity == self.capacity:
             return
-        for blocks in (self.keys, self.values):
-            for layer, block in enumerate(blocks):
-                grown = block.new_zeros(*block.shape[:2], capacity, block.shape[3])
-                grown[:, :, : block.shape[2]] = block
-                blocks[layer] = grown
+        *outer, old, head_dim = self.block.shape
+        grown = self.block.new_zeros(*outer, capacity, head_dim)
+        grown[..., :old, :] = self.block
+        self._hold(grown)
