@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
-import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
-from outrider.core.sampling import Law
 from outrider.core.tree import TokenTree
 from outrider.drafters.catch_up import catch_up, fit, new_cache, room
+from outrider.drafters.chain_growth import grow_chain
 
 
 @dataclass
@@ -53,22 +52,11 @@ class DraftModel(Drafter):
 
     def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
         depths = [room(self.model, tokens, depth) for tokens, depth in zip(context.tokens, plan.max_depth, strict=True)]
-        chain = torch.tensor(context.roots, device=context.device)[:, None]
-        laws: list[Law] = []
-        logits = self._first(state, context) if any(depths) else None
-        while logits is not None:
-            law = context.sampler.law(logits, TokenTree.chain(chain), context.noise, start=chain.shape[1] - 1)
-            if plan.stop is not None:
-                depths = _ended(depths, len(laws), plan.stop.before(len(laws), law))
-                if max(depths) <= len(laws):
-                    break
-            chain = torch.cat([chain, self._guess(law, len(laws))], 1)
-            laws.append(law)
-            if plan.stop is not None:
-                depths = _ended(depths, len(laws), plan.stop.after(len(laws) - 1, law, chain[:, -1]))
-            logits = self._advance(state, chain, depths) if len(laws) < max(depths) else None
-        tree = TokenTree.chain(chain, [depth + 1 for depth in depths])
-        return Draft(tree, self.draws, self._laws_of(laws) if self.draws is Draws.IID and laws else None)
+
+        def logits_after(chain: Tensor, depths: Sequence[int]) -> Tensor:
+            return self._first(state, context) if chain.shape[1] == 1 else self._advance(state, chain, depths)
+
+        return grow_chain(context, depths, logits_after, draws=self.draws, stops=[plan.stop])
 
     def observe(self, state: _State, observation: Observation) -> None:
         """Keep the guesses that were accepted. The last guess was never fed, so the cache may lag by one more token."""
@@ -88,21 +76,3 @@ class DraftModel(Drafter):
         logits = self.model.score(TokenTree.chain(chain[:, -1:]), state.cache).logits
         state.cache.commit([[0] if depth >= chain.shape[1] else [] for depth in depths])
         return fit(logits, self.vocab_size)
-
-    def _guess(self, law: Law, depth: int) -> Tensor:
-        if self.draws is Draws.DETERMINISTIC:
-            return law.choices
-        return law.draw(torch.full((law.adjusted.shape[0], 1), depth, device=law.adjusted.device))
-
-    @staticmethod
-    def _laws_of(laws: Sequence[Law]) -> Tensor:
-        """[B, N, V] the law at every node that has a guess; the last node has none."""
-        q = torch.cat([law.probs for law in laws], 1)
-        return torch.cat([q, torch.zeros_like(q[:, :1])], 1)
-
-
-def _ended(depths: Sequence[int], num_drawn: int, goes_on: Sequence[bool] | None) -> list[int]:
-    """Planned depths, cut to what was drawn already in the rows that do not go on."""
-    if goes_on is None:
-        return list(depths)
-    return [depth if more else min(depth, num_drawn) for depth, more in zip(depths, goes_on, strict=True)]
