@@ -18,6 +18,7 @@ from tqdm import tqdm
 from outrider.bundled import bundled_path
 from outrider.codecs.grammar import GrammarCompiler
 from outrider.codecs.load import load_codec
+from outrider.codecs.text import TextCodec
 from outrider.core.errors import ModelError, OptionError, RequestError
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
@@ -28,7 +29,7 @@ from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
-from outrider.methods import METHODS, compose
+from outrider.methods import METHODS, compose, rows_of
 from outrider.models.load import load_model
 
 Prompt = str | Sequence[int]
@@ -87,35 +88,43 @@ class LLM:
         model: str | None = None,
         *,
         method: str | None = None,
-        draft: str | None = None,
+        draft: str | Sequence[str] | None = None,
         acceptance: str | None = None,
         dtype: str = "auto",
         device: str | None = None,
         max_batch_size: int = 8,
         **options: Any,
     ) -> None:
-        """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair. ``options`` are the
-        method's own (``num_draft_tokens``, ``max_ngram`` ...; ``outrider methods`` lists them)."""
+        """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may
+        name several. ``options`` are the method's own (``num_draft_tokens``, ``max_ngram`` ...; ``outrider methods`` lists them)."""
         if max_batch_size < 1:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size
-        if model is None:
-            draft = draft or (bundled_path("draft") if method is None or METHODS[method].needs_draft else None)
+        names = [draft] if isinstance(draft, str) else list(draft or ())
+        if model is None and not names and (method is None or _needs_draft(method, options)):
+            names = [bundled_path("draft")]
         self.model_name = model or bundled_path("target")
-        self.method_name = method or ("draft-model" if draft else "prompt-lookup")
-        row = METHODS[self.method_name]  # an unknown name fails before anything is loaded
+        self.method_name = method or ("draft-model" if names else "prompt-lookup")
+        needs_draft = _needs_draft(self.method_name, options)  # an unknown name fails before anything is loaded
         self.codec = load_codec(self.model_name)
         self._grammars: GrammarCompiler | None = None
         self.target = load_model(self.model_name, dtype=dtype, device=device)
-        self.draft = self._load_draft(draft, dtype, device) if draft and row.needs_draft else None
+        self.draft_codecs: list[TextCodec] = []
+        self.drafts = [self._load_draft(name, dtype, device) for name in names if needs_draft]
+        self.draft = self.drafts[0] if self.drafts else None
         self.method = self.compose(self.method_name, acceptance=acceptance, **options)
 
     def compose(self, name: str, *, acceptance: str | None = None, policy: str = "fixed", **options: Any) -> Method:
         """Another method on the models already loaded, for the ``method=`` of a call."""
-        for option in set(METHODS[name].texts) & set(options):
+        for option in {text for row in rows_of(name, options).values() for text in row.texts} & set(options):
             texts = [options[option]] if isinstance(options[option], str) else options[option]
             options[option] = [self.codec.encode(t, add_special_tokens=False) if isinstance(t, str) else t for t in texts]
-        return compose(name, self.target, draft=self.draft, acceptance=acceptance, policy=policy, options=options)
+        if _needs_draft(name, options):
+            self._check_vocabularies(name)
+        codecs = (self.codec, self.draft_codecs[0]) if self.drafts else None
+        return compose(
+            name, self.target, draft=self.drafts or None, acceptance=acceptance, policy=policy, options=options, codecs=codecs
+        )
 
     def generate(
         self,
@@ -187,7 +196,8 @@ class LLM:
     ) -> list[list[BeamOutput]]:
         """The best continuations of every prompt, best first; the draft model, where there is one, searches ahead."""
         options = options or BeamOptions()
-        forest = ModelForest(self.draft, width=width or 2 * options.num_beams, depth=depth) if self.draft else None
+        draft = self.draft if self.drafts and self.codec.same_vocabulary(self.draft_codecs[0]) else None
+        forest = ModelForest(draft, width=width or 2 * options.num_beams, depth=depth) if draft else None
         return [self._beams(prompt, options, forest) for prompt in _as_prompts(prompts)]
 
     def _beams(self, prompt: Prompt, options: BeamOptions, forest: ModelForest | None) -> list[BeamOutput]:
@@ -244,13 +254,23 @@ class LLM:
         )
 
     def _load_draft(self, name: str, dtype: str, device: str | None) -> Target:
-        codec = load_codec(name)
-        if not self.codec.same_vocabulary(codec):
-            raise ModelError(
-                f"draft {name!r} has another vocabulary ({codec.vocab_size} tokens) than {self.model_name!r} "
-                f"({self.codec.vocab_size}); use a draft of the same family, or method 'prompt-lookup'"
-            )
+        self.draft_codecs.append(load_codec(name))
+        self._check_vocabularies(self.method_name)  # before the weights are read
         return load_model(name, dtype=dtype, device=device)
+
+    def _check_vocabularies(self, method: str) -> None:
+        """A draft whose tokens mean something else can only be used by the methods that translate."""
+        codec = next((codec for codec in self.draft_codecs if not self.codec.same_vocabulary(codec)), None)
+        if codec is not None and not METHODS[method].foreign:
+            raise ModelError(
+                f"the draft model has another vocabulary ({codec.vocab_size} tokens) than {self.model_name!r} "
+                f"({self.codec.vocab_size}), and method {method!r} needs the same one; use method 'tli' or 'reencode', which "
+                "translate, or a draft of the same family, or method 'prompt-lookup'"
+            )
+
+
+def _needs_draft(method: str, options: Mapping[str, Any]) -> bool:
+    return any(row.needs_draft for row in rows_of(method, options).values())
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

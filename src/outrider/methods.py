@@ -7,9 +7,9 @@ one page under ``docs/methods/``; the contract tests run over these tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal
 from outrider.acceptance.divergence import Divergence, DivergenceOptions
@@ -20,11 +20,13 @@ from outrider.acceptance.typical import Typical, TypicalOptions
 from outrider.core.catalog import Catalog
 from outrider.core.draft import Draws
 from outrider.core.errors import CompositionError, OptionError, nearest
-from outrider.core.interfaces import AcceptanceRule, Drafter, Policy, Target
+from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method, agree_on_draws
+from outrider.core.table import MethodRow, Parts, PolicyRow, RuleRow, fill, option_names
 from outrider.drafters.best_first import BestFirst, BestFirstOptions
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions
+from outrider.drafters.fused import Fused, HybridOptions
 from outrider.drafters.jacobi import Jacobi, JacobiOptions
 from outrider.drafters.lookahead import Lookahead, LookaheadOptions
 from outrider.drafters.many_chains import ManyChains, ManyChainsOptions
@@ -46,64 +48,6 @@ from outrider.policies.fixed import Fixed, FixedOptions
 from outrider.policies.heuristic import Heuristic, HeuristicOptions
 from outrider.policies.optimal import Optimal, OptimalOptions
 from outrider.policies.threshold import Threshold, ThresholdOptions
-
-
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """What a row may build its drafter from."""
-
-    target: Target
-    draft: Target | None
-    draws: Draws
-    options: Any
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """Options of a part that has none."""
-
-
-@dataclass(frozen=True, eq=False)
-class MethodRow:
-    """One row of the table."""
-
-    summary: str
-    paper: str
-    drafter: type[Drafter]
-    build: Callable[[Parts], Drafter]
-    options: type = NoOptions
-    defaults: Mapping[str, Any] | None = None
-    """Defaults that differ from the policy's own."""
-    needs_draft: bool = False
-    needs: tuple[str, ...] = ()
-    """Options without which there is nothing to run."""
-    texts: tuple[str, ...] = ()
-    """Options that are lists of texts; ``LLM`` takes strings there and hands on their tokens."""
-    acceptance: str = "coupled"
-
-
-@dataclass(frozen=True, eq=False)
-class PolicyRow:
-    """A policy and its options."""
-
-    build: Callable[[Any], Policy]
-    options: type
-    summary: str
-
-
-@dataclass(frozen=True, eq=False)
-class RuleRow:
-    """An acceptance rule and where it comes from."""
-
-    rule: type[AcceptanceRule]
-    summary: str
-    paper: str
-    options: type = NoOptions
-
-    def build(self, given: Mapping[str, Any]) -> AcceptanceRule:
-        """The rule with its options, or as it is where it has none."""
-        make = cast("Callable[..., AcceptanceRule]", self.rule)
-        return make() if self.options is NoOptions else make(_fill(self.options, given))
 
 
 def _build_draft_model(parts: Parts) -> Drafter:
@@ -134,6 +78,16 @@ def _build_stochastic_beam(parts: Parts) -> Drafter:
 
 def _build_many_chains(parts: Parts) -> Drafter:
     return ManyChains(_draft_of(parts), parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+def _part(parts: Parts, name: str, *, skip_drafts: int = 0) -> Drafter:
+    assert parts.part is not None, "compose() hands the builder on"
+    return parts.part(name, skip_drafts=skip_drafts)
+
+
+def _build_hybrid(parts: Parts) -> Drafter:
+    options = parts.options
+    return Fused([_part(parts, name) for name in options.names], options.fused)
 
 
 def _build_suffix(parts: Parts) -> Drafter:
@@ -283,6 +237,15 @@ METHODS: Catalog[MethodRow] = Catalog(
             options=LookaheadOptions,
             defaults={"num_draft_tokens": 20, "num_tree_nodes": 128},
         ),
+        "hybrid": MethodRow(
+            summary="several drafters in one tree, places by their measured acceptance",
+            paper="Quan et al. 2025, RASD's fusion (arXiv 2503.03434); the arbitration is our own",
+            drafter=Fused,
+            build=_build_hybrid,
+            options=HybridOptions,
+            defaults={"num_draft_tokens": 8, "num_tree_nodes": 16},
+            parts="parts",
+        ),
     },
 )
 
@@ -321,36 +284,71 @@ POLICIES: Catalog[PolicyRow] = Catalog(
 )
 
 
+def rows_of(name: str, options: Mapping[str, Any] | None = None) -> dict[str, MethodRow]:
+    """A method's row by name, and those of the methods that its options make it of."""
+    row = METHODS[name]
+    return {name: row, **{part: METHODS[part] for part in row.part_names(options or {})}}
+
+
 def compose(
     name: str,
     target: Target,
     *,
-    draft: Target | None = None,
+    draft: Target | Sequence[Target] | None = None,
     acceptance: str | None = None,
     policy: str = "fixed",
     options: Mapping[str, Any] | None = None,
+    codecs: tuple[Any, Any] | None = None,
 ) -> Method:
     """A method ready to run. Everything that does not fit is refused here, with both sides named."""
     row, policy_row = METHODS[name], POLICIES[policy]
     rule_row = RULES[acceptance or row.acceptance]
     draws = agree_on_draws(row.drafter, rule_row.rule)
-    if row.needs_draft and draft is None:
-        raise CompositionError(f"method {name!r} needs a draft model; give draft=, or use method 'prompt-lookup'")
+    drafts = () if draft is None else (draft,) if isinstance(draft, Target) else tuple(draft)
     given = {**(row.defaults or {}), **(options or {})}
-    missing = next((need for need in row.needs if need not in given), None)
-    if missing:
-        raise CompositionError(f"method {name!r} needs the option {missing!r}; see docs/methods/{name}.md")
-    valid = _names(row.options) | _names(policy_row.options) | _names(rule_row.options)
+    rows = rows_of(name, given)
+    _check_needs(name, rows, given, drafts=drafts, has_codecs=codecs is not None)
+    kinds = [policy_row.options, rule_row.options, *(part.options for part in rows.values())]
+    valid = set[str]().union(*map(option_names, kinds))
     for option in options or {}:
         if option not in valid:
             raise OptionError(f"method {name!r} with policy {policy!r} has no option {option!r}; {nearest(option, valid)}")
-    drafter = row.build(Parts(target, draft, draws, _fill(row.options, given)))
-    return Method(drafter, rule_row.build(given), policy_row.build(_fill(policy_row.options, given)))
+    part = partial(_build_part, target=target, drafts=drafts, given=given)
+    first = drafts[0] if drafts else None
+    drafter = row.build(Parts(target, first, draws, fill(row.options, given), drafts, codecs, part))
+    return Method(drafter, rule_row.build(given), policy_row.build(fill(policy_row.options, given)))
 
 
-def _names(options: type) -> set[str]:
-    return {item.name for item in fields(options)}
+def _check_needs(
+    name: str, rows: Mapping[str, MethodRow], given: Mapping[str, Any], *, drafts: Sequence[Target], has_codecs: bool
+) -> None:
+    """Refuse a method that lacks something it, or a part of it, cannot run without."""
+    for part, row in rows.items():
+        if part != name and (row.parts is not None or row.foreign or Draws.DETERMINISTIC not in row.drafter.offers):
+            raise CompositionError(
+                f"method {name!r} cannot be made of {part!r}: its guesses must be chosen ones, of the target's own tokens; "
+                "use 'draft-model', 'best-first', 'suffix' or another row that copies"
+            )
+        if row.needs_draft and not drafts:
+            raise CompositionError(f"method {part!r} needs a draft model; give draft=, or use method 'prompt-lookup'")
+        if row.foreign and not has_codecs:
+            raise CompositionError(f"method {part!r} needs the tokenizers of target and draft; use LLM, or give codecs=")
+        missing = next((need for need in row.needs if need not in given), None)
+        if missing:
+            raise CompositionError(f"method {part!r} needs the option {missing!r}; see docs/methods/{part}.md")
 
 
-def _fill(options: type, given: Mapping[str, Any]) -> Any:
-    return options(**{name: value for name, value in given.items() if name in _names(options)})
+def _build_part(
+    name: str, *, target: Target, drafts: tuple[Target, ...], given: Mapping[str, Any], skip_drafts: int = 0
+) -> Drafter:
+    """The drafter of a row that is part of another. Its guesses are chosen ones."""
+    row = METHODS[name]
+    mine = {**(row.defaults or {}), **given}
+    left = drafts[skip_drafts:]
+    if row.needs_draft and not left:
+        raise CompositionError(
+            f"part {name!r} needs a draft model of its own after the first {skip_drafts}; give one more in draft=, "
+            "or use 'prompt-lookup'"
+        )
+    first = left[0] if left else None
+    return row.build(Parts(target, first, Draws.DETERMINISTIC, fill(row.options, mine), left))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.errors import CompositionError
+from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
@@ -16,7 +16,8 @@ from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
-from outrider.drafters.fused import Fused
+from outrider.drafters.fused import Fused, FusedOptions
+from outrider.drafters.source_rates import SourceRates, share
 
 SIZE = 10
 
@@ -130,19 +131,63 @@ def test_the_better_drafter_comes_first_and_gets_more() -> None:
             path += nodes
         seen_by(fused, state, draft, [path])
     assert good.plans[-1].max_nodes[0] > good.plans[0].max_nodes[0]
-    assert bad.plans[-1].max_nodes[0] == 6 - good.plans[-1].max_nodes[0] < 3
+    assert bad.plans[-1].max_nodes[0] < min(3, bad.plans[0].max_nodes[0])
 
 
 def test_states_fork_and_join() -> None:
     fused = Fused([Fixed((1,))])
     state = fused.start([[0], [0]], {})
-    state.tallies[1][0].accepted = 5
-    assert state.fork([1]).join(state.fork([0])).tallies[0][0].accepted == 5
+    state.rates[1][0].asked = 5
+    assert state.fork([1]).join(state.fork([0])).rates[0][0].asked == 5
     forked = state.fork([1, 1])
-    forked.tallies[0][0].accepted = 9
-    assert forked.tallies[1][0].accepted == 5 and state.tallies[1][0].accepted == 5
+    forked.rates[0][0].record(3, 1, [0])
+    assert forked.rates[1][0].asked == 5 and state.rates[1][0].made == []
+
+
+def test_chances_follow_what_was_accepted_and_fade() -> None:
+    rates = SourceRates(20.0)
+    prior = rates.chances(3)
+    assert prior == pytest.approx([0.75, 0.75**2, 0.75**3])
+    for _ in range(60):
+        rates.record(4, 3, [0, 1])
+    first, second, third, fourth = rates.chances(4)
+    assert first > 0.95 and second > 0.9 and third < 0.15 and fourth < third
+    for _ in range(200):  # not asked any more: forgotten, so that it will be tried again
+        rates.record(0, 0, [])
+    assert rates.chances(3) == pytest.approx(prior, abs=0.01)
+
+
+def test_places_go_to_the_largest_chances() -> None:
+    good, bad, unknown = SourceRates(50.0), SourceRates(50.0), SourceRates(50.0)
+    for _ in range(100):
+        good.record(8, 8, range(6))
+        bad.record(8, 8, [])
+    assert share(8, [good, bad], min_chance=0.0) >= 6
+    assert share(8, [bad, good], min_chance=0.02) <= 2
+    assert share(8, [bad, bad], min_chance=0.05) == 0, "no place for a guess that is never right"
+    assert share(0, [good], min_chance=0.0) == 0
+    assert share(8, [unknown, unknown], min_chance=0.0) == 4
+    total = [share(8, [a, b], min_chance=0.0) for a, b in ((good, unknown), (unknown, good))]
+    assert sum(total) == 8, "without ties nobody's place is counted twice"
+
+
+def test_a_drafter_that_often_finds_nothing_is_asked_first() -> None:
+    rarely, always = Fixed(), Fixed((1, 2, 3))
+    fused = Fused([always, rarely])
+    state = fused.start([[0]], {})
+    for _ in range(3):
+        draft = fused.propose(state, context_of(1), Plan((3,), (3,)))
+        seen_by(fused, state, draft, [[0]])
+    draft = fused.propose(state, context_of(1), Plan((3,), (3,)))
+    assert draft.tree.sizes == (4,), "the places it leaves empty go to the other"
 
 
 def test_sampled_guesses_cannot_be_fused() -> None:
     with pytest.raises(CompositionError, match="only chosen guesses"):
         Fused([Fixed((1,), draws=Draws.IID)])
+
+
+@pytest.mark.parametrize("options", [{"trust_rounds": 1}, {"min_chance": 1.0}, {"min_chance": -0.1}])
+def test_bad_options(options) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        FusedOptions(**options)

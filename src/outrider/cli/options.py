@@ -15,7 +15,9 @@ from outrider.core.params import SamplingParams
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and method")
     group.add_argument("--model", metavar="NAME", help="folder, hub name or .gguf file (default: the bundled model)")
-    group.add_argument("--draft", metavar="NAME", help="draft model of the same vocabulary (default: the bundled one)")
+    group.add_argument(
+        "--draft", action="append", metavar="NAME", help="draft model, repeatable (default: the bundled model's own)"
+    )
     group.add_argument("--method", metavar="NAME", help="see `outrider methods`")
     group.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
     group.add_argument("--policy", metavar="NAME", default="fixed", help="how the draft length is chosen (default: fixed)")

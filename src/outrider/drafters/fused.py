@@ -1,13 +1,13 @@
 """Several drafters, one tree: what each of them guesses is fused by longest common prefix under one budget.
 
 A retriever knows long copies, a draft model knows everything a little; their trees share a root, so they are merged like a
-trie: equal beginnings are stored once, the rest is appended. The drafters are asked in the order of how often their guesses
-have been right in this request, and each is given a share of the places that are left, so a drafter that finds nothing costs
-none. (Quan et al. 2025, "RASD: Retrieval-Augmented Speculative Decoding", arXiv 2503.03434, for the fusion; the shares are
-our own.)
+trie: equal beginnings are stored once, the rest is appended. Places go where guesses are expected to be accepted, by
+statistics of every drafter that are kept per request and fade (``source_rates.py``); a drafter that finds nothing costs none,
+because those that leave most places empty are asked first. (Fusion: Quan et al. 2025, "RASD: Retrieval-Augmented Speculative
+Decoding", arXiv 2503.03434; Miao et al. 2023, SpecInfer's merged trees, arXiv 2305.09781. The arbitration is our own.)
 
-    rate_i = (1 + accepted guesses of drafter i) / (2 + guesses of drafter i)               counted per request
-    share_i = left * rate_i / (sum of the rates of i and those after it),  at least 1;  left <- left - new nodes of i
+    places of i = how many of the largest chances, among i's and those of the drafters after it, are i's
+    left <- left - new nodes of i
 
 Guesses are chosen, not sampled: lossless under ``coupled`` and ``delta``. No inner guess is ever dropped, so every inner
 drafter can be told what became of its own tree.
@@ -23,22 +23,53 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.errors import CompositionError
+from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.scores import Scores
+from outrider.core.table import names_in
 from outrider.core.tree import TokenTree
+from outrider.drafters.source_rates import SourceRates, share
 
 
-@dataclass
-class _Tally:
-    """How a drafter's guesses have done in one request."""
+@dataclass(frozen=True)
+class FusedOptions:
+    """How the drafters share the places of a tree."""
 
-    accepted: int = 0
-    guessed: int = 0
+    trust_rounds: float = 30.0
+    """Rounds of a request by which a drafter is judged: a larger number is steadier, a smaller one follows the text faster."""
+    min_chance: float = 0.02
+    """A guess less likely than this gets no place, even if one is left."""
+
+    def __post_init__(self) -> None:
+        if not self.trust_rounds > 1:
+            raise OptionError(f"trust_rounds = {self.trust_rounds!r} is not valid; use a number above 1")
+        if not 0 <= self.min_chance < 1:
+            raise OptionError(f"min_chance = {self.min_chance!r} is not valid; use a number from 0 to below 1")
+
+
+@dataclass(frozen=True)
+class HybridOptions:
+    """Which drafters, and how they share the places of a tree."""
+
+    parts: tuple[str, ...] | str = ("suffix", "draft-model")
+    """Methods whose guesses are fused, by name; "suffix,draft-model" on the command line. Their options are given beside
+    this one, and one that several of them have goes to each."""
+    trust_rounds: float = FusedOptions.trust_rounds
+    """Rounds of a request by which a drafter is judged."""
+    min_chance: float = FusedOptions.min_chance
+    """A guess less likely than this gets no place."""
 
     @property
-    def rate(self) -> float:
-        return (1 + self.accepted) / (2 + self.guessed)
+    def names(self) -> tuple[str, ...]:
+        return names_in(self.parts)
+
+    @property
+    def fused(self) -> FusedOptions:
+        return FusedOptions(self.trust_rounds, self.min_chance)
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) < max(1, len(self.names)):
+            raise OptionError(f"parts = {self.parts!r} is not valid; name at least one method, each of them once")
 
 
 @dataclass
@@ -56,17 +87,17 @@ class FusedState(RowState):
     """The inner drafters' states, and how well each has done in every row."""
 
     inner: list[Any]
-    tallies: list[list[_Tally]]
+    rates: list[list[SourceRates]]
     """[row][drafter]"""
     rounds: list[_Round | None] = field(default_factory=list)
 
     def fork(self, rows: Sequence[int]) -> FusedState:
-        tallies = [[_Tally(t.accepted, t.guessed) for t in self.tallies[row]] for row in rows]
-        return FusedState([state.fork(rows) for state in self.inner], tallies)
+        rates = [[source.copy() for source in self.rates[row]] for row in rows]
+        return FusedState([state.fork(rows) for state in self.inner], rates)
 
     def join(self, other: FusedState) -> FusedState:
         inner = [mine.join(theirs) for mine, theirs in zip(self.inner, other.inner, strict=True)]
-        return FusedState(inner, [*self.tallies, *other.tallies])
+        return FusedState(inner, [*self.rates, *other.rates])
 
 
 @final
@@ -77,17 +108,20 @@ class Fused(Drafter):
     shape: ClassVar = Shape.TREE
     draws = Draws.DETERMINISTIC
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
+    def __init__(self, drafters: Sequence[Drafter], options: FusedOptions | None = None) -> None:
+        if not drafters:
+            raise CompositionError("there is nothing to fuse; name at least one drafter")
         for drafter in drafters:
             if drafter.draws is not Draws.DETERMINISTIC:
                 name = type(drafter).__name__
                 raise CompositionError(f"{name} guesses {drafter.draws.value}; only chosen guesses can be fused")
         self.drafters = tuple(drafters)
+        self.options = options or FusedOptions()
         self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> FusedState:
-        tallies = [[_Tally() for _ in self.drafters] for _ in rows]
-        return FusedState([drafter.start(rows, taps) for drafter in self.drafters], tallies)
+        rates = [[SourceRates(self.options.trust_rounds) for _ in self.drafters] for _ in rows]
+        return FusedState([drafter.start(rows, taps) for drafter in self.drafters], rates)
 
     def propose(self, state: FusedState, context: Context, plan: Plan) -> Draft:
         tries = [_Trie(root) for root in context.roots]
@@ -96,10 +130,10 @@ class Fused(Drafter):
         while waiting:
             index = waiting[0]
             shares = [
-                _share(budget - len(trie.tokens) + 1, [row[i].rate for i in waiting])
-                for budget, trie, row in zip(plan.max_nodes, tries, state.tallies, strict=True)
+                share(budget - len(trie.tokens) + 1, [row[i] for i in waiting], min_chance=self.options.min_chance)
+                for budget, trie, row in zip(plan.max_nodes, tries, state.rates, strict=True)
             ]
-            asked = Plan(tuple(d if n else 0 for d, n in zip(plan.max_depth, shares, strict=True)), tuple(shares), plan.stop)
+            asked = Plan(tuple(map(min, plan.max_depth, shares)), tuple(shares), plan.stop)
             draft = self.drafters[index].propose(state.inner[index], context, asked)
             places = [trie.add(draft.tree, row) for row, trie in enumerate(tries)]
             state.rounds[index] = _Round(draft, asked, places)
@@ -115,8 +149,8 @@ class Fused(Drafter):
             assert round_ is not None, "a round that was not proposed"
             seen = _own_view(observation, round_)
             for row, path in enumerate(seen.paths):
-                state.tallies[row][index].accepted += len(path) - 1
-                state.tallies[row][index].guessed += round_.draft.num_drafted[row]
+                made = round_.draft.num_drafted[row]
+                state.rates[row][index].record(round_.plan.max_nodes[row], made, [node - 1 for node in path[1:]])
             drafter.observe(state.inner[index], seen)
         state.rounds = []
 
@@ -125,16 +159,9 @@ class Fused(Drafter):
             drafter.finish(inner, row, tokens)
 
     def _order(self, state: FusedState) -> list[int]:
-        """Drafters by their mean rate in the batch, the best first: all rows are asked together."""
-        means = [sum(row[i].rate for row in state.tallies) for i in range(len(self.drafters))]
-        return sorted(range(len(self.drafters)), key=lambda index: -means[index])
-
-
-def _share(left: int, rates: Sequence[float]) -> int:
-    """Places for the first of the drafters that are still waiting."""
-    if left <= 0:
-        return 0
-    return left if len(rates) == 1 else min(left, max(1, round(left * rates[0] / sum(rates))))
+        """Those that use least of their places in the batch first, so that the others can have the rest."""
+        fills = [sum(row[i].fill for row in state.rates) for i in range(len(self.drafters))]
+        return sorted(range(len(self.drafters)), key=lambda index: fills[index])
 
 
 class _Trie:

@@ -1,0 +1,110 @@
+"""What a row of the tables says: how a part is built, what it needs, and which options it has.
+
+The tables themselves are in ``methods.py``. A row may be made of other rows (a hybrid of drafters, a cascade): it then says
+which of its options names them, and its builder asks ``Parts.part`` for their drafters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Protocol, cast
+
+from outrider.core.draft import Draws
+from outrider.core.interfaces import AcceptanceRule, Drafter, Policy, Target
+
+
+class PartBuilder(Protocol):
+    """Builds the drafter of another row from the same models and options."""
+
+    def __call__(self, name: str, *, skip_drafts: int = 0) -> Drafter: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a row may build its drafter from."""
+
+    target: Target
+    draft: Target | None
+    draws: Draws
+    options: Any
+    drafts: tuple[Target, ...] = ()
+    """All draft models, ``draft`` first."""
+    codecs: tuple[Any, Any] | None = None
+    """The tokenizers of the target and of the draft, for rows that are ``foreign``."""
+    part: PartBuilder | None = None
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Options of a part that has none."""
+
+
+@dataclass(frozen=True, eq=False)
+class MethodRow:
+    """One row of the table."""
+
+    summary: str
+    paper: str
+    drafter: type[Drafter]
+    build: Callable[[Parts], Drafter]
+    options: type = NoOptions
+    defaults: Mapping[str, Any] | None = None
+    """Defaults that differ from the policy's own."""
+    needs_draft: bool = False
+    needs: tuple[str, ...] = ()
+    """Options without which there is nothing to run."""
+    texts: tuple[str, ...] = ()
+    """Options that are lists of texts; ``LLM`` takes strings there and hands on their tokens."""
+    acceptance: str = "coupled"
+    parts: str | None = None
+    """The option that names the rows this one is made of; their options are then options of this row too."""
+    foreign: bool = False
+    """The draft model may have a tokenizer of its own."""
+
+    def part_names(self, given: Mapping[str, Any]) -> tuple[str, ...]:
+        """The rows that ``given`` options make this one of."""
+        if self.parts is None:
+            return ()
+        default = next(item.default for item in fields(self.options) if item.name == self.parts)
+        assert default is not MISSING, "an option that names rows has a default"
+        return names_in(given.get(self.parts, default))
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyRow:
+    """A policy and its options."""
+
+    build: Callable[[Any], Policy]
+    options: type
+    summary: str
+
+
+@dataclass(frozen=True, eq=False)
+class RuleRow:
+    """An acceptance rule and where it comes from."""
+
+    rule: type[AcceptanceRule]
+    summary: str
+    paper: str
+    options: type = NoOptions
+
+    def build(self, given: Mapping[str, Any]) -> AcceptanceRule:
+        """The rule with its options, or as it is where it has none."""
+        make = cast("Callable[..., AcceptanceRule]", self.rule)
+        return make() if self.options is NoOptions else make(fill(self.options, given))
+
+
+def names_in(value: Any) -> tuple[str, ...]:
+    """Names given as a sequence, or in one string with commas between them."""
+    names = value.split(",") if isinstance(value, str) else value
+    return tuple(str(name).strip() for name in names if str(name).strip())
+
+
+def option_names(options: type) -> set[str]:
+    return {item.name for item in fields(options)}
+
+
+def fill(options: type, given: Mapping[str, Any]) -> Any:
+    """The options a part has, from all that were given."""
+    return options(**{name: value for name, value in given.items() if name in option_names(options)})

@@ -1,0 +1,79 @@
+"""How far the guesses of one of several drafters can be trusted, measured while they work.
+
+The k-th guess a drafter makes in a round is accepted with some probability; it falls with k along a chain and faster over a
+tree. Both counts, made and accepted, fade a little every round, so the estimate follows the text, and a drafter that was
+given no place for a while is thought of as an unknown one again: forgetting is what makes it be tried anew. Where evidence
+is thin the k-th guess is expected to do a little worse than the one before it.
+
+    made_k, accepted_k  <-  (1 - 1/rounds) * made_k, accepted_k  +  what this round showed
+    chance_k = min(chance_{k-1}, (accepted_k + w * fall * chance_{k-1}) / (made_k + w)),     chance_0 = 1
+
+Places are shared by expected acceptance: of all drafters' chances the largest are taken. As each curve falls, that is the
+allocation with the largest expected number of accepted guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+_FALL = 0.75
+"""A guess nobody has seen tested is believed to hold this often, given that the one before it does."""
+_WEIGHT = 2.0
+"""Rounds that belief is worth."""
+
+
+@final
+@dataclass
+class SourceRates:
+    """What one drafter's guesses have come to in one request."""
+
+    rounds: float
+    """Rounds that count, about."""
+    made: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+    asked: float = 1.0
+    returned: float = 1.0
+    """Places offered to it, and places it used."""
+
+    def record(self, num_asked: int, num_made: int, accepted: Sequence[int]) -> None:
+        """A round: places offered, guesses made, and which of them (from 0) were accepted."""
+        keep = 1 - 1 / self.rounds
+        missing = max(0, num_made - len(self.made))
+        self.made = [keep * count for count in self.made] + [0.0] * missing
+        self.accepted = [keep * count for count in self.accepted] + [0.0] * missing
+        for guess in range(num_made):
+            self.made[guess] += 1
+        for guess in accepted:
+            self.accepted[guess] += 1
+        self.asked = keep * self.asked + num_asked
+        self.returned = keep * self.returned + num_made
+
+    def chances(self, count: int) -> list[float]:
+        """Of the first ``count`` guesses, falling."""
+        found: list[float] = []
+        before = 1.0
+        for guess in range(count):
+            known = guess < len(self.made)
+            made, accepted = (self.made[guess], self.accepted[guess]) if known else (0.0, 0.0)
+            before = min(before, (accepted + _WEIGHT * _FALL * before) / (made + _WEIGHT))
+            found.append(before)
+        return found
+
+    @property
+    def fill(self) -> float:
+        """The share of its places it uses: a copying drafter often finds nothing, a draft model always guesses."""
+        return self.returned / self.asked
+
+    def copy(self) -> SourceRates:
+        return SourceRates(self.rounds, list(self.made), list(self.accepted), self.asked, self.returned)
+
+
+def share(budget: int, sources: Sequence[SourceRates], *, min_chance: float) -> int:
+    """Of ``budget`` places, those for the first of ``sources`` when the largest chances are taken (ties to the first)."""
+    if budget <= 0:
+        return 0
+    curves = [source.chances(budget) for source in sources]
+    ranked = sorted((-chance, index) for index, curve in enumerate(curves) for chance in curve if chance >= min_chance)
+    return sum(index == 0 for _, index in ranked[:budget])
