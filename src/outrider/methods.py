@@ -33,6 +33,7 @@ from outrider.drafters.many_chains import ManyChains, ManyChainsOptions
 from outrider.drafters.ngram import PromptLookup, PromptLookupOptions
 from outrider.drafters.ngram_cache import NgramCacheDrafter, NgramCacheOptions
 from outrider.drafters.null import NullDrafter
+from outrider.drafters.rasd import Rasd, RasdOptions
 from outrider.drafters.recycling import TokenRecycling, TokenRecyclingOptions
 from outrider.drafters.reference import ReferenceLookup, ReferenceOptions
 from outrider.drafters.rest import RestDrafter, RestOptions
@@ -88,6 +89,11 @@ def _part(parts: Parts, name: str, *, skip_drafts: int = 0) -> Drafter:
 def _build_hybrid(parts: Parts) -> Drafter:
     options = parts.options
     return Fused([_part(parts, name) for name in options.names], options.fused)
+
+
+def _build_rasd(parts: Parts) -> Drafter:
+    retriever = _part(parts, parts.options.retriever)
+    return Rasd(_draft_of(parts), retriever, parts.options, vocab_size=parts.target.vocab_size)
 
 
 def _build_suffix(parts: Parts) -> Drafter:
@@ -245,6 +251,16 @@ METHODS: Catalog[MethodRow] = Catalog(
             options=HybridOptions,
             defaults={"num_draft_tokens": 8, "num_tree_nodes": 16},
             parts="parts",
+        ),
+        "rasd": MethodRow(
+            summary="retrieved branches, weeded by a draft model and fused with its tree",
+            paper="Quan et al. 2025, RASD (arXiv 2503.03434)",
+            drafter=Rasd,
+            build=_build_rasd,
+            options=RasdOptions,
+            defaults={"num_draft_tokens": 12, "num_tree_nodes": 24, "tree": True},
+            needs_draft=True,
+            parts="retriever",
         ),
     },
 )

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Plan, Target
+from outrider.core.interfaces import Context, Plan, Target
 from outrider.core.sampling import Law
+from outrider.core.tree import TokenTree
 from outrider.drafters.draft_tree import TreeDrafter
 from outrider.drafters.tree_candidates import coupled_scores, log_chances, plain_scores
 from outrider.drafters.tree_growth import TreeGrowth, kept_part
@@ -65,31 +66,38 @@ class BestFirst(TreeDrafter):
         self.options = options or BestFirstOptions()
 
     def _grow(self, growth: TreeGrowth, plan: Plan) -> tuple[Draft, Tensor]:
-        pool = _Pool.of_roots(growth)
-        frontier = torch.zeros_like(pool.tokens)  # places in the pool
-        law = growth.root()
-        for depth in range(max(plan.max_depth)):
-            begin = pool.tokens.shape[1]
-            self._add(pool, growth, law, frontier=frontier, depth=depth)
-            if depth + 1 < max(plan.max_depth):
-                frontier = pool.best(begin, self.options.width)
-                law = pool.expand(frontier, growth)
-        return pool.draft(plan)
+        pool = grow_pool(growth, growth.root(), options=self.options, max_depth=max(plan.max_depth))
+        tree, origin = pool.best_tree(plan)
+        return Draft(tree, Draws.DETERMINISTIC), pool.numbers.gather(1, origin)
 
-    def _add(self, pool: _Pool, growth: TreeGrowth, law: Law, *, frontier: Tensor, depth: int) -> None:
-        """The candidates below the frontier."""
-        options, context = self.options, growth.context
-        coupled = options.perturb or context.sampler.all_greedy
-        scores = coupled_scores(law, context, depth=depth) if coupled else plain_scores(law, context)
-        chances = log_chances(scores, options.tau if coupled else 1.0)
+
+def grow_pool(growth: TreeGrowth, law: Law, *, options: BestFirstOptions, max_depth: int) -> Pool:
+    """The candidates that ``max_depth`` levels of the best ``width`` nodes have, from the law after the root."""
+    pool = Pool.of_roots(growth)
+    frontier = torch.zeros_like(pool.tokens)  # places in the pool
+    for depth in range(max_depth):
+        begin = pool.tokens.shape[1]
+        chances = candidate_chances(law, growth.context, options=options, depth=depth)
         found = chances.topk(min(options.num_children, chances.shape[-1]), -1)
         total = pool.chances.gather(1, frontier)[..., None] + found.values
         above = frontier[..., None].expand_as(found.indices)
         pool.add(found.indices.flatten(1), above.flatten(1), total.flatten(1), depth + 1)
+        if depth + 1 < max_depth:
+            frontier = pool.best(begin, options.width)
+            law = pool.expand(frontier, growth)
+    return pool
 
 
+def candidate_chances(law: Law, context: Context, *, options: BestFirstOptions, depth: int) -> Tensor:
+    """[B, M, V] log-probability that each token is the target's choice after nodes at ``depth``, as the draft sees it."""
+    coupled = options.perturb or context.sampler.all_greedy
+    scores = coupled_scores(law, context, depth=depth) if coupled else plain_scores(law, context)
+    return log_chances(scores, options.tau if coupled else 1.0)
+
+
+@final
 @dataclass(eq=False)
-class _Pool:
+class Pool:
     """Every candidate looked at, in breadth-first order, the root first."""
 
     tokens: Tensor
@@ -104,9 +112,9 @@ class _Pool:
     """[P] the same in every row."""
 
     @staticmethod
-    def of_roots(growth: TreeGrowth) -> _Pool:
+    def of_roots(growth: TreeGrowth) -> Pool:
         tokens = torch.tensor(growth.context.roots, device=growth.context.device)[:, None]
-        return _Pool(tokens, torch.full_like(tokens, -1), tokens.new_zeros(tokens.shape, dtype=torch.float32), tokens * 0, [0])
+        return Pool(tokens, torch.full_like(tokens, -1), tokens.new_zeros(tokens.shape, dtype=torch.float32), tokens * 0, [0])
 
     def add(self, tokens: Tensor, parents: Tensor, chances: Tensor, depth: int) -> None:
         self.tokens = torch.cat([self.tokens, tokens], 1)
@@ -129,13 +137,12 @@ class _Pool:
         self.numbers = self.numbers.scatter(1, places, numbers)
         return law
 
-    def draft(self, plan: Plan) -> tuple[Draft, Tensor]:
-        """The best candidates within every row's plan, and their numbers among the expanded nodes."""
+    def best_tree(self, plan: Plan) -> tuple[TokenTree, Tensor]:
+        """The best candidates within every row's plan, and [B, N] their places in the pool."""
         device = self.tokens.device
         depths = torch.tensor(self.depths, device=device)
         too_deep = depths > torch.tensor(plan.max_depth, device=device)[:, None]
         order = self.chances.masked_fill(too_deep, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
         place = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=device).expand_as(order))
         kept = (place <= torch.tensor(plan.max_nodes, device=device)[:, None]) & ~too_deep
-        tree, origin = kept_part(self.tokens, self.parents, kept)
-        return Draft(tree, Draws.DETERMINISTIC), self.numbers.gather(1, origin)
+        return kept_part(self.tokens, self.parents, kept)
