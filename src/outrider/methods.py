@@ -24,6 +24,7 @@ from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method, agree_on_draws
 from outrider.core.table import MethodRow, Parts, PolicyRow, RuleRow, fill, option_names
 from outrider.drafters.best_first import BestFirst, BestFirstOptions
+from outrider.drafters.cascade import Cascade, CascadeOptions
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions
 from outrider.drafters.fused import Fused, HybridOptions
@@ -94,6 +95,11 @@ def _build_hybrid(parts: Parts) -> Drafter:
 def _build_rasd(parts: Parts) -> Drafter:
     retriever = _part(parts, parts.options.retriever)
     return Rasd(_draft_of(parts), retriever, parts.options, vocab_size=parts.target.vocab_size)
+
+
+def _build_cascade(parts: Parts) -> Drafter:
+    inner = _part(parts, parts.options.inner, skip_drafts=1)
+    return Cascade(_draft_of(parts), inner, parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
 
 
 def _build_suffix(parts: Parts) -> Drafter:
@@ -261,6 +267,16 @@ METHODS: Catalog[MethodRow] = Catalog(
             defaults={"num_draft_tokens": 12, "num_tree_nodes": 24, "tree": True},
             needs_draft=True,
             parts="retriever",
+        ),
+        "cascade": MethodRow(
+            summary="a draft model whose own guesses are speculated by a cheaper drafter",
+            paper="Spector & Re 2023 (arXiv 2308.04623), Chen et al. 2023 (arXiv 2312.11462)",
+            drafter=Cascade,
+            build=_build_cascade,
+            options=CascadeOptions,
+            defaults={"num_draft_tokens": 8, "memory_tokens": 0},
+            needs_draft=True,
+            parts="inner",
         ),
     },
 )
