@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from outrider.cli import datastore, generate, info, methods
+from outrider.cli import bench, datastore, generate, info, methods
 from outrider.core.errors import OutriderError
 
-_COMMANDS = (generate, methods, info, datastore)
+_COMMANDS = (generate, methods, info, datastore, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

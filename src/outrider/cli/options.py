@@ -81,7 +81,7 @@ def method_options(arguments: argparse.Namespace) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not equals:
             raise OptionError(f"--option {pair!r} is not valid; write NAME=VALUE")
-        options[name.replace("-", "_")] = _value_of(value)
+        options[name.replace("-", "_")] = value_of(value)
     if arguments.reference:
         options["references"] = [_read(path) for path in arguments.reference]
     if arguments.num_draft_tokens is not None:
@@ -110,7 +110,8 @@ def _read(path: str) -> str:
         raise OptionError(f"reference {path} cannot be read ({error.strerror}); check the path") from None
 
 
-def _value_of(text: str) -> int | float | str | bool:
+def value_of(text: str) -> int | float | str | bool:
+    """A number, a truth value, or the text itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

@@ -1,0 +1,101 @@
+"""What a target pass costs on this machine: seconds against the number of nodes, the context and the batch.
+
+Speculation pays because a pass over several nodes costs little more than a pass over one; how little is a property of the
+machine, measured here on chains after contexts of random tokens. Sizes take turns, so that drift does not bend the curve, and
+each figure is the median of its repeats.
+"""
+
+from __future__ import annotations
+
+import bisect
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.core.interfaces import Cache, Target
+from outrider.core.tree import TokenTree
+
+NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds of a pass by number of nodes per row, at one context length and batch size."""
+
+    context: int
+    batch_size: int
+    nodes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, num_nodes: float) -> float:
+        """Between measured sizes along a straight line; beyond the last along the last piece, never falling."""
+        if num_nodes <= self.nodes[0] or len(self.nodes) == 1:
+            return self.seconds[0]
+        right = min(bisect.bisect_left(self.nodes, num_nodes), len(self.nodes) - 1)
+        (left_at, left), (right_at, end) = ((self.nodes[i], self.seconds[i]) for i in (right - 1, right))
+        slope = (end - left) / (right_at - left_at)
+        return end + max(slope, 0.0) * (num_nodes - right_at) if num_nodes > right_at else left + slope * (num_nodes - left_at)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"context": self.context, "batch_size": self.batch_size, "nodes": self.nodes, "seconds": self.seconds}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Curve:
+        return Curve(data["context"], data["batch_size"], tuple(data["nodes"]), tuple(data["seconds"]))
+
+
+def measure_curves(
+    target: Target,
+    *,
+    nodes: Sequence[int] = NODES,
+    contexts: Sequence[int] = (64,),
+    batch_sizes: Sequence[int] = (1,),
+    repeats: int = 9,
+) -> list[Curve]:
+    """Every combination of context and batch size that fits the model."""
+    found: list[Curve] = []
+    for batch_size in batch_sizes:
+        for context in contexts:
+            fitting = [size for size in nodes if context + size < target.max_len]
+            if fitting:
+                found.append(_curve(target, fitting, context=context, batch_size=batch_size, repeats=repeats))
+    return found
+
+
+def _curve(target: Target, nodes: Sequence[int], *, context: int, batch_size: int, repeats: int) -> Curve:
+    chance = random.Random(0)
+    cache = target.new_cache(batch_size)
+    target.prefill([[chance.randrange(target.vocab_size) for _ in range(context)] for _ in range(batch_size)], cache)
+    trees = {size: _tree(target, batch_size, size, chance) for size in nodes}
+    times: dict[int, list[float]] = {size: [] for size in nodes}
+    for repeat in range(repeats + 1):
+        order = list(nodes)
+        chance.shuffle(order)
+        for size in order:
+            seconds = pass_seconds(target, trees[size], cache)
+            if repeat:  # the first of each size warms up
+                times[size].append(seconds)
+    return Curve(context, batch_size, tuple(nodes), tuple(statistics.median(times[size]) for size in nodes))
+
+
+def _tree(target: Target, batch_size: int, size: int, chance: random.Random) -> TokenTree:
+    rows = [[chance.randrange(target.vocab_size) for _ in range(size)] for _ in range(batch_size)]
+    return TokenTree.chain(torch.tensor(rows, device=target.device))
+
+
+def pass_seconds(target: Target, tree: TokenTree, cache: Cache) -> float:
+    """One pass; the cache is as before, since nothing is committed."""
+    began = _clock(target)
+    target.score(tree, cache)
+    return _clock(target) - began
+
+
+def _clock(target: Target) -> float:
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)
+    return time.perf_counter()

@@ -1,0 +1,82 @@
+"""What a method adds to memory: everything its parts hold on to, counted by walking the objects.
+
+The size of a process moves with allocators and caches; what an object *keeps alive* does not. So the walk follows references
+from the method and from the drafter's state and adds up tensors, arrays and containers, each storage once, leaving out what
+the target holds as well. Packed weights that hide their storage count as their shape says.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_CLOSED = (type, types.ModuleType, types.FrameType, types.CodeType, types.BuiltinFunctionType, str, bytes, int, float, complex)
+"""Objects the walk does not enter: they lead to the whole program, or nowhere."""
+
+
+def added_bytes(parts: Iterable[Any], without: Iterable[Any]) -> int:
+    """Bytes reachable from ``parts`` and not from ``without``."""
+    known: dict[Any, int] = {}
+    seen: set[int] = set()
+    for item in _walk(without, seen):
+        known.update(_storage(item))
+    fresh: dict[Any, int] = {}
+    for item in _walk(parts, seen):
+        fresh.update(_storage(item))
+    return sum(size for key, size in fresh.items() if key not in known)
+
+
+def _walk(roots: Iterable[Any], seen: set[int]) -> Iterator[Any]:
+    """Every object reachable from the roots once, those already ``seen`` left out."""
+    pending = list(roots)
+    while pending:
+        item = pending.pop()
+        if id(item) in seen or isinstance(item, _CLOSED):
+            continue
+        seen.add(id(item))
+        yield item
+        pending += _references(item)
+
+
+def _references(item: Any) -> list[Any]:
+    if isinstance(item, types.FunctionType):  # its globals are the program; its cells are what it remembers
+        return [cell.cell_contents for cell in item.__closure__ or () if _filled(cell)]
+    if isinstance(item, Tensor | np.ndarray):
+        return []
+    return gc.get_referents(item)
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _storage(item: Any) -> dict[Any, int]:
+    """The memory behind an object, named so that two views of it are one."""
+    if isinstance(item, Tensor):
+        try:
+            storage = item.untyped_storage()
+            return {("tensor", storage.data_ptr(), storage.nbytes()): storage.nbytes()}
+        except (RuntimeError, NotImplementedError):  # opaque layouts have no storage to ask
+            return {("opaque", id(item)): item.numel() * item.element_size()}
+    if isinstance(item, np.ndarray):
+        base = item
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        return {("array", base.__array_interface__["data"][0], base.nbytes): base.nbytes}
+    return {("object", id(item)): sys.getsizeof(item)} if gc.is_tracked(item) else {}
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Most memory the device has held since the last reset; None on a CPU, where nobody counts."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -1,0 +1,120 @@
+"""Sees every round of a run: wraps the policy, which the engine tells about each round anyway.
+
+So the engine needs no hooks for measuring, and plain decoding and every method are counted by the same code. From what a
+round reports follow the split of its time (draft, verify, walk, host), acceptance per depth, and how many verified guesses
+were thrown away. The recorder's own time is taken off the host's.
+
+    round = draft + verify + walk (law, rule, commit) + host (observe, emit, statistics)
+    acceptance at depth k = rounds that accepted k guesses or more / rounds in which depth k was put to the test
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from outrider.core.interfaces import Observation, Plan, Policy
+from outrider.core.method import Method
+
+Watcher = Callable[[Observation], None]
+
+
+@dataclass
+class Tally:
+    """What rounds added up to."""
+
+    num_rounds: int = 0
+    """Rounds of rows: a batch of four makes four."""
+    num_passes: int = 0
+    """Target passes: a batch of four makes one."""
+    num_nodes: int = 0
+    """Nodes verified, roots included."""
+    num_guesses: int = 0
+    num_accepted: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    walk_seconds: float = 0.0
+    own_seconds: float = 0.0
+    """The recorder's."""
+    tested: list[int] = field(default_factory=list)
+    """By depth, the first guess at 0: rounds in which a guess of that depth was put to the test."""
+    accepted: list[int] = field(default_factory=list)
+    by_size: dict[int, list[float]] = field(default_factory=dict)
+    """Verify seconds by number of nodes in the pass (rows times padded nodes)."""
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted over tested."""
+        return sum(self.accepted) / sum(self.tested) if sum(self.tested) else 0.0
+
+    @property
+    def waste(self) -> float:
+        """Share of verified guesses that were not accepted."""
+        return 1 - self.num_accepted / self.num_guesses if self.num_guesses else 0.0
+
+    @property
+    def by_depth(self) -> list[float]:
+        return [hits / tests for hits, tests in zip(self.accepted, self.tested, strict=True) if tests]
+
+    def add(self, seen: Observation) -> None:
+        tree = seen.draft.tree
+        self.num_passes += 1
+        self.draft_seconds += seen.draft_seconds
+        self.verify_seconds += seen.score_seconds
+        self.walk_seconds += seen.seconds - seen.draft_seconds - seen.score_seconds
+        self.by_size.setdefault(tree.num_nodes * tree.batch_size, []).append(seen.score_seconds)
+        for row, (path, size) in enumerate(zip(seen.paths, tree.sizes, strict=True)):
+            self.num_rounds += 1
+            self.num_nodes += size
+            self.num_guesses += size - 1
+            self.num_accepted += len(path) - 1
+            self._count(len(path) - 1, tested_further=_has_children(seen, row))
+
+    def _count(self, num_accepted: int, *, tested_further: bool) -> None:
+        depth = num_accepted + tested_further
+        missing = max(0, depth - len(self.tested))
+        self.tested += [0] * missing
+        self.accepted += [0] * missing
+        for k in range(depth):
+            self.tested[k] += 1
+            self.accepted[k] += k < num_accepted
+
+
+def _has_children(seen: Observation, row: int) -> bool:
+    """Whether guesses stood where the path ended."""
+    tree, end = seen.draft.tree, seen.paths[row][-1]
+    if tree.is_chain:
+        return end < tree.sizes[row] - 1
+    return bool((tree.parents[row, : tree.sizes[row]] == end).any())
+
+
+@final
+class Recorder(Policy):
+    """A policy that plans as another does, and notes what became of it."""
+
+    def __init__(self, inner: Policy, *, watcher: Watcher | None = None) -> None:
+        self.inner = inner
+        self.tally = Tally()
+        self._watcher = watcher
+
+    def start(self, num_rows: int) -> Any:
+        return self.inner.start(num_rows)
+
+    def plan(self, state: Any, num_rows: int) -> Plan:
+        return self.inner.plan(state, num_rows)
+
+    def update(self, state: Any, observation: Observation) -> None:
+        self.inner.update(state, observation)
+        began = time.perf_counter()
+        self.tally.add(observation)
+        if self._watcher is not None:
+            self._watcher(observation)
+        self.tally.own_seconds += time.perf_counter() - began
+
+
+def recorded(method: Method, watcher: Watcher | None = None) -> tuple[Method, Recorder]:
+    """The same method, seen."""
+    recorder = Recorder(method.policy, watcher=watcher)
+    return Method(method.drafter, method.rule, recorder), recorder

@@ -1,0 +1,118 @@
+"""One bench from beginning to end: models, prompts, settings, rounds, curves, and the document that holds it all."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outrider.api import LLM
+from outrider.bench.bandwidth import measure_bandwidth
+from outrider.bench.curves import measure_curves
+from outrider.bench.provenance import describe_target, provenance
+from outrider.bench.runner import RunConfig, Runner
+from outrider.bench.settings import BASELINE, Grid, Provider, Skipped, runnable
+from outrider.bench.suites import Encoder, Suite
+from outrider.bench.summary import Line, document, lines_of
+from outrider.core.errors import OptionError
+from outrider.core.params import SamplingParams
+
+_SHORTEST_PROMPT = 8
+"""Tokens a prompt must be left with after it was cut to the model's context."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What to do."""
+
+    grid: Grid = field(default_factory=Grid)
+    suites: Sequence[Suite] = ()
+    num_prompts: int | None = None
+    """Most prompts of a suite."""
+    num_turns: int = 1
+    run: RunConfig = field(default_factory=RunConfig)
+    curves: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it."""
+
+    lines: list[Line]
+    skipped: list[Skipped]
+    document: dict[str, Any]
+    prompts: dict[str, list[list[int]]]
+    """The prompts that were measured, by suite."""
+
+
+def run_bench(llm: LLM, bench: Bench, *, draft: str | None = None, say: Say = lambda _: None) -> Outcome:
+    """Measure, and write down where it was measured."""
+    prompts = encode_suites(llm, bench)
+    with tempfile.TemporaryDirectory() as folder:
+        provider = Provider(llm, [prompt for many in prompts.values() for prompt in many], Path(folder))
+        settings, skipped = runnable(llm, bench.grid.settings(), provider)
+        say(f"{len(settings)} settings, {sum(map(len, prompts.values()))} prompts in {len(prompts)} suites")
+        runner = Runner(llm, settings, prompts, config=bench.run, say=say)
+        results = runner.run()
+    bandwidth = measure_bandwidth(llm.model_name, llm.target)
+    found = lines_of(results, bandwidth)
+    about: dict[str, Any] = {
+        "provenance": provenance(),
+        "model": describe_target(llm.model_name, llm.target),
+        "draft": describe_target(draft, llm.draft) if draft and llm.draft else None,
+        "run": asdict(bench.run),
+        "bandwidth": bandwidth.to_json(),
+        "suites": {name: {"prompts": len(many), "tokens": sum(map(len, many))} for name, many in runner.suites.items()},
+        "settings": [setting.to_json() for setting in settings],
+        "curves": [curve.to_json() for curve in _curves(llm, bench)] if bench.curves else [],
+    }
+    return Outcome(found, skipped, document(found, results, skipped, about), runner.suites)
+
+
+def _curves(llm: LLM, bench: Bench) -> list[Any]:
+    contexts = [length for length in (32, 256, 1024) if length + 64 < llm.target.max_len]
+    curves = measure_curves(llm.target, contexts=contexts)
+    batches = [size for size in bench.run.batch_sizes if size > 1]
+    return curves + (measure_curves(llm.target, contexts=contexts[:1], batch_sizes=batches) if batches else [])
+
+
+def encode_suites(llm: LLM, bench: Bench) -> dict[str, list[list[int]]]:
+    """Prompts by suite; later turns are asked after plain decoding's replies."""
+    room = llm.target.max_len - bench.run.max_tokens - 1
+    if room < _SHORTEST_PROMPT:
+        raise OptionError(
+            f"max_tokens = {bench.run.max_tokens} leaves no room for a prompt in a context of {llm.target.max_len} tokens; "
+            "use fewer"
+        )
+    encoder = Encoder(llm.codec, room, bench.num_turns)
+    plain = llm.compose(BASELINE)
+
+    def reply(prompt: list[int]) -> str:
+        return llm.generate(prompt, SamplingParams(max_tokens=bench.run.max_tokens), method=plain)[0].text
+
+    found: dict[str, list[list[int]]] = {}
+    for suite in bench.suites:
+        many = [prompt for item in suite.first(bench.num_prompts).items for prompt in encoder.encode(item, reply)]
+        found.setdefault(suite.name, []).extend(many)
+    return found
+
+
+def short_document(outcome: Outcome, files: Mapping[str, str]) -> dict[str, Any]:
+    """The last line of a bench's output: the figures that matter, and where the rest is."""
+    first = outcome.lines[0]
+    lines = [line for line in outcome.lines if (line.suite, line.batch_size) == (first.suite, first.batch_size)]
+    shown = {
+        line.label: {
+            "tokens_per_second": round(line.speed.value, 2),
+            "speedup": round(line.speedup.value, 3),
+            "interval": [round(line.speedup.low, 3), round(line.speedup.high, 3)],
+            "tokens_per_pass": round(line.tokens_per_pass, 3),
+        }
+        for line in lines
+    }
+    origin = {key: outcome.document["provenance"][key] for key in ("date", "commit", "cpu", "threads")}
+    return {"suite": first.suite, "rounds": outcome.document["rounds"], "lines": shown, **origin, "files": dict(files)}

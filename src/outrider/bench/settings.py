@@ -1,0 +1,145 @@
+"""What is measured: the rows of the method table, each with a rule, a policy and options, or the reason why it cannot run.
+
+The table is read, never repeated here: a new row is measured because it is there. What a row needs and the caller has not given
+(a datastore) is made from prompts and from text the target writes itself, where that is possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outrider.api import LLM
+from outrider.core.errors import OutriderError
+from outrider.core.method import Method
+from outrider.core.params import SamplingParams
+from outrider.drafters.datastore_build import build_datastore
+from outrider.methods import METHODS, RULES
+
+BASELINE = "plain"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of a bench: a method and how it is run."""
+
+    method: str
+    acceptance: str | None = None
+    policy: str = "fixed"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        parts = [self.method]
+        if self.acceptance:
+            parts.append(self.acceptance)
+        if self.policy != "fixed":
+            parts.append(self.policy)
+        shown = {name: value for name, value in self.options.items() if isinstance(value, int | float) or len(str(value)) < 24}
+        parts += [f"K={value}" if name == "num_draft_tokens" else f"{name}={value}" for name, value in shown.items()]
+        return " ".join(parts)
+
+    @property
+    def lossless(self) -> bool:
+        return RULES[self.acceptance or METHODS[self.method].acceptance].rule.lossless
+
+    @property
+    def keeps_seed(self) -> bool:
+        """Whether the text is that of plain decoding with the same seed (the coupled rule), not only of the same law."""
+        return (self.acceptance or METHODS[self.method].acceptance) == "coupled"
+
+    def compose(self, llm: LLM) -> Method:
+        return llm.compose(self.method, acceptance=self.acceptance, policy=self.policy, **self.options)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "label": self.label,
+            "method": self.method,
+            "acceptance": self.acceptance,
+            "policy": self.policy,
+            "options": dict(self.options),
+        }
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A setting that was not measured, and why."""
+
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What to vary. Every method is run with every combination that it can be composed with."""
+
+    methods: Sequence[str] = ()
+    """Names of the table; none means all of them."""
+    lengths: Sequence[int] = ()
+    """Values of num_draft_tokens; none leaves each method its own."""
+    acceptances: Sequence[str] = ()
+    policies: Sequence[str] = ("fixed",)
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By method: options of its own."""
+
+    def settings(self) -> list[Setting]:
+        """Plain decoding first, once."""
+        found = [Setting(BASELINE)]
+        for name in self.methods or METHODS:
+            METHODS[name]  # an unknown name is refused with the nearest one
+            if name != BASELINE:
+                found += self._of(name)
+        return found
+
+    def _of(self, name: str) -> Iterable[Setting]:
+        for acceptance in self.acceptances or (None,):
+            for policy in self.policies:
+                for length in self.lengths or (None,):
+                    chosen = {} if length is None else {"num_draft_tokens": length}
+                    yield Setting(name, acceptance, policy, {**self.options.get(name, {}), **chosen})
+
+
+def runnable(llm: LLM, settings: Iterable[Setting], provide: Callable[[str], Any]) -> tuple[list[Setting], list[Skipped]]:
+    """Those that compose on these models; missing options are asked of ``provide`` (None: cannot be made)."""
+    kept: list[Setting] = []
+    skipped: list[Skipped] = []
+    for setting in settings:
+        try:
+            complete = _completed(setting, provide)
+            complete.compose(llm)
+        except OutriderError as error:
+            skipped.append(Skipped(setting.label, str(error)))
+        else:
+            kept.append(complete)
+    return kept, skipped
+
+
+def _completed(setting: Setting, provide: Callable[[str], Any]) -> Setting:
+    made = {need: provide(need) for need in METHODS[setting.method].needs if need not in setting.options}
+    made = {need: value for need, value in made.items() if value is not None}
+    return Setting(setting.method, setting.acceptance, setting.policy, {**setting.options, **made}) if made else setting
+
+
+class Provider:
+    """Makes what rows need, once, in a folder of its own."""
+
+    def __init__(self, llm: LLM, prompts: Sequence[Sequence[int]], folder: Path) -> None:
+        self._llm, self._prompts, self._folder = llm, prompts, folder
+        self._made: dict[str, Any] = {}
+
+    def __call__(self, need: str) -> Any:
+        if need not in self._made:
+            self._made[need] = self._datastore() if need == "datastore" else None
+        return self._made[need]
+
+    def _datastore(self) -> str:
+        """Text the target wrote itself, from the prompts' first words, at temperature 1: in its domain, not the answers."""
+        starts = [list(prompt[: max(2, len(prompt) // 4)]) for prompt in self._prompts[:16]]
+        params = [SamplingParams(max_tokens=96, temperature=1.0, seed=1000 + i) for i in range(len(starts))]
+        written = self._llm.generate(starts, params, method=self._llm.compose(BASELINE))
+        path = self._folder / "datastore"
+        documents = [[*output.prompt_token_ids, *output.token_ids] for output in written]
+        build_datastore(documents, path, vocab_size=self._llm.target.vocab_size)
+        return str(path)

@@ -1,0 +1,112 @@
+"""Medians with an interval that says how far a repetition may fall.
+
+A run is a table of seconds: rounds down, chunks of prompts across. Its time is the sum over chunks of the median over
+rounds, so a disturbance of one chunk in one round counts for nothing. A speed-up is the ratio of two such times, measured side
+by side; its interval resamples the rounds of every chunk, the two sides together, and is widened for their small number. A
+speed on its own has nothing to cancel the machine's drift, so its interval resamples whole rounds and is wider. A median of
+five drawn with replacement often holds an outlier three times, as real medians hardly do, so outliers are first pulled in to
+four standard deviations (by the median deviation over all chunks).
+
+    T = sum_c median_r seconds[r, c];    interval = m + s (quantiles of resampled m - m),    s = t(df) / 1.96 sqrt(R / (R - 1))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_RESAMPLES = 1000
+_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""Student's t at 97.5 % for 1, 2, ... degrees of freedom."""
+_WIDEST = 3.0
+"""No interval is stretched by more: two rounds have no spread worth the name, and t would say 6.5."""
+
+Times = Sequence[Sequence[float]]
+"""[R][C] seconds: rounds, chunks."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A middle value and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    num_rounds: int
+
+    def to_json(self) -> dict[str, float]:
+        return {"value": self.value, "low": self.low, "high": self.high, "rounds": self.num_rounds}
+
+    @staticmethod
+    def from_json(data: dict[str, float]) -> Estimate:
+        return Estimate(data["value"], data["low"], data["high"], int(data["rounds"]))
+
+    def overlaps(self, other: Estimate) -> bool:
+        return self.low <= other.high and other.low <= self.high
+
+
+def total(times: Times) -> float:
+    """Sum over chunks of the median over rounds."""
+    return float(np.median(np.asarray(times, float), axis=0).sum())
+
+
+def speed_of(num_tokens: int, times: Times) -> Estimate:
+    """Tokens per second; ``num_tokens`` of one round. Whole rounds are resampled."""
+    table = np.asarray(times, float)
+    middle = num_tokens / total(times)
+    drawn = num_tokens / _resampled(table, seed=0, by_round=True)
+    return _interval(middle, drawn, num_rounds=len(table), freedom=len(table) - 1)
+
+
+def ratio_of(times: Times, baseline: Times) -> Estimate:
+    """How many times faster than the baseline, measured side by side."""
+    table = np.asarray(times, float)
+    drawn = _ratios(times, baseline, seed=0)
+    return _interval(total(baseline) / total(times), drawn, num_rounds=len(table), freedom=_freedom(table))
+
+
+def quotient_of(new: tuple[Times, Times], old: tuple[Times, Times]) -> Estimate:
+    """Ratio of the ratios of two runs, each (times, baseline) measured side by side; above 1 the new one is better."""
+    middle = (total(new[1]) / total(new[0])) / (total(old[1]) / total(old[0]))
+    drawn = _ratios(*new, seed=1) / _ratios(*old, seed=2)
+    tables = [np.asarray(run[0], float) for run in (new, old)]
+    return _interval(middle, drawn, num_rounds=min(map(len, tables)), freedom=min(map(_freedom, tables)))
+
+
+def _ratios(times: Times, baseline: Times, *, seed: int) -> np.ndarray:
+    """Both sides are drawn with the same numbers: what disturbed a round disturbed both."""
+    mine, base = (np.asarray(side, float) for side in (times, baseline))
+    return _resampled(base, seed=seed) / _resampled(mine, seed=seed)
+
+
+def _resampled(table: np.ndarray, *, seed: int, by_round: bool = False) -> np.ndarray:
+    """[S] totals of tables whose rounds were drawn with replacement, for every chunk apart or for all together."""
+    rng = np.random.default_rng(seed)
+    table = table if by_round else _tamed(table)
+    rounds, chunks = table.shape
+    picks = rng.integers(0, rounds, (_RESAMPLES, rounds, 1 if by_round else chunks))
+    return np.median(np.take_along_axis(table[None], picks, axis=1), axis=1).sum(-1)
+
+
+def _tamed(table: np.ndarray) -> np.ndarray:
+    """The table with its outliers pulled in."""
+    middle = np.median(table, axis=0)
+    deviation = table / middle - 1
+    bound = max(4 * 1.4826 * float(np.median(np.abs(deviation))) * math.sqrt(len(table) / max(1, len(table) - 1)), 1e-3)
+    return middle * (1 + deviation.clip(-bound, bound))
+
+
+def _freedom(table: np.ndarray) -> int:
+    return (table.shape[0] - 1) * table.shape[1]
+
+
+def _interval(middle: float, drawn: np.ndarray, *, num_rounds: int, freedom: int) -> Estimate:
+    if num_rounds < 2:  # one round has no spread to show
+        return Estimate(middle, middle, middle, num_rounds)
+    student = _T_975[freedom - 1] if freedom <= len(_T_975) else 1.96 + 2.4 / freedom
+    stretch = min(student / 1.96, _WIDEST) * math.sqrt(num_rounds / (num_rounds - 1))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Estimate(middle, middle + stretch * (float(low) - middle), middle + stretch * (float(high) - middle), num_rounds)

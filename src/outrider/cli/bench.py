@@ -1,0 +1,190 @@
+"""``outrider bench``: every method of the table against plain decoding, in turns, in one process, with intervals.
+
+outrider bench                                        the bundled pair, every method, every suite
+outrider bench --model DIR --draft DIR --suites chat,code,prompts.jsonl --methods suffix,draft-model -K 3,5
+outrider bench --seconds 300 --json out.json --html out.html
+outrider bench compare old.json new.json              exit code 1 if the new run is slower
+outrider bench simulate out.json --acceptance 0.8     what the measured costs predict elsewhere
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.api import LLM
+from outrider.bench.compare import changes_table, compare
+from outrider.bench.report import report
+from outrider.bench.runner import RunConfig
+from outrider.bench.session import Bench, Outcome, run_bench, short_document
+from outrider.bench.settings import Grid
+from outrider.bench.suites import builtin_names, load_suites
+from outrider.bench.table import table
+from outrider.bundled import bundled_path
+from outrider.cli.options import value_of
+from outrider.core.errors import OptionError
+from outrider.methods import METHODS
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure every method against plain decoding",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_load_options(parser)
+    _add_what(parser)
+    _add_how(parser)
+    parser.set_defaults(run=run)
+    inner = parser.add_subparsers(metavar="", title="also")
+    compared = inner.add_parser("compare", help="is the second run slower than the first?")
+    compared.add_argument("old", type=Path)
+    compared.add_argument("new", type=Path)
+    compared.add_argument("--threshold", type=float, default=0.02, help="changes smaller than this share are not reported")
+    compared.set_defaults(run=run_compare)
+
+
+def add_load_options(parser: argparse.ArgumentParser) -> None:
+    """Which models, and on what."""
+    group = parser.add_argument_group("models")
+    group.add_argument("--model", metavar="NAME", help="folder, hub name or .gguf file (default: the bundled pair)")
+    group.add_argument("--draft", metavar="NAME", help="draft model; methods that need one are skipped without it")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    group.add_argument("--threads", type=int, help="CPU threads (default: as torch chooses)")
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is measured")
+    group.add_argument("--methods", default="all", help="names of `outrider methods`, with commas (default: all)")
+    group.add_argument("--suites", default="all", help=f"{', '.join(builtin_names())}, or .jsonl files (default: all of ours)")
+    group.add_argument("--num-draft-tokens", "-K", default="", metavar="K,K", help="draft lengths (default: each method's own)")
+    group.add_argument("--acceptance", default="", metavar="RULE,RULE", help="acceptance rules (default: each method's own)")
+    group.add_argument("--policy", default="fixed", metavar="NAME,NAME", help="policies (default: fixed)")
+    group.add_argument("--option", "-O", action="append", default=[], metavar="METHOD.NAME=VALUE", help="an option of a method")
+    group.add_argument("--temperature", "-t", type=float, default=0.0)
+    group.add_argument("--batch-sizes", default="1", metavar="B,B", help="requests that share passes (default: 1)")
+    group.add_argument("--max-tokens", "-n", type=int, default=64)
+    group.add_argument("--turns", type=int, default=1, help="turns of a conversation that are asked (default: 1)")
+    group.add_argument("--stop-at-eos", action="store_true", help="end at the end-of-sequence token (default: write on)")
+
+
+def _add_how(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how much, and where it goes")
+    group.add_argument("--rounds", type=int, default=5)
+    group.add_argument("--prompts", type=int, help="most prompts of a suite (default: all)")
+    group.add_argument("--seconds", type=float, help="take fewer prompts and rounds to end in about this time")
+    group.add_argument("--no-curves", action="store_true", help="leave out the cost of passes by size")
+    group.add_argument("--json", type=Path, metavar="FILE", help="write every figure with its provenance")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write a report with plots")
+    group.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    bench = bench_of(arguments)
+    llm, draft = load_pair(arguments)
+    outcome = run_bench(llm, bench, draft=draft, say=_progress(arguments))
+    print(table(outcome.lines, outcome.skipped))
+    finish(outcome, arguments)
+    return 0
+
+
+def finish(outcome: Outcome, arguments: argparse.Namespace) -> None:
+    """Write the files; the last line of standard output is one JSON document."""
+    files: dict[str, str] = {}
+    for name, path in (("json", arguments.json), ("html", arguments.html)):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(outcome.document) if name == "json" else report(outcome.document), encoding="utf-8")
+            files[name] = str(path)
+    print(json.dumps(short_document(outcome, files)))
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    changes = compare(_read(arguments.old), _read(arguments.new))
+    print(changes_table(changes, arguments.threshold))
+    slower = [change.label for change in changes if change.counts and change.regressed(arguments.threshold)]
+    better = [change.label for change in changes if change.counts and change.improved(arguments.threshold)]
+    print(json.dumps({"slower": slower, "faster": better, "compared": sum(change.counts for change in changes)}))
+    return 1 if slower else 0
+
+
+def bench_of(arguments: argparse.Namespace) -> Bench:
+    """The options as a plan, checked before any model is loaded."""
+    methods = [] if arguments.methods == "all" else _names(arguments.methods)
+    grid = Grid(
+        methods=methods,
+        lengths=_numbers("--num-draft-tokens", arguments.num_draft_tokens),
+        acceptances=_names(arguments.acceptance),
+        policies=_names(arguments.policy),
+        options=_method_options(arguments.option),
+    )
+    for name in methods:
+        METHODS[name]
+    if arguments.rounds < 1:
+        raise OptionError(f"--rounds {arguments.rounds} is not valid; use at least 1, and 3 or more for an interval")
+    config = RunConfig(
+        num_rounds=arguments.rounds,
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        ignore_eos=not arguments.stop_at_eos,
+        batch_sizes=tuple(_numbers("--batch-sizes", arguments.batch_sizes)),
+        seconds=arguments.seconds,
+    )
+    suites = load_suites(_names(arguments.suites))
+    return Bench(grid, suites, arguments.prompts, arguments.turns, config, curves=not arguments.no_curves)
+
+
+def load_pair(arguments: argparse.Namespace) -> tuple[LLM, str | None]:
+    """The target with its draft, where there is one, and the draft's name."""
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    model = None if arguments.model in (None, "bundled") else arguments.model
+    draft = arguments.draft or (bundled_path("draft") if model is None else None)
+    method = "draft-model" if draft else "plain"
+    return LLM(model, method=method, draft=draft, dtype=arguments.dtype, device=arguments.device), draft
+
+
+def _method_options(pairs: list[str]) -> dict[str, dict[str, Any]]:
+    options: dict[str, dict[str, Any]] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        method, dot, option = name.partition(".")
+        if not equals or not dot:
+            raise OptionError(f"--option {pair!r} is not valid; write METHOD.NAME=VALUE, as in suffix.max_depth=32")
+        METHODS[method]
+        options.setdefault(method, {})[option.replace("-", "_")] = value_of(value)
+    return options
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in _names(text)]
+    except ValueError:
+        raise OptionError(f"{option} {text!r} is not valid; write whole numbers with commas, as in 1,4,8") from None
+    if any(number < 1 for number in numbers):
+        raise OptionError(f"{option} {text!r} is not valid; every number must be at least 1")
+    return numbers
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read ({error.strerror}); give a file written by `outrider bench --json`") from None
+    except ValueError:
+        raise OptionError(f"{path} is not JSON; give a file written by `outrider bench --json`") from None
+
+
+def _progress(arguments: argparse.Namespace) -> Any:
+    return (lambda _: None) if arguments.quiet else (lambda text: print(text, file=sys.stderr))

@@ -1,0 +1,125 @@
+"""The bench itself on the bundled pair, small: every line adds up, every file is written, reports stand alone."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from outrider.api import LLM
+from outrider.bench.memory import added_bytes
+from outrider.bench.recorder import recorded
+from outrider.bench.report import report
+from outrider.bench.runner import RunConfig, decode
+from outrider.bench.session import Bench, Outcome, run_bench
+from outrider.bench.settings import Grid, Setting, runnable
+from outrider.bench.suites import load_suites
+from outrider.bench.table import size_text, table
+from outrider.bundled import bundled_path
+from outrider.cli.main import main
+from outrider.core.params import SamplingParams
+from outrider.methods import METHODS
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(method="draft-model", draft=bundled_path("draft"), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def outcome(llm: LLM) -> Outcome:
+    config = RunConfig(num_rounds=2, max_tokens=12, batch_sizes=(1, 2))
+    grid = Grid(methods=["draft-model", "prompt-lookup"], lengths=[3])
+    bench = Bench(grid, load_suites(["stories", "extraction"]), num_prompts=2, run=config, curves=False)
+    return run_bench(llm, bench, draft=bundled_path("draft"))
+
+
+def test_every_setting_on_every_suite_and_over_all(outcome: Outcome) -> None:
+    seen = {(line.label, line.suite, line.batch_size) for line in outcome.lines}
+    labels = ("plain", "draft-model K=3", "prompt-lookup K=3")
+    assert seen == {(a, b, c) for a in labels for b in ("all suites", "stories", "extraction") for c in (1, 2)}
+
+
+def test_figures_add_up(outcome: Outcome) -> None:
+    for line in outcome.lines:
+        assert sum(line.split.values()) == pytest.approx(1, abs=0.02) and min(line.split.values()) >= 0
+        assert line.speed.low <= line.speed.value <= line.speed.high
+        assert len(line.times) == 2 and line.identical == 1.0 and line.lossless
+        assert 0 <= line.waste <= 1 and 0 < line.bandwidth_fraction < 5
+        if line.label == "plain":
+            assert line.tokens_per_pass == 1.0 and line.speedup.value == 1.0 and not line.by_depth
+        if line.label.startswith("draft-model"):
+            assert line.tokens_per_pass > 1 and line.memory > 8_000_000 and len(line.by_depth) == 3
+            assert line.by_depth[0] > 0.15
+
+
+def test_the_table_and_the_report_hold_every_line(outcome: Outcome) -> None:
+    text = table(outcome.lines, outcome.skipped)
+    page = report(json.loads(json.dumps(outcome.document)))
+    for line in outcome.lines:
+        assert line.label in text and line.label in page
+    assert page.count("<svg") >= 4 and "Speed against batch" in page
+    assert not re.findall(r"(?:src|href)\s*=|url\(|@import|<script", page), "nothing from elsewhere"
+
+
+def test_the_table_of_methods_is_read_not_repeated(llm: LLM) -> None:
+    settings = Grid().settings()
+    assert [setting.method for setting in settings] == ["plain", *(name for name in METHODS if name != "plain")]
+    kept, skipped = runnable(llm, settings, lambda _: None)
+    assert {s.label for s in skipped} | {s.label for s in kept} == set(METHODS)
+    assert all("datastore" in skip.reason for skip in skipped if METHODS[skip.label].needs == ("datastore",))
+
+
+def test_a_recorder_counts_what_the_statistics_count(llm: LLM) -> None:
+    for name in ("draft-model", "best-first"):
+        method, recorder = recorded(llm.compose(name))
+        params = [SamplingParams(max_tokens=20, ignore_eos=True)] * 2
+        done = decode(llm, method, [[1, 50, 60], [70, 80, 90, 100]], params)
+        stats = llm.generate([[1, 50, 60], [70, 80, 90, 100]], params, method=llm.compose(name))
+        assert done.outputs == [output.token_ids for output in stats]
+        tally = recorder.tally
+        assert tally.num_guesses == sum(output.stats.num_drafted for output in stats)
+        assert tally.num_accepted == sum(output.stats.num_accepted for output in stats) == sum(tally.accepted)
+        assert sum(tally.tested) == sum(output.stats.num_tested for output in stats)
+        assert tally.num_rounds == sum(output.stats.num_passes for output in stats)
+
+
+def test_added_memory_counts_storages_once_and_not_the_target() -> None:
+    shared, own = torch.zeros(1000), torch.zeros(500)
+    holder = {"a": own, "b": own[10:], "c": [shared], "f": lambda: own}
+    assert 2000 <= added_bytes([holder], [shared]) < 4000
+    assert [size_text(n) for n in (12, 4_200, 25_000_000, 3.2e9)] == ["12 B", "4.2 kB", "25 MB", "3.20 GB"]
+
+
+def test_labels_say_what_differs() -> None:
+    assert Setting("suffix", "coupled", "adaptive", {"num_draft_tokens": 4}).label == "suffix coupled adaptive K=4"
+
+
+def test_the_command_line(capsys, tmp_path) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    common = ["bench", "--methods", "prompt-lookup", "--suites", "extraction", "--prompts", "1", "-n", "8", "--rounds", "2"]
+    for path in files:
+        extra = ["--json", str(path), "--html", str(tmp_path / "a.html"), "--no-curves", "--quiet", "--dtype", "float32"]
+        assert main([*common, *extra]) == 0
+    out = capsys.readouterr().out
+    last = json.loads(out.strip().splitlines()[-1])
+    assert set(last["lines"]) == {"plain", "prompt-lookup"} and last["files"]["json"].endswith("b.json")
+    written = json.loads(files[0].read_text())
+    assert written["provenance"]["threads"] == 1 and written["model"]["dtype"] == "float32" and written["bandwidth"]["peak"] > 0
+    assert main(["bench", "compare", *map(str, files), "--threshold", "9"]) == 0
+    for bad, word in (
+        (["--methods", "sufix"], "did you mean 'suffix'"),
+        (["--rounds", "0"], "at least 1"),
+        (["-O", "x"], "METHOD"),
+    ):
+        assert main(["bench", *bad]) == 2 and word in capsys.readouterr().err
+
+
+def test_a_time_limit_takes_fewer_prompts(llm: LLM) -> None:
+    said: list[str] = []
+    config = RunConfig(num_rounds=9, max_tokens=12, seconds=0.5)
+    bench = Bench(Grid(methods=["jacobi"]), load_suites(["stories"]), run=config, curves=False)
+    outcome = run_bench(llm, bench, say=said.append)
+    assert any("to fit into" in text for text in said) and outcome.document["rounds"] < 9

@@ -1,0 +1,93 @@
+"""Medians, intervals and comparisons of runs: that the intervals cover, and that a regression of 5 % is reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.bench.compare import changes_table, compare
+from outrider.bench.curves import Curve
+from outrider.bench.stats import Estimate, quotient_of, ratio_of, speed_of, total
+from outrider.core.errors import OptionError
+
+
+def timed(mean: float, *, rounds: int = 5, chunks: int = 8, noise: float = 0.05, seed: int = 0, drift: float = 0.0):
+    """Seconds with noise, outliers, and a drift shared by whoever uses the same seed."""
+    rng = np.random.default_rng(seed)
+    shared = np.random.default_rng(1000 + seed // 10)
+    table = mean * (1 + noise * rng.standard_normal((rounds, chunks)))
+    table[rng.random((rounds, chunks)) < 0.05] *= 3
+    return (table * (1 + drift * shared.standard_normal((rounds, 1)))).tolist()
+
+
+def test_the_total_ignores_an_outlier() -> None:
+    assert total([[1.0, 2.0], [1.0, 90.0], [1.0, 2.0]]) == 3.0
+
+
+def test_a_single_round_has_no_interval() -> None:
+    assert speed_of(10, [[2.0]]) == Estimate(5.0, 5.0, 5.0, 1)
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    covered = 0
+    for trial in range(200):
+        value = ratio_of(timed(0.5, seed=10 * trial, drift=0.1), timed(1.0, seed=10 * trial + 1, drift=0.1))
+        covered += value.low <= 2.0 <= value.high
+    assert covered >= 180
+
+
+def test_two_runs_of_the_same_agree() -> None:
+    agree = 0
+    for trial in range(100):
+        runs = [ratio_of(timed(0.5, seed=100 * trial + i), timed(1.0, seed=100 * trial + i + 1)) for i in (0, 50)]
+        agree += runs[0].overlaps(runs[1])
+    assert agree >= 97
+
+
+def test_a_quotient_sees_five_percent() -> None:
+    old = (timed(1.0, seed=1, noise=0.02), timed(2.0, seed=2, noise=0.02))
+    new = (timed(1.05, seed=3, noise=0.02), timed(2.0, seed=4, noise=0.02))
+    assert quotient_of(new, old).high < 1 < quotient_of(old, old).high
+
+
+def line(label: str, suite: str, times: Any) -> dict[str, Any]:
+    number = {"value": 1.0, "low": 1.0, "high": 1.0, "rounds": 5}
+    figures = dict.fromkeys(("tokens_per_pass", "acceptance", "waste", "pass_seconds", "bandwidth_fraction", "identical"), 1.0)
+    fixed = {"label": label, "suite": suite, "batch_size": 1, "by_depth": [], "split": {}, "memory": 0}
+    return {**fixed, **figures, "speed": number, "speedup": number, "times": times}
+
+
+def document(seed: int, *, method: float = 0.5, plain: float = 1.0, machine: float = 1.0) -> dict[str, Any]:
+    times = {"plain": timed(plain * machine, seed=seed, noise=0.02), "fast": timed(method * machine, seed=seed + 1, noise=0.02)}
+    ruler = {"suite": "s", "batch_size": 1, "times": timed(0.01 * machine, seed=seed + 2, noise=0.02)}
+    return {"kind": "outrider bench", "lines": [line(name, "s", table) for name, table in times.items()], "ruler": [ruler]}
+
+
+def slower(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    return [change.label for change in compare(old, new) if change.counts and change.regressed(0.02)]
+
+
+def test_compare_reports_a_regression_of_five_percent_and_no_other() -> None:
+    before = document(10)
+    assert slower(before, document(20)) == []
+    assert slower(before, document(20, machine=1.3)) == [], "a slower machine is not slower code"
+    assert slower(before, document(20, method=0.525)) == ["fast"], "a slower method"
+    assert slower(before, document(20, method=0.525, plain=1.05)) == ["plain", "fast"], "what slows plain decoding too"
+    assert "SLOWER" in changes_table(compare(before, document(20, method=0.55)), 0.02)
+
+
+def test_compare_refuses_other_files() -> None:
+    with pytest.raises(OptionError, match="outrider bench"):
+        compare({"kind": "something"}, document(0))
+    with pytest.raises(OptionError, match="in common"):
+        other = document(1)
+        other["lines"] = [line("plain", "another", [[1.0]])]
+        compare(document(0), other)
+
+
+def test_a_curve_is_read_between_and_beyond_its_points() -> None:
+    curve = Curve(8, 1, (1, 3, 5), (1.0, 2.0, 1.5))
+    assert [curve.at(n) for n in (0, 1, 2, 3, 4, 9)] == [1.0, 1.0, 1.5, 2.0, 1.75, 1.5]
+    assert Curve.from_json(curve.to_json()) == curve
