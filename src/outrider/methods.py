@@ -31,6 +31,7 @@ from outrider.drafters.fused import Fused, HybridOptions
 from outrider.drafters.jacobi import Jacobi, JacobiOptions
 from outrider.drafters.lookahead import Lookahead, LookaheadOptions
 from outrider.drafters.many_chains import ManyChains, ManyChainsOptions
+from outrider.drafters.multi_draft import MultiDraft
 from outrider.drafters.ngram import PromptLookup, PromptLookupOptions
 from outrider.drafters.ngram_cache import NgramCacheDrafter, NgramCacheOptions
 from outrider.drafters.null import NullDrafter
@@ -100,6 +101,10 @@ def _build_rasd(parts: Parts) -> Drafter:
 def _build_cascade(parts: Parts) -> Drafter:
     inner = _part(parts, parts.options.inner, skip_drafts=1)
     return Cascade(_draft_of(parts), inner, parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+def _build_multi_draft(parts: Parts) -> Drafter:
+    return MultiDraft(parts.drafts, parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
 
 
 def _build_suffix(parts: Parts) -> Drafter:
@@ -182,6 +187,15 @@ METHODS: Catalog[MethodRow] = Catalog(
             defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
             needs_draft=True,
             acceptance="kseq",
+        ),
+        "multi-draft": MethodRow(
+            summary="several draft models take turns in one tree",
+            paper="Miao et al. 2023, SpecInfer (arXiv 2305.09781)",
+            drafter=MultiDraft,
+            build=_build_multi_draft,
+            options=DraftTreeOptions,
+            defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+            needs_draft=True,
         ),
         "prompt-lookup": MethodRow(
             summary="copies what followed the same words earlier in the text",

@@ -7,12 +7,14 @@ walk goes on below it; where all are rejected, the rest is drawn from.
 
     r <- p;   for child x in order:   accept with probability min(1, r(x) / q'(x)),   else r <- norm((r - q')+)
     independent: q' = q;    without replacement: q' = norm(q without the elder children)
+    several drafters, whose guesses take turns: q' from q_s, s = (number of elder children) mod (number of drafters)
     no child left:   y ~ r
 
 Miao et al. 2023 (SpecInfer, arXiv 2305.09781) for independent siblings; Jeon et al. 2024 (RSD, arXiv 2402.14160) and Chen
 et al. 2024 (Sequoia, arXiv 2402.12374) without replacement. Lossless for both by Corollary B of docs/lossless.md. It works
-from the top down, so it may also be used where the number of siblings depends on other branches (a stochastic beam). On a
-chain it is token-wise rejection.
+from the top down, so it may also be used where the number of siblings depends on other branches (a stochastic beam), and
+where siblings were drawn from different laws: q then has one more dimension, [B, N, S, V], the S drafters' laws after a node.
+On a chain it is token-wise rejection.
 """
 
 from __future__ import annotations
@@ -43,41 +45,58 @@ class Recursive(AcceptanceRule):
     def walk_row(self, row: RowDraft, source: RandomSource) -> RowVerdict:
         node, entered, rest = 0, True, row.p[0]
         while entered:
-            entered, rest = False, row.p[node]
-            left = torch.zeros_like(rest) if row.q is None else row.q[node].clone()
-            for child in row.children(node):
-                guess, drawn_from = row.tokens[child], _norm_row(left)
+            entered, rest, elders = False, row.p[node], list[int]()
+            for turn, child in enumerate(row.children(node)):
+                guess, drawn_from = row.tokens[child], _drawn_from(row, node, turn, elders)
                 if source.bernoulli(ratio(float(rest[guess]), float(drawn_from[guess])), child):
                     node, entered = child, True
                     break
                 owed = surplus(rest, drawn_from)
                 rest = owed / owed.sum() if owed.sum() > NOTHING else rest
-                if row.draws is not Draws.IID:
-                    left[guess] = 0
+                elders.append(guess)
         return RowVerdict(path_of(row, node), draw_row(rest, row.p[node], source), rejected=bool(row.children(node)))
 
     def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
         tree, p = draft.tree, law.probs
         assert draft.q is not None or tree.num_nodes == 1, "sampled guesses come with their q"
         q = p if draft.q is None else draft.q
+        laws = q[:, :, None] if q.dim() == 3 else q
         lanes = torch.arange(tree.num_nodes, device=p.device).expand(tree.batch_size, -1)
         coins = noise.uniform(Purpose.ACCEPT, lanes)
-        ends, rest, left = torch.zeros_like(tree.tokens[:, 0]), p[:, 0], q[:, 0]
+        ends, turn, rest = torch.zeros_like(tree.tokens[:, 0]), torch.zeros_like(tree.tokens[:, 0]), p[:, 0]
+        elders = torch.zeros_like(rest, dtype=torch.bool)
         for node in range(1, tree.num_nodes):  # a node comes after its parent, so one pass is the whole walk
             tested = (tree.parents[:, node] == ends) & tree.valid[:, node]
-            guess, drawn_from = tree.tokens[:, node, None], _norm(left)
+            guess, drawn_from = tree.tokens[:, node, None], _norm(_law_at(laws, ends, turn).masked_fill(elders, 0.0))
             passes = coins[:, node, None] * drawn_from.gather(1, guess) < rest.gather(1, guess)
             entered = tested & passes[:, 0]
             owed = surplus(rest, drawn_from)
             total = owed.sum(-1, keepdim=True)
             rejected = (tested & ~entered)[:, None]
             rest = torch.where(entered[:, None], p[:, node], torch.where(rejected & (total > NOTHING), owed / total, rest))
+            turn = torch.where(entered, 0, turn + rejected[:, 0])
             if draft.draws is not Draws.IID:
-                left = torch.where(rejected, left.scatter(1, guess, 0.0), left)
-            left = torch.where(entered[:, None], q[:, node], left)
+                elders = (elders | torch.zeros_like(elders).scatter(1, guess, rejected)) & ~entered[:, None]
             ends = torch.where(entered, node, ends)
         p_end = p.gather(1, ends[:, None, None].expand(-1, 1, p.shape[2]))[:, 0]
         return tree_verdict(tree, ends, draw(rest, p_end, noise))
+
+
+def _drawn_from(row: RowDraft, node: int, turn: int, elders: list[int]) -> Tensor:
+    """The law of a child of ``node`` that comes after the given elders."""
+    if row.q is None:
+        return torch.zeros_like(row.p[node])
+    law = (row.q[node] if row.q.dim() == 2 else row.q[node, turn % row.q.shape[1]]).clone()
+    if row.draws is not Draws.IID:
+        law[elders] = 0
+    return _norm_row(law)
+
+
+def _law_at(laws: Tensor, nodes: Tensor, turn: Tensor) -> Tensor:
+    """[B, V] the law of the drafter whose turn it is after ``nodes`` [B], from [B, N, S, V]."""
+    num_laws = laws.shape[2]
+    index = (nodes * num_laws + turn % num_laws)[:, None, None].expand(-1, 1, laws.shape[3])
+    return laws.flatten(1, 2).gather(1, index)[:, 0]
 
 
 def _norm_row(weights: Tensor) -> Tensor:

@@ -188,7 +188,7 @@ class _Run:
         return TokenTree.of_rows(rows, device)
 
     def aligned(self, logits: Tensor, tree: TokenTree, start: int) -> Tensor:
-        """[B, N - start, V] a stage's logits [B, n, V] at their nodes of the whole tree; what stands before them is not read."""
+        """[B, N - start, V] a stage's logits [B, n, V] at their nodes of the whole tree; the rest is not read."""
         shift = torch.tensor(self.lengths, device=logits.device)[:, None]
         nodes = torch.arange(start, tree.num_nodes, device=logits.device) - shift
         index = nodes.clamp(0, logits.shape[1] - 1)[..., None]
