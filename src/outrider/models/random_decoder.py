@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.core.errors import OptionError
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
-from outrider.models.weights import TensorDict, read_weights
+from outrider.models.weights import TensorDict, Weights, read_weights
 
 
 def tiny_config(model_type: str = "llama", **changes: Any) -> ModelConfig:
@@ -40,6 +40,13 @@ def tiny_decoder(
     """A decoder with random weights. ``noise`` mixes in a second set of weights: the more, the worse a draft it is for the
     model without. ``sharpness`` scales the logits."""
     config = config or tiny_config()
+    return Decoder(config, tiny_weights(config, seed=seed, sharpness=sharpness, noise=noise, device=device))
+
+
+def tiny_weights(
+    config: ModelConfig, *, seed: int = 0, sharpness: float = 3.0, noise: float = 0.0, device: str = "cpu"
+) -> Weights:
+    """The weights of ``tiny_decoder``."""
     generators = [torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1)]
 
     def random(*shape: int) -> Tensor:
@@ -53,7 +60,7 @@ def tiny_decoder(
         else:
             tensors[name] = random(*shape) * (sharpness if "lm_head" in name else 1.0) / shape[1] ** 0.5
     tensors["model.embed_tokens.weight"] *= config.hidden_size**0.5
-    return Decoder(config, read_weights(TensorDict(tensors), config, dtype=torch.float32, device=torch.device(device)))
+    return read_weights(TensorDict(tensors), config, dtype=torch.float32, device=torch.device(device))
 
 
 def _tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

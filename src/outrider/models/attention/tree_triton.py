@@ -1,0 +1,343 @@
+"""Tree attention on a GPU: the nodes of each row over its committed tokens and their own ancestors, lengths read on the device.
+
+Keys are cut into pieces that work side by side (split-KV, Dao et al. 2023, "Flash-Decoding"), each with the query heads that
+share a key head folded into one tile; a second kernel joins the pieces. What a node sees among the nodes is a bit
+per pair, 64 to a word (SpecInfer's topology mask, Miao et al. 2023, arXiv 2305.09781).
+
+    piece c:  m_c = max s,  l_c = sum exp(s - m_c),  o_c = sum exp(s - m_c) v          s = q . k * scale, seen keys of c only
+    joined:   o = sum_c exp(m_c - m) o_c / sum_c exp(m_c - m) l_c                       m = max_c m_c
+
+Slots of a row are found through ``Rows``: row number times capacity (contiguous), or a table of pages. Pieces are ``piece_len``
+slots at fixed places (results then do not depend on what else is in the pass: on a chain they are those of one-token decoding,
+bit for bit), or as many equal ones as keep the device busy. The oracle is ``sdpa.py``.
+"""
+
+# ruff: noqa: N803, PLR0915 - kernels write compile-time numbers in capitals
+# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.models.gpu import launch
+from outrider.models.gpu.launch import begin, end
+
+_WORD = 64
+_LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Where the tokens of a pass stand in the memory of all rows. Everything is on the device."""
+
+    lengths: Tensor
+    """[B] int32 committed tokens."""
+    places: Tensor
+    """[B] int32 rows of the memory; [B, P] int32 pages when ``page_len`` is set."""
+    page_len: int = 0
+    """Slots of a page; 0 for contiguous rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sights:
+    """What nodes see of one another."""
+
+    words: Tensor | None
+    """[B, N, W] int64, bit j % 64 of word j // 64: node j of the tree is an ancestor or itself. None on chains."""
+    depths: Tensor | None
+    """[B, N] int32; None on chains, where node n has depth ``start + n``."""
+    start: int = 0
+    """Nodes of the tree that were written by earlier passes: the pass holds those from here on."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How keys are cut into pieces, and the tile of a program."""
+
+    num_pieces: int
+    piece_len: int = 0
+    """Slots of a piece; 0 for ``num_pieces`` equal ones."""
+    block_queries: int = 16
+    block_keys: int = 64
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+def pack_words(ancestors: Tensor) -> Tensor:
+    """[B, N, W] int64 from the [B, N, N] boolean ancestor-or-self mask."""
+    batch_size, num_nodes, _ = ancestors.shape
+    num_words = -(-num_nodes // _WORD)
+    padded = torch.zeros(batch_size, num_nodes, num_words * _WORD, dtype=torch.int64, device=ancestors.device)
+    padded[:, :, :num_nodes] = ancestors
+    shifts = torch.arange(_WORD, device=ancestors.device)
+    return (padded.unflatten(-1, (num_words, _WORD)) << shifts).sum(-1)
+
+
+def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int, invariant: bool) -> Cut:
+    """``num_queries`` is nodes times query heads per key head."""
+    if invariant:
+        return Cut(-(-capacity // 256), 256, block_queries=64, block_keys=64)
+    block = 16 if num_queries <= 16 else 32 if num_queries <= 32 else 64
+    programs = batch_size * num_kv_heads * -(-num_queries // block)
+    return Cut(max(1, min(16, capacity // 128, max(4, -(-264 // programs)))), block_queries=block)
+
+
+def attend_tree(
+    queries: Tensor, memory: tuple[Tensor, Tensor], rows: Rows, *, sights: Sights, cut: Cut, scale: float
+) -> Tensor:
+    """[B, N, Hq, D] from rotated queries of that shape and the keys and values of a layer, [R, Hkv, S, D] (pages: [P, Hkv, L,
+    D]), into which the nodes' own are already written, at slots ``lengths[b] + start``.. of each row."""
+    keys, values = memory
+    batch_size, num_nodes, num_heads, head_dim = queries.shape
+    num_kv_heads, capacity = keys.shape[1], keys.shape[2]
+    num_queries = num_nodes * num_heads // num_kv_heads
+    shape = (batch_size, num_kv_heads, cut.num_pieces, num_queries)
+    parts = torch.empty(*shape, head_dim, dtype=torch.float32, device=keys.device)
+    peaks = torch.empty(2, *shape, dtype=torch.float32, device=keys.device)
+    out = torch.empty_like(queries)
+    sizes = {"GROUP": num_heads // num_kv_heads, "HEADS": num_kv_heads, "D": head_dim, "PIECE_LEN": cut.piece_len}
+    grid = (cut.num_pieces, num_kv_heads * triton.cdiv(num_queries, cut.block_queries), batch_size)
+    _attend_pieces[grid](
+        queries,
+        keys,
+        values,
+        rows.lengths,
+        rows.places,
+        rows.lengths if sights.words is None else sights.words,
+        parts,
+        peaks,
+        num_nodes,
+        sights.start,
+        capacity,
+        rows.places.shape[1] if rows.page_len else 0,
+        scale * _LOG2E,
+        **sizes,
+        WORDS=0 if sights.words is None else sights.words.shape[2],
+        PAGED=rows.page_len > 0,
+        BQ=cut.block_queries,
+        BK=cut.block_keys,
+        EARLY=launch.EARLY,
+        num_warps=cut.num_warps,
+        num_stages=cut.num_stages,
+        launch_pdl=launch.EARLY,
+    )
+    padded = triton.next_power_of_2(cut.num_pieces)
+    _join_pieces[(num_queries, num_kv_heads, batch_size)](
+        parts, peaks, rows.lengths, out, num_nodes, sights.start, cut.num_pieces, **sizes, BK=cut.block_keys, PADDED=padded,
+        EARLY=launch.EARLY, num_warps=1, launch_pdl=launch.EARLY,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _piece_len(num_slots, num_pieces, PIECE_LEN: tl.constexpr, BK: tl.constexpr):
+    """Slots of each piece of a row."""
+    if PIECE_LEN > 0:
+        return PIECE_LEN
+    return tl.cdiv(tl.cdiv(num_slots, num_pieces), BK) * BK
+
+
+@triton.jit(do_not_specialize=["num_nodes", "start"])
+def _attend_pieces(
+    queries, keys, values, lengths, places, words, parts, peaks, num_nodes, start, capacity, num_pages, scale,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, WORDS: tl.constexpr,
+    PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    piece = tl.program_id(0)
+    num_pieces = tl.num_programs(0)
+    head = tl.program_id(1) % HEADS
+    row = tl.program_id(2)
+    num_queries = num_nodes * GROUP
+    index = tl.program_id(1) // HEADS * BQ + tl.arange(0, BQ)
+    is_query = index < num_queries
+    node = index // GROUP
+    begin(EARLY)
+    length = tl.load(lengths + row)
+    num_slots = length + start + num_nodes
+    size = _piece_len(num_slots, num_pieces, PIECE_LEN, BK)
+    low = piece * size
+    high = tl.minimum(low + size, num_slots)
+    dims = tl.arange(0, D)
+    query_at = queries + ((row * num_nodes + node) * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
+    q = tl.load(query_at, mask=is_query[:, None], other=0.0)
+    peak = tl.full((BQ,), float("-inf"), tl.float32)
+    weight = tl.zeros((BQ,), tl.float32)
+    total = tl.zeros((BQ, D), tl.float32)
+    place = tl.load(places + row).to(tl.int64) if not PAGED else 0
+    for first in range(low, high, BK):
+        slots = first + tl.arange(0, BK)
+        inside = slots < high
+        if PAGED:
+            page = tl.load(places + row * num_pages + slots // capacity, mask=inside, other=0).to(tl.int64)
+            at = (page * HEADS + head) * capacity + slots % capacity
+        else:
+            at = (place * HEADS + head) * capacity + slots
+        k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
+        s = tl.dot(q, k, input_precision="ieee") * scale
+        if first + BK > length:
+            other = slots - length
+            if WORDS > 0:
+                safe = tl.minimum(tl.maximum(other, 0), WORDS * 64 - 1)
+                word_at = words + ((row * num_nodes + node) * WORDS)[:, None] + (safe // 64)[None, :]
+                word = tl.load(word_at, mask=is_query[:, None] & inside[None, :], other=0)
+                bit = (word >> (safe % 64)[None, :].to(tl.int64)) & 1
+                seen = (other < 0)[None, :] | (bit != 0)
+            else:
+                seen = other[None, :] <= start + node[:, None]
+            s = tl.where(seen & inside[None, :], s, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(s, 1))
+        safe_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        p = tl.exp2(s - safe_peak[:, None])
+        shrink = tl.exp2(peak - safe_peak)
+        weight = weight * shrink + tl.sum(p, 1)
+        v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
+        total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
+        peak = new_peak
+    end(EARLY)
+    if low < high:
+        part = ((row * HEADS + head) * num_pieces + piece) * num_queries + index
+        num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
+        tl.store(parts + part[:, None].to(tl.int64) * D + dims[None, :], total, mask=is_query[:, None])
+        tl.store(peaks + part, peak, mask=is_query)
+        tl.store(peaks + num_parts + part, weight, mask=is_query)
+
+
+@triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces"])
+def _join_pieces(
+    parts, peaks, lengths, out, num_nodes, start, num_pieces,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, BK: tl.constexpr, PADDED: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    num_queries = num_nodes * GROUP
+    begin(EARLY)
+    num_slots = tl.load(lengths + row) + start + num_nodes
+    num_used = tl.cdiv(num_slots, _piece_len(num_slots, num_pieces, PIECE_LEN, BK))
+    num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
+    first = (row * HEADS + head) * num_pieces * num_queries + index
+    pieces = tl.arange(0, PADDED)
+    used = pieces < num_used
+    dims = tl.arange(0, D)
+    peak = tl.load(peaks + first + pieces * num_queries, mask=used, other=float("-inf"))
+    weight = tl.load(peaks + num_parts + first + pieces * num_queries, mask=used, other=0.0)
+    top = tl.max(peak, 0)
+    share = tl.where(used, tl.exp2(peak - top), 0.0)
+    total = tl.zeros((D,), tl.float32)
+    norm = 0.0
+    for piece in range(num_used):  # in order, so that a piece in which nothing is seen changes nothing
+        mine = tl.sum(tl.where(pieces == piece, share, 0.0), 0)
+        norm += mine * tl.sum(tl.where(pieces == piece, weight, 0.0), 0)
+        total += mine * tl.load(parts + (first + piece * num_queries).to(tl.int64) * D + dims)
+    end(EARLY)
+    at = ((row * num_nodes + index // GROUP) * HEADS * GROUP + head * GROUP + index % GROUP) * D
+    tl.store(out + at + dims, (total / norm).to(out.dtype.element_ty))
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    memory: tuple[Tensor, Tensor],
+    rows: Rows,
+    *,
+    sights: Sights,
+    tables: tuple[Tensor, Tensor] | None,
+    bias: Tensor | None = None,
+    norms: tuple[Tensor, Tensor, float] | None = None,
+) -> Tensor:
+    """Rotated queries [B, N, Hq, D] out of [B, N, (Hq + 2 Hkv) * D]; rotated keys and the values go to slots ``lengths[b] + start + n``.
+    ``tables`` are cosines and signed sines [S, D], None for a layer without positions; ``norms`` of queries and keys per head."""
+    keys, values = memory
+    batch_size, num_nodes, width = qkv.shape
+    num_kv_heads, capacity, head_dim = keys.shape[1], keys.shape[2], keys.shape[3]
+    num_heads = width // head_dim - 2 * num_kv_heads
+    queries = torch.empty(batch_size, num_nodes, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    cos, sin = tables if tables is not None else (qkv, qkv)
+    _rotate_and_write[(num_heads + 2 * num_kv_heads, batch_size * num_nodes)](
+        qkv,
+        queries,
+        keys,
+        values,
+        rows.lengths,
+        rows.places,
+        rows.lengths if sights.depths is None else sights.depths,
+        cos,
+        sin,
+        qkv if bias is None else bias,
+        qkv if norms is None else norms[0],
+        qkv if norms is None else norms[1],
+        capacity,
+        rows.places.shape[1] if rows.page_len else 0,
+        0.0 if norms is None else norms[2],
+        num_nodes,
+        sights.start,
+        HEADS=num_heads,
+        KV_HEADS=num_kv_heads,
+        D=head_dim,
+        CHAIN=sights.depths is None,
+        TURNS=tables is not None,
+        HAS_BIAS=bias is not None,
+        HAS_NORMS=norms is not None,
+        PAGED=rows.page_len > 0,
+        EARLY=launch.EARLY,
+        num_warps=1,
+        launch_pdl=launch.EARLY,
+    )
+    return queries
+
+
+@triton.jit(do_not_specialize=["num_nodes", "start"])
+def _rotate_and_write(
+    qkv, queries, keys, values, lengths, places, depths, cos, sin, bias, q_norm, k_norm, capacity, num_pages, eps, num_nodes, start,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, CHAIN: tl.constexpr,
+    TURNS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr, PAGED: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    flat = tl.program_id(1)
+    row = flat // num_nodes
+    node = flat % num_nodes
+    WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
+    dims = tl.arange(0, D)
+    partners = (dims + D // 2) % D
+    begin(EARLY)
+    length = tl.load(lengths + row)
+    at = qkv + flat.to(tl.int64) * WIDTH + head * D
+    x = tl.load(at + dims).to(tl.float32)
+    turned = tl.load(at + partners).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias + head * D + dims).to(tl.float32)
+        turned += tl.load(bias + head * D + partners).to(tl.float32)
+    if head < HEADS + KV_HEADS:
+        if HAS_NORMS:
+            scale = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
+            gains = q_norm if head < HEADS else k_norm
+            x *= scale * tl.load(gains + dims).to(tl.float32)
+            turned *= scale * tl.load(gains + partners).to(tl.float32)
+        if TURNS:
+            position = length + (start + node if CHAIN else tl.load(depths + flat))
+            c = tl.load(cos + position * D + dims).to(tl.float32)
+            s = tl.load(sin + position * D + dims).to(tl.float32)
+            x = x * c + turned * s
+    end(EARLY)
+    y = x.to(queries.dtype.element_ty)
+    if head < HEADS:
+        tl.store(queries + (flat * HEADS + head) * D + dims, y)
+    else:
+        slot = length + start + node
+        if PAGED:
+            place = tl.load(places + row * num_pages + slot // capacity).to(tl.int64)
+            slot = slot % capacity
+        else:
+            place = tl.load(places + row).to(tl.int64)
+        kv_head = (head - HEADS) % KV_HEADS
+        to = ((place * KV_HEADS + kv_head) * capacity + slot) * D + dims
+        if head < HEADS + KV_HEADS:
+            tl.store(keys + to, y)
+        else:
+            tl.store(values + to, y)

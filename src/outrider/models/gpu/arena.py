@@ -1,0 +1,151 @@
+"""Memory for the keys and values of all requests, at an address that stays: graphs hold pointers into it.
+
+An ``Arena`` is one block of rows of equal capacity. A ``DeviceCache`` names the rows that its requests stand in, so that letting a
+request go or putting two batches together moves no memory; kernels find rows through the list of their numbers. Rows named by two
+caches are copied before either writes. When the block must grow it moves, and ``version`` tells the graphs so.
+
+    bytes = 2 * layers * rows * key heads * capacity * head size * bytes per number
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.core.interfaces import Cache
+from outrider.models.attention.tree_triton import Rows
+
+_STEP = 256
+"""Capacity grows to multiples of this."""
+_FIRST = 1024
+"""Capacity to begin with: enough for most requests, so that graphs are captured once."""
+
+
+@dataclass(frozen=True)
+class ArenaShape:
+    """Sizes of what is stored per token."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@final
+class Arena:
+    """[L, 2, R, Hkv, S, D] keys and values."""
+
+    def __init__(self, shape: ArenaShape, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self.version = 0
+        """Changes whenever the block has moved."""
+        self._uses: list[int] = []
+        """Caches that name each row."""
+        self.block = torch.zeros(shape.num_layers, 2, 0, shape.num_kv_heads, _FIRST, shape.head_dim, dtype=dtype, device=device)
+
+    @property
+    def capacity(self) -> int:
+        return self.block.shape[4]
+
+    @property
+    def num_rows(self) -> int:
+        return self.block.shape[2]
+
+    def memory(self, layer: int) -> tuple[Tensor, Tensor]:
+        """[R, Hkv, S, D] keys and values of a layer."""
+        return self.block[layer, 0], self.block[layer, 1]
+
+    def take(self, count: int) -> list[int]:
+        """Rows nobody uses, now used once."""
+        free = [row for row, uses in enumerate(self._uses) if uses == 0]
+        if len(free) < count:
+            missing = count - len(free)
+            free += range(self.num_rows, self.num_rows + missing)
+            self._move(self.num_rows + missing, self.capacity)
+        self.retain(free[:count])
+        return free[:count]
+
+    def retain(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._uses[row] += 1
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._uses[row] -= 1
+
+    def is_shared(self, row: int) -> bool:
+        return self._uses[row] > 1
+
+    def ensure(self, capacity: int) -> None:
+        """Rows hold at least ``capacity`` slots from now on."""
+        if capacity > self.capacity:
+            grown = max(capacity, self.capacity + self.capacity // 2)
+            self._move(self.num_rows, -(-grown // _STEP) * _STEP)
+
+    def _move(self, num_rows: int, capacity: int) -> None:
+        old = self.block
+        self.block = old.new_zeros(*old.shape[:2], num_rows, old.shape[3], capacity, old.shape[5])
+        self.block[:, :, : old.shape[2], :, : old.shape[4]] = old
+        self._uses += [0] * (num_rows - len(self._uses))
+        self.version += 1
+
+
+@final
+class DeviceCache(Cache):
+    """Rows of an arena. Lengths are kept on the host, as the interface asks; ``rows`` puts them on the device."""
+
+    def __init__(self, arena: Arena, places: Sequence[int], lengths: Sequence[int]) -> None:
+        self.arena = arena
+        self.places = list(places)
+        self.lengths = list(lengths)
+        weakref.finalize(self, arena.release, self.places)
+
+    @staticmethod
+    def empty(arena: Arena, batch_size: int) -> DeviceCache:
+        return DeviceCache(arena, arena.take(batch_size), [0] * batch_size)
+
+    def rows(self) -> Rows:
+        """Lengths and places as the kernels read them."""
+        table = torch.tensor([self.lengths, self.places], dtype=torch.int32).to(self.arena.block.device)
+        return Rows(table[0], table[1])
+
+    def reserve(self, num_nodes: int, *, start: int = 0) -> None:
+        del start
+        self.arena.ensure(max(self.lengths) + num_nodes)
+        for index, place in enumerate(self.places):
+            if self.arena.is_shared(place):
+                (own,) = self.arena.take(1)
+                self.arena.block[:, :, own] = self.arena.block[:, :, place]
+                self.arena.release([place])
+                self.places[index] = own  # in place: the finaliser holds this list
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        for row, path in enumerate(paths):
+            if list(path) != list(range(len(path))):
+                self._gather(row, path)
+            self.lengths[row] += len(path)
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        assert all(new <= old for new, old in zip(lengths, self.lengths, strict=True)), "truncate cannot lengthen a row"
+        self.lengths = list(lengths)
+
+    def fork(self, rows: Sequence[int]) -> DeviceCache:
+        places = [self.places[row] for row in rows]
+        self.arena.retain(places)
+        return DeviceCache(self.arena, places, [self.lengths[row] for row in rows])
+
+    def join(self, other: Cache) -> DeviceCache:
+        assert isinstance(other, DeviceCache) and other.arena is self.arena, "only caches of one model can be joined"
+        places = [*self.places, *other.places]
+        self.arena.retain(places)
+        return DeviceCache(self.arena, places, [*self.lengths, *other.lengths])
+
+    def _gather(self, row: int, path: Sequence[int]) -> None:
+        begin = self.lengths[row]
+        memory = self.arena.block[:, :, self.places[row]]
+        source = torch.tensor(list(path), device=memory.device) + begin
+        memory[:, :, :, begin : begin + len(path)] = memory.index_select(3, source)

@@ -1,0 +1,129 @@
+"""One pass of the decoder as a graph: captured once for every shape of pass, then replayed with new tokens, lengths and masks.
+
+Launching the two hundred kernels of a pass takes the host longer than running them takes the device. A captured pass is one launch.
+Shapes are rounded up to a few sizes, so that trees that differ by a node share a graph; the padding hangs from nothing and is
+cut off. Graphs are made when first needed, share one pool of memory, and are forgotten when the arena has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor
+
+from outrider.core.tree import TokenTree
+from outrider.models.attention.tree_triton import Rows, Sights, pack_words
+from outrider.models.gpu.arena import DeviceCache
+
+if TYPE_CHECKING:
+    from outrider.models.gpu.decoder import FastDecoder
+
+_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+_MOST_ROWS = 512
+"""Rows of a pass beyond which launching is not what costs."""
+
+
+def rounded(num_nodes: int) -> int:
+    """The size of graph that serves this many nodes."""
+    return next((size for size in _SIZES if size >= num_nodes), -(-num_nodes // 32) * 32)
+
+
+@dataclass(frozen=True)
+class PassShape:
+    """What a graph is captured for."""
+
+    batch_size: int
+    num_nodes: int
+    start: int
+    num_words: int
+    """0 on chains."""
+    taps: tuple[int, ...]
+
+
+def _own_bits(shape: PassShape) -> Tensor:
+    """[B, N, W] words in which every node sees itself: a padding node that saw nothing would be not-a-number, and spread."""
+    words = torch.zeros(shape.batch_size, shape.num_nodes, shape.num_words, dtype=torch.int64)
+    for node in range(shape.num_nodes):
+        bit = (shape.start + node) % 64
+        words[:, node, (shape.start + node) // 64] = (1 << bit) - ((1 << 64) if bit == 63 else 0)
+    return words
+
+
+@final
+class PassGraph:
+    """A captured pass with the tensors it reads and writes."""
+
+    def __init__(self, decoder: FastDecoder, shape: PassShape, pool: Any) -> None:
+        batch_size, num_nodes, device = shape.batch_size, shape.num_nodes, decoder.device
+        self.shape = shape
+        self.tokens = torch.zeros(batch_size, num_nodes, dtype=torch.int64, device=device)
+        self.table = torch.zeros(2, batch_size, dtype=torch.int32, device=device)
+        self.depths: Tensor | None = None
+        self.words: Tensor | None = None
+        if shape.num_words:
+            self.depths = torch.zeros(batch_size, num_nodes, dtype=torch.int32, device=device)
+            self.words = _own_bits(shape).to(device)
+        self.graph = torch.cuda.CUDAGraph()
+        sights = Sights(self.words, self.depths, shape.start)
+        step = decoder.step(
+            (batch_size, num_nodes), Rows(self.table[0], self.table[1]), sights, num_slots=decoder.arena.capacity
+        )
+        decoder.forward(self.tokens, step, taps=shape.taps)  # compiles the kernels
+        torch.cuda.synchronize(device)
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.logits, self.tapped = decoder.forward(self.tokens, step, taps=shape.taps)
+
+    def load(self, tree: TokenTree, cache: DeviceCache) -> None:
+        """Copy a tree and the state of its rows to where the graph reads them."""
+        start = self.shape.start
+        count = tree.num_nodes - start
+        self.table.copy_(torch.tensor([cache.lengths, cache.places], dtype=torch.int32))
+        self.tokens[:, :count] = tree.tokens[:, start:]
+        if self.words is not None and self.depths is not None:
+            self.depths[:, :count] = tree.depths[:, start:]
+            self.words[:, :count, : -(-tree.num_nodes // 64)] = pack_words(tree.ancestors)[:, start:]
+
+    def replay(self, count: int) -> tuple[Tensor, dict[int, Tensor]]:
+        self.graph.replay()
+        return self.logits[:, :count].clone(), {tap: states[:, :count].clone() for tap, states in self.tapped.items()}
+
+
+@final
+class PassGraphs:
+    """The graphs of a decoder."""
+
+    def __init__(self, decoder: FastDecoder) -> None:
+        self._decoder = decoder
+        self._graphs: dict[PassShape, PassGraph] = {}
+        self._version = decoder.arena.version
+        self._pool: Any = None
+
+    def score(
+        self, tree: TokenTree, cache: DeviceCache, *, taps: Sequence[int], start: int
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Logits and taps of nodes ``start``.. of the tree."""
+        count = tree.num_nodes - start
+        size = rounded(count)
+        if size * tree.batch_size > _MOST_ROWS:
+            cache.reserve(tree.num_nodes, start=start)
+            step = self._decoder.step_of(tree, cache, start)
+            return self._decoder.forward(tree.tokens[:, start:], step, taps=taps)
+        cache.reserve(start + size, start=start)
+        num_words = 0 if tree.is_chain else -(-(start + size) // 64)
+        graph = self._graph(PassShape(tree.batch_size, size, start, num_words, tuple(taps)))
+        graph.load(tree, cache)
+        return graph.replay(count)
+
+    def _graph(self, shape: PassShape) -> PassGraph:
+        if self._version != self._decoder.arena.version:
+            self._graphs.clear()
+            self._version = self._decoder.arena.version
+        graph = self._graphs.get(shape)
+        if graph is None:
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = self._graphs[shape] = PassGraph(self._decoder, shape, self._pool)
+        return graph

@@ -1,0 +1,93 @@
+"""The GPU decoder against its oracle, ``models/decoder.py``: interpreted on a CPU, so without graphs (tests/gpu has those)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from triton_interpreter import DEVICE
+
+from outrider.core.route import Route
+from outrider.core.tree import TokenTree
+from outrider.models.config import ModelConfig
+from outrider.models.decoder import Decoder
+from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.random_decoder import tiny_config, tiny_weights
+
+PROMPTS = [[5, 9, 1, 33, 7], [2, 8]]
+TREE = TokenTree.of_rows([([3, 4, 5, 6, 7], [-1, 0, 0, 1, 2]), ([9, 8, 1, 2], [-1, 0, 1, 2])], DEVICE)
+
+
+def pair(config: ModelConfig, numerics: str = "fast") -> tuple[Decoder, FastDecoder]:
+    weights = tiny_weights(config, device=str(DEVICE))
+    return Decoder(config, weights), FastDecoder(config, weights, numerics=numerics)
+
+
+def config_named(family: str) -> ModelConfig:
+    return tiny_config(family, head_dim=16, num_attention_heads=2, num_key_value_heads=1)
+
+
+@pytest.mark.parametrize(
+    ("family", "numerics"), [("llama", "fast"), ("qwen2", "fast"), ("qwen3", "fast"), ("llama", "invariant")]
+)
+def test_scores_are_those_of_the_oracle(family: str, numerics: str) -> None:
+    eager, fast = pair(config_named(family), numerics)
+    caches = eager.new_cache(2), fast.new_cache(2)
+    taps = (0, 1, 2)
+    expected_taps, got_taps = (m.prefill(PROMPTS, c, taps=taps) for m, c in zip((eager, fast), caches, strict=True))
+    for tap in taps:
+        for row in range(2):
+            torch.testing.assert_close(got_taps[tap][row], expected_taps[tap][row], atol=1e-3, rtol=1e-3)
+    for _ in range(2):
+        expected = eager.score(TREE, caches[0], taps=taps)
+        caches[1].reserve(TREE.num_nodes)
+        logits, tapped = fast.forward(TREE.tokens, fast.step_of(TREE, caches[1]), taps=taps)
+        for row, size in enumerate(TREE.sizes):
+            torch.testing.assert_close(logits[row, :size], expected.logits[row, :size], atol=2e-3, rtol=1e-3)
+            torch.testing.assert_close(tapped[2][row, :size], expected.taps[2][row, :size], atol=2e-3, rtol=1e-3)
+        for cache in caches:
+            cache.commit([[0, 2, 4], [0, 1]])
+
+
+def test_a_single_node_and_part_of_a_model() -> None:
+    eager, fast = pair(config_named("llama"))
+    caches = eager.new_cache(1), fast.new_cache(1)
+    for model, cache in zip((eager, fast), caches, strict=True):
+        model.prefill(PROMPTS[:1], cache)
+    root = TokenTree.chain(torch.tensor([[3]], device=DEVICE))
+    caches[1].reserve(1)
+    logits, _ = fast.forward(root.tokens, fast.step_of(root, caches[1]))
+    torch.testing.assert_close(logits, eager.score(root, caches[0]).logits, atol=2e-3, rtol=1e-3)
+    chain = TokenTree.chain(torch.tensor([[3, 4, 5]], device=DEVICE))
+    for route in (Route.first(1, 2), Route.without(2, mlp=[0]), Route.without(2, attention=[1])):
+        expected = eager.exit(chain, caches[0], route=route)
+        torch.testing.assert_close(fast.exit(chain, caches[1], route=route), expected, atol=2e-3, rtol=1e-3)
+
+
+def test_rows_leave_join_and_are_copied_before_they_part() -> None:
+    _, fast = pair(config_named("llama"))
+    cache = fast.new_cache(2)
+    fast.prefill(PROMPTS, cache)
+    twins = cache.fork([1, 1])
+    assert twins.places == [cache.places[1]] * 2 and twins.lengths == [2, 2]
+    twins.reserve(3)
+    assert len({*twins.places, *cache.places}) == 4  # each has its own row now
+    block = fast.arena.block
+    assert torch.equal(block[:, :, twins.places[0], :, :2], block[:, :, cache.places[1], :, :2])
+    joined = cache.join(twins)
+    places = list(joined.places)
+    del cache, twins
+    joined.reserve(1)
+    assert joined.places == places  # nobody else names them, so nothing was copied
+    del joined
+    assert sorted(fast.new_cache(4).places) == sorted(places)
+    assert fast.arena.num_rows == 4
+
+
+def test_the_arena_grows_and_keeps_what_it_held() -> None:
+    _, fast = pair(config_named("llama"))
+    cache = fast.new_cache(1)
+    fast.prefill(PROMPTS[:1], cache)
+    before, version = fast.arena.block[:, :, cache.places[0], :, :5].clone(), fast.arena.version
+    cache.reserve(2000)
+    assert fast.arena.version != version and fast.arena.capacity >= 2005
+    assert torch.equal(fast.arena.block[:, :, cache.places[0], :, :5], before)

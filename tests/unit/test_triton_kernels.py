@@ -1,0 +1,140 @@
+"""The GPU kernels against plain PyTorch: through Triton's interpreter on a CPU, compiled where there is a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from triton_interpreter import DEVICE
+
+from outrider.core.tree import TokenTree
+from outrider.models.attention.sdpa import SightMaker, attend
+from outrider.models.attention.tree_triton import Cut, Rows, Sights, attend_tree, pack_words, rotate_and_write
+from outrider.models.gpu.skinny import Norm, Tile, add_norm, product, reference_product, vector_product
+
+
+def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 17])
+@pytest.mark.parametrize("kind", ["plain", "norm", "gated"])
+def test_product(num_rows: int, kind: str) -> None:
+    depth, num_outputs = 96, 48
+    x, weight = rand(num_rows, depth), rand(num_outputs, depth, seed=1) / 8
+    norm = Norm(rand(depth, seed=2), 1e-5) if kind in ("norm", "gated") else None
+    expected = reference_product(x, weight, norm=norm, gated=kind == "gated")
+    tile = Tile(bn=32, bk=32, num_stages=2)
+    for run in [product] if num_rows > 1 else [product, vector_product]:
+        torch.testing.assert_close(run(x, weight, tile=tile, norm=norm, gated=kind == "gated"), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_parts", [0, 1, 3])
+def test_sum_and_norm_of_the_parts_of_a_product(num_parts: int) -> None:
+    x, weight, residual = rand(5, 96), rand(48, 96, seed=1) / 8, rand(5, 48, seed=2)
+    norm, old = Norm(rand(48, seed=4), 1e-5), residual.clone()
+    parts = product(x, weight, tile=Tile(32, 32, num_parts=num_parts)) if num_parts else None
+    assert parts is None or parts.shape == ((5, 48) if num_parts == 1 else (num_parts, 5, 48))
+    normed = add_norm(residual, parts, norm)
+    summed = old + reference_product(x, weight) if num_parts else old
+    torch.testing.assert_close(residual, summed, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(normed, torch.rms_norm(summed, (48,), norm.weight, 1e-5), atol=1e-4, rtol=1e-4)
+
+
+def test_a_single_row_adds_to_the_residual() -> None:
+    x, weight, residual = rand(1, 96), rand(48, 96, seed=1) / 8, rand(1, 48, seed=2)
+    expected = residual + reference_product(x, weight)
+    torch.testing.assert_close(vector_product(x, weight, tile=Tile(32, 32), residual=residual), expected, atol=1e-4, rtol=1e-4)
+
+
+def random_trees(sizes: list[int], seed: int = 0) -> TokenTree:
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for size in sizes:
+        parents = [-1] + [int(torch.randint(0, n, (), generator=generator)) for n in range(1, size)]
+        rows.append(([0] * size, parents))
+    return TokenTree.of_rows(rows, DEVICE)
+
+
+def test_words_hold_the_ancestors() -> None:
+    tree = random_trees([70, 3])
+    words = pack_words(tree.ancestors)
+    assert words.shape == (2, 70, 2)
+    for j in (0, 1, 63, 64, 69):
+        assert torch.equal((words[:, :, j // 64] >> (j % 64)) & 1, tree.ancestors[:, :, j].long())
+
+
+CUTS = [Cut(1), Cut(3, block_keys=16), Cut(5, 32, block_keys=16), Cut(2, block_queries=32, block_keys=32)]
+
+
+CASES = [(cut, paged, shape) for cut in CUTS for paged in (False, True) for shape in ("chain", "tree")]
+
+
+@pytest.mark.parametrize(("cut", "paged", "shape"), [*CASES, (CUTS[2], False, "wide tree")], ids=str)
+def test_attention_is_that_of_the_reference(cut: Cut, paged: bool, shape: str) -> None:
+    sizes = {"chain": [4, 4], "tree": [7, 7], "wide tree": [66, 66]}[shape]
+    tree = TokenTree.chain(torch.zeros(2, 4, dtype=torch.int64, device=DEVICE)) if shape == "chain" else random_trees(sizes)
+    lengths, num_heads, num_kv_heads, head_dim, capacity = [40, 23], 4, 2, 16, 128
+    num_nodes = tree.num_nodes
+    keys, values = rand(3, num_kv_heads, capacity, head_dim), rand(3, num_kv_heads, capacity, head_dim, seed=1)
+    queries = rand(2, num_nodes, num_heads, head_dim, seed=2)
+    places = [2, 0]
+    sight = SightMaker([None], num_heads // num_kv_heads, dtype=torch.float32)(tree, lengths)[None]
+    folded = queries.transpose(1, 2).reshape(2, num_kv_heads, -1, head_dim)
+    end = max(lengths) + num_nodes
+    expected = attend(folded, keys[places][:, :, :end], values[places][:, :, :end], sight=sight, scale=0.25)
+    expected = expected.reshape(2, num_heads, num_nodes, head_dim).transpose(1, 2)
+    if paged:
+        page_len = 16
+        order = torch.randperm(24, generator=torch.Generator().manual_seed(5)).to(DEVICE)  # pages anywhere
+
+        def in_pages(memory: torch.Tensor) -> torch.Tensor:
+            pages = memory.unflatten(2, (-1, page_len)).transpose(1, 2).flatten(0, 1)
+            return torch.empty_like(pages).index_copy(0, order, pages).contiguous()
+
+        keys, values = in_pages(keys), in_pages(values)
+        table = order.view(3, 8)[places].int().contiguous()
+        rows = Rows(torch.tensor(lengths, dtype=torch.int32, device=DEVICE), table, page_len)
+    else:
+        rows = Rows(*(torch.tensor(v, dtype=torch.int32, device=DEVICE) for v in (lengths, places)))
+    words = None if tree.is_chain else pack_words(tree.ancestors)
+    seen = attend_tree(queries, (keys, values), rows, sights=Sights(words, None), cut=cut, scale=0.25)
+    torch.testing.assert_close(seen, expected, atol=1e-4, rtol=1e-4)
+    late = Sights(None if words is None else words[:, 3:].contiguous(), None, start=3)
+    seen, expected = (
+        attend_tree(queries[:, 3:].contiguous(), (keys, values), rows, sights=late, cut=cut, scale=0.25),
+        expected[:, 3:],
+    )
+    torch.testing.assert_close(seen, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("chain", [True, False])
+def test_rotation_and_write(chain: bool) -> None:
+    batch_size, num_nodes, num_heads, num_kv_heads, head_dim, capacity = 2, 3, 4, 2, 8, 32
+    qkv = rand(batch_size, num_nodes, (num_heads + 2 * num_kv_heads) * head_dim)
+    memory = (
+        torch.zeros(3, num_kv_heads, capacity, head_dim, device=DEVICE),
+        torch.zeros(3, num_kv_heads, capacity, head_dim, device=DEVICE),
+    )
+    lengths, places = [5, 0], [1, 2]
+    rows = Rows(*(torch.tensor(v, dtype=torch.int32, device=DEVICE) for v in (lengths, places)))
+    depths = torch.tensor([[0, 1, 1], [0, 1, 2]], dtype=torch.int32, device=DEVICE)
+    tables = rand(capacity, head_dim, seed=3), rand(capacity, head_dim, seed=4)
+    bias, q_norm, k_norm = rand(qkv.shape[-1], seed=5), rand(head_dim, seed=6), rand(head_dim, seed=7)
+    sights = Sights(None, None if chain else depths)
+    queries = rotate_and_write(qkv, memory, rows, sights=sights, tables=tables, bias=bias, norms=(q_norm, k_norm, 1e-6))
+    heads = (qkv + bias).view(batch_size, num_nodes, -1, head_dim)
+    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], 2)
+    for row in range(batch_size):
+        for node in range(num_nodes):
+            position = lengths[row] + (node if chain else int(depths[row, node]))
+            cos, sin = tables[0][position], tables[1][position]
+
+            def turned(x: torch.Tensor, norm: torch.Tensor, cos: torch.Tensor = cos, sin: torch.Tensor = sin) -> torch.Tensor:
+                x = torch.rms_norm(x, (head_dim,), norm, 1e-6)
+                return x * cos + x.roll(head_dim // 2, -1) * sin
+
+            torch.testing.assert_close(queries[row, node], turned(q[row, node], q_norm), atol=1e-4, rtol=1e-4)
+            slot = lengths[row] + node
+            torch.testing.assert_close(memory[0][places[row], :, slot], turned(k[row, node], k_norm), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(memory[1][places[row], :, slot], v[row, node], atol=1e-5, rtol=1e-5)
+    assert int((memory[0] != 0).any(-1).sum()) == batch_size * num_nodes * num_kv_heads
