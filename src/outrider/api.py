@@ -19,6 +19,7 @@ from outrider.bundled import bundled_path
 from outrider.codecs.grammar import GrammarCompiler
 from outrider.codecs.load import load_codec
 from outrider.codecs.text import TextCodec
+from outrider.codecs.translation import TextTranslation
 from outrider.core.errors import ModelError, OptionError, RequestError
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
@@ -95,8 +96,8 @@ class LLM:
         max_batch_size: int = 8,
         **options: Any,
     ) -> None:
-        """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may
-        name several. ``options`` are the method's own (``num_draft_tokens``, ``max_ngram`` ...; ``outrider methods`` lists them)."""
+        """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
+        several. ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them)."""
         if max_batch_size < 1:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size
@@ -121,9 +122,14 @@ class LLM:
             options[option] = [self.codec.encode(t, add_special_tokens=False) if isinstance(t, str) else t for t in texts]
         if _needs_draft(name, options):
             self._check_vocabularies(name)
-        codecs = (self.codec, self.draft_codecs[0]) if self.drafts else None
         return compose(
-            name, self.target, draft=self.drafts or None, acceptance=acceptance, policy=policy, options=options, codecs=codecs
+            name,
+            self.target,
+            draft=self.drafts or None,
+            acceptance=acceptance,
+            policy=policy,
+            options=options,
+            translation=TextTranslation(self.codec, self.draft_codecs[0]) if self.drafts and METHODS[name].foreign else None,
         )
 
     def generate(

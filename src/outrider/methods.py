@@ -23,6 +23,7 @@ from outrider.core.errors import CompositionError, OptionError, nearest
 from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method, agree_on_draws
 from outrider.core.table import MethodRow, Parts, PolicyRow, RuleRow, fill, option_names
+from outrider.core.translation import Translation
 from outrider.drafters.best_first import BestFirst, BestFirstOptions
 from outrider.drafters.cascade import Cascade, CascadeOptions
 from outrider.drafters.draft_model import DraftModel
@@ -37,12 +38,14 @@ from outrider.drafters.ngram_cache import NgramCacheDrafter, NgramCacheOptions
 from outrider.drafters.null import NullDrafter
 from outrider.drafters.rasd import Rasd, RasdOptions
 from outrider.drafters.recycling import TokenRecycling, TokenRecyclingOptions
+from outrider.drafters.reencode import Reencode
 from outrider.drafters.reference import ReferenceLookup, ReferenceOptions
 from outrider.drafters.rest import RestDrafter, RestOptions
 from outrider.drafters.sequoia import SequoiaOptions
 from outrider.drafters.stochastic_beam import StochasticBeam, StochasticBeamOptions
 from outrider.drafters.successors import SuccessorTable
 from outrider.drafters.suffix import SuffixDecoding, SuffixOptions
+from outrider.drafters.tli import SharedTokens
 from outrider.policies.adaptive import Adaptive, AdaptiveOptions
 from outrider.policies.bandit import Bandit, BanditOptions
 from outrider.policies.confidence import Confidence, ConfidenceOptions
@@ -105,6 +108,20 @@ def _build_cascade(parts: Parts) -> Drafter:
 
 def _build_multi_draft(parts: Parts) -> Drafter:
     return MultiDraft(parts.drafts, parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+def _translation_of(parts: Parts) -> Translation:
+    assert parts.translation is not None, "compose() checks foreign rows"
+    return parts.translation
+
+
+def _build_tli(parts: Parts) -> Drafter:
+    translation, size = _translation_of(parts), parts.target.vocab_size
+    return SharedTokens(_draft_of(parts), translation, vocab_size=size, draws=parts.draws)
+
+
+def _build_reencode(parts: Parts) -> Drafter:
+    return Reencode(_draft_of(parts), _translation_of(parts), vocab_size=parts.target.vocab_size)
 
 
 def _build_suffix(parts: Parts) -> Drafter:
@@ -292,6 +309,22 @@ METHODS: Catalog[MethodRow] = Catalog(
             needs_draft=True,
             parts="inner",
         ),
+        "tli": MethodRow(
+            summary="a draft model with another tokenizer guesses the tokens both have",
+            paper="Timor et al. 2025, TLI (arXiv 2502.05202)",
+            drafter=SharedTokens,
+            build=_build_tli,
+            needs_draft=True,
+            foreign=True,
+        ),
+        "reencode": MethodRow(
+            summary="a draft model with any tokenizer writes text, cut anew into the target's tokens",
+            paper="Timor et al. 2025, SLEM (arXiv 2502.05202); Hugging Face's universal assisted generation",
+            drafter=Reencode,
+            build=_build_reencode,
+            needs_draft=True,
+            foreign=True,
+        ),
     },
 )
 
@@ -344,7 +377,7 @@ def compose(
     acceptance: str | None = None,
     policy: str = "fixed",
     options: Mapping[str, Any] | None = None,
-    codecs: tuple[Any, Any] | None = None,
+    translation: Translation | None = None,
 ) -> Method:
     """A method ready to run. Everything that does not fit is refused here, with both sides named."""
     row, policy_row = METHODS[name], POLICIES[policy]
@@ -353,7 +386,7 @@ def compose(
     drafts = () if draft is None else (draft,) if isinstance(draft, Target) else tuple(draft)
     given = {**(row.defaults or {}), **(options or {})}
     rows = rows_of(name, given)
-    _check_needs(name, rows, given, drafts=drafts, has_codecs=codecs is not None)
+    _check_needs(name, rows, given, drafts=drafts, translates=translation is not None)
     kinds = [policy_row.options, rule_row.options, *(part.options for part in rows.values())]
     valid = set[str]().union(*map(option_names, kinds))
     for option in options or {}:
@@ -361,12 +394,12 @@ def compose(
             raise OptionError(f"method {name!r} with policy {policy!r} has no option {option!r}; {nearest(option, valid)}")
     part = partial(_build_part, target=target, drafts=drafts, given=given)
     first = drafts[0] if drafts else None
-    drafter = row.build(Parts(target, first, draws, fill(row.options, given), drafts, codecs, part))
+    drafter = row.build(Parts(target, first, draws, fill(row.options, given), drafts, translation, part))
     return Method(drafter, rule_row.build(given), policy_row.build(fill(policy_row.options, given)))
 
 
 def _check_needs(
-    name: str, rows: Mapping[str, MethodRow], given: Mapping[str, Any], *, drafts: Sequence[Target], has_codecs: bool
+    name: str, rows: Mapping[str, MethodRow], given: Mapping[str, Any], *, drafts: Sequence[Target], translates: bool
 ) -> None:
     """Refuse a method that lacks something it, or a part of it, cannot run without."""
     for part, row in rows.items():
@@ -377,8 +410,8 @@ def _check_needs(
             )
         if row.needs_draft and not drafts:
             raise CompositionError(f"method {part!r} needs a draft model; give draft=, or use method 'prompt-lookup'")
-        if row.foreign and not has_codecs:
-            raise CompositionError(f"method {part!r} needs the tokenizers of target and draft; use LLM, or give codecs=")
+        if row.foreign and not translates:
+            raise CompositionError(f"method {part!r} needs the tokenizers of target and draft; use LLM, or give translation=")
         missing = next((need for need in row.needs if need not in given), None)
         if missing:
             raise CompositionError(f"method {part!r} needs the option {missing!r}; see docs/methods/{part}.md")

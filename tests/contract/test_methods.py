@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from tiny_pair import VOCAB, tiny_model
+from toy_codecs import toy_translation
 
 from outrider.core.draft import Shape
 from outrider.core.errors import CompositionError, OptionError, RequestError
@@ -48,6 +49,8 @@ def make(target, draft, tmp_path_factory):
 
     def build(name: str, **arguments) -> Method:
         options = {**arguments.pop("options", {}), **({"datastore": str(store)} if METHODS[name].needs else {})}
+        if METHODS[name].foreign:
+            arguments["translation"] = toy_translation(VOCAB)
         return compose(name, target, draft=draft, options=options, **arguments)
 
     return build

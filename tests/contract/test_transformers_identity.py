@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from test_decoder_families import FAMILIES, VOCAB, make_checkpoint
+from toy_codecs import toy_translation
 
 from outrider.core.interfaces import Target
 from outrider.core.params import SamplingParams
@@ -42,7 +43,8 @@ def serve(target: Target, name: str, draft: Target, batch_size: int) -> list[lis
     # transformers keeps the end-of-sequence token out of `min_new_tokens` by banning it
     params = SamplingParams(max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS)
     requests = [Request(prompt, params, frozenset({2})) for prompt in PROMPTS]
-    engine = Engine(target, compose(name, target, draft=draft))
+    translation = toy_translation(target.vocab_size) if METHODS[name].foreign else None
+    engine = Engine(target, compose(name, target, draft=draft, translation=translation))
     done: dict[int, list[int]] = {}
     for step in run(engine, requests, max_batch_size=batch_size):
         done[step.request] = step.state.output_ids

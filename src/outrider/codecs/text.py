@@ -32,7 +32,7 @@ class TextCodec:
         self.settings = dict(settings or {})
         self.chat_template = chat_template
         self.eos_ids = frozenset(self._ids_of(self.settings.get("eos_token")))
-        self._bos_ids = self._ids_of(self.settings.get("bos_token"))
+        self.bos_ids = self._ids_of(self.settings.get("bos_token"))
 
     @staticmethod
     def from_folder(folder: Path) -> TextCodec:
@@ -67,10 +67,10 @@ class TextCodec:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        if add_special_tokens and self.settings.get("add_bos_token") and ids[:1] != self._bos_ids[:1]:
-            ids = [*self._bos_ids, *ids]
-        if not ids and self._bos_ids:
-            return list(self._bos_ids)
+        if add_special_tokens and self.settings.get("add_bos_token") and ids[:1] != self.bos_ids[:1]:
+            ids = [*self.bos_ids, *ids]
+        if not ids and self.bos_ids:
+            return list(self.bos_ids)
         return ids
 
     def decode(self, ids: Sequence[int], *, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> str:

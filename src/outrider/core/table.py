@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 from outrider.core.draft import Draws
 from outrider.core.interfaces import AcceptanceRule, Drafter, Policy, Target
+from outrider.core.translation import Translation
 
 
 class PartBuilder(Protocol):
@@ -30,8 +31,8 @@ class Parts:
     options: Any
     drafts: tuple[Target, ...] = ()
     """All draft models, ``draft`` first."""
-    codecs: tuple[Any, Any] | None = None
-    """The tokenizers of the target and of the draft, for rows that are ``foreign``."""
+    translation: Translation | None = None
+    """Between the tokenizers of target and draft, for rows that are ``foreign``."""
     part: PartBuilder | None = None
 
 

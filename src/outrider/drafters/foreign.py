@@ -1,0 +1,102 @@
+"""What drafters with a tokenizer of their own have in common: a draft model that reads the target's text in its own tokens.
+
+Every round the committed text is translated as a whole. Mostly that adds a few tokens to what the draft's cache holds; where
+the draft's tokenizer now cuts the last word otherwise, or guesses were rejected, the cache is cut back to the part that is
+still right. So nothing has to be undone when guesses fail, and the cache is always that of the text itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
+from outrider.core.translation import Translation
+from outrider.core.tree import TokenTree
+
+
+@dataclass
+class ForeignState(RowState):
+    """The draft model's cache, and the draft's tokens in it."""
+
+    cache: Cache
+    read: list[list[int]]
+
+    def fork(self, rows: Sequence[int]) -> ForeignState:
+        return ForeignState(self.cache.fork(rows), [list(self.read[row]) for row in rows])
+
+    def join(self, other: ForeignState) -> ForeignState:
+        return ForeignState(self.cache.join(other.cache), [*self.read, *other.read])
+
+
+class ForeignDrafter(Drafter, ABC):
+    """Chains from a draft model that has another tokenizer."""
+
+    shape: ClassVar = Shape.CHAIN
+
+    def __init__(self, model: Target, translation: Translation, *, vocab_size: int, draws: Draws) -> None:
+        self.model, self.translation = model, translation
+        self.vocab_size, self.draws = vocab_size, draws
+
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> ForeignState:
+        del taps
+        return ForeignState(self.model.new_cache(len(rows)), [[] for _ in rows])
+
+    def propose(self, state: ForeignState, context: Context, plan: Plan) -> Draft:
+        planned = list(map(min, plan.max_depth, plan.max_nodes))
+        texts = [self.translation.to_draft(tokens) if depth else None for tokens, depth in zip(context.tokens, planned)]
+        depths = [self._room(text, depth) for text, depth in zip(texts, planned, strict=True)]
+        if not any(depths):
+            return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
+        logits = self._catch_up(state, [text if depth else None for text, depth in zip(texts, depths, strict=True)])
+        return self._guess(state, context, logits, depths)
+
+    def observe(self, state: ForeignState, observation: Observation) -> None:
+        """Nothing to do: the next round compares what was read with what was written."""
+
+    @abstractmethod
+    def _guess(self, state: ForeignState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
+        """Chains of at most ``depths[b]`` guesses, from the draft's logits [B, 1, V] after the text."""
+
+    def _room(self, text: Sequence[int] | None, depth: int) -> int:
+        """Guesses that fit into the draft's context; none where the text cannot be read (yet)."""
+        return 0 if not text else max(0, min(depth, self.model.max_len - len(text)))
+
+    def _catch_up(self, state: ForeignState, texts: Sequence[list[int] | None]) -> Tensor:
+        """[B, 1, V] logits after every text; a row that drafts nothing keeps what it has read."""
+        kept = [
+            len(read) if text is None else min(_common(read, text), len(text) - 1)
+            for read, text in zip(state.read, texts, strict=True)
+        ]
+        state.cache.truncate(kept)
+        missing = [[] if text is None else text[done:] for text, done in zip(texts, kept, strict=True)]
+        state.read = [read[:done] + new for read, done, new in zip(state.read, kept, missing, strict=True)]
+        if any(len(row) > 1 for row in missing):
+            self.model.prefill([row[:-1] for row in missing], state.cache)
+        return self._feed(state, [row[-1:] for row in missing])
+
+    def _advance(self, state: ForeignState, tokens: Sequence[int | None]) -> Tensor:
+        """[B, 1, V] logits after one more token of the draft's per row; None leaves a row where it is."""
+        rows = [[] if token is None else [token] for token in tokens]
+        state.read = [read + row for read, row in zip(state.read, rows, strict=True)]
+        return self._feed(state, rows)
+
+    def _feed(self, state: ForeignState, rows: Sequence[Sequence[int]]) -> Tensor:
+        fed = torch.tensor([[row[0] if row else 0] for row in rows], device=self.model.device)
+        logits = self.model.score(TokenTree.chain(fed, [len(row) for row in rows]), state.cache).logits
+        state.cache.commit([range(len(row)) for row in rows])
+        return logits
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the longest common beginning."""
+    for place, (mine, theirs) in enumerate(zip(one, other)):
+        if mine != theirs:
+            return place
+    return min(len(one), len(other))
