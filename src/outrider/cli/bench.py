@@ -117,12 +117,12 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 def bench_of(arguments: argparse.Namespace) -> Bench:
     """The options as a plan, checked before any model is loaded."""
-    methods = [] if arguments.methods == "all" else _names(arguments.methods)
+    methods = [] if arguments.methods == "all" else names_of(arguments.methods)
     grid = Grid(
         methods=methods,
         lengths=_numbers("--num-draft-tokens", arguments.num_draft_tokens),
-        acceptances=_names(arguments.acceptance),
-        policies=_names(arguments.policy),
+        acceptances=names_of(arguments.acceptance),
+        policies=names_of(arguments.policy),
         options=_method_options(arguments.option),
     )
     for name in methods:
@@ -137,7 +137,7 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
         batch_sizes=tuple(_numbers("--batch-sizes", arguments.batch_sizes)),
         seconds=arguments.seconds,
     )
-    suites = load_suites(_names(arguments.suites))
+    suites = load_suites(names_of(arguments.suites))
     return Bench(grid, suites, arguments.prompts, arguments.turns, config, curves=not arguments.no_curves)
 
 
@@ -163,13 +163,14 @@ def _method_options(pairs: list[str]) -> dict[str, dict[str, Any]]:
     return options
 
 
-def _names(text: str) -> list[str]:
+def names_of(text: str) -> list[str]:
+    """Names with commas between them."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _numbers(option: str, text: str) -> list[int]:
     try:
-        numbers = [int(part) for part in _names(text)]
+        numbers = [int(part) for part in names_of(text)]
     except ValueError:
         raise OptionError(f"{option} {text!r} is not valid; write whole numbers with commas, as in 1,4,8") from None
     if any(number < 1 for number in numbers):

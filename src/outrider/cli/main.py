@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from outrider.cli import bench, datastore, generate, info, methods
+from outrider.cli import audit, bench, datastore, generate, info, methods
 from outrider.core.errors import OutriderError
 
-_COMMANDS = (generate, methods, info, datastore, bench)
+_COMMANDS = (generate, methods, info, datastore, bench, audit)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,133 @@
+"""The same text as plain decoding, and an explanation of every place where it is not.
+
+The two runs are compared token by token. Where they part, three causes are possible and told apart by what each run's own
+pass said there. *Rule*: the emitted token is not the choice that the method's own scores make; that is a bug. *Scores*: the
+two passes disagree by more than rounding can explain; a mask, a position or a cache is wrong. *Rounding*: the scores agree to
+within the noise of this machine's arithmetic, and the two best choices are closer than that; plain decoding with another
+batch size would part too. How large rounding is here is measured, by scoring plain decoding's own text in wide passes from a
+fresh cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.bench.audit.findings import Finding, failed, passed
+from outrider.bench.audit.traces import Trace, choice_scores
+from outrider.core.params import SamplingParams
+
+_MARGIN = 6.0
+"""How much larger than the measured noise a difference must be to count as more than rounding."""
+_LIMIT = {torch.float32: 0.01, torch.float64: 1e-6}
+_COARSE_LIMIT = 0.5
+"""Noise, in standard deviations of the logits, above which wide passes themselves are wrong (16-bit types: the second)."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How much wide and narrow passes differ on this machine."""
+
+    noise: float
+    """Largest difference of a logit."""
+    spread: float
+    """Standard deviation of the logits, for scale."""
+    dtype: torch.dtype
+
+    @property
+    def bound(self) -> float:
+        return _MARGIN * self.noise + 1e-5 * self.spread
+
+    @property
+    def plausible(self) -> bool:
+        return self.noise <= _LIMIT.get(self.dtype, _COARSE_LIMIT) * self.spread
+
+
+def measure_rounding(narrow: Sequence[Tensor], wide: Sequence[Tensor], dtype: torch.dtype) -> Rounding:
+    differences = [float((a - b).abs().max()) for a, b in zip(narrow, wide, strict=False)]
+    return Rounding(max(differences), float(torch.stack(list(narrow)).std()), dtype)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two texts part, and why."""
+
+    prompt: int
+    position: int
+    plain_token: int
+    token: int
+    gap: float
+    """Between the two tokens' scores in the plain run."""
+    difference: float
+    """Largest difference between the two passes' logits there."""
+    cause: str
+
+    def text(self) -> str:
+        return (
+            f"prompt {self.prompt}, position {self.position}: {self.token} instead of {self.plain_token}, gap {self.gap:.2g}, "
+            f"passes differ by {self.difference:.2g}: {self.cause}"
+        )
+
+
+ROUNDING, SCORES, RULE = "rounding", "the passes disagree: mask, position or cache", "not the choice of its own scores: rule"
+
+
+def explain(index: int, plain: Trace, other: Trace, *, params: SamplingParams, rounding: Rounding) -> Divergence | None:
+    """The first place where the texts part; None if they do not."""
+    both = zip(plain.tokens, other.tokens, strict=False)
+    position = next((i for i, (a, b) in enumerate(both) if a != b), None)
+    if position is None:
+        if len(plain.tokens) == len(other.tokens):
+            return None
+        position = min(len(plain.tokens), len(other.tokens)) - 1
+    mine, theirs = plain.tokens[position], other.tokens[position]
+    scores = choice_scores(plain.logits[position], position, params)
+    own = choice_scores(other.logits[position], position, params)
+    difference = float((plain.logits[position] - other.logits[position]).abs().max())
+    gap = float(scores[mine] - scores[theirs])
+    cause = ROUNDING
+    if int(own.argmax()) != theirs or mine == theirs:
+        cause = RULE
+    elif difference > rounding.bound:
+        cause = SCORES
+    return Divergence(index, position, mine, theirs, gap, difference, cause)
+
+
+def largest_difference(plain: Trace, other: Trace) -> float:
+    """Of logits at the positions both runs reached with the same text."""
+    largest = 0.0
+    for position, (mine, theirs) in enumerate(zip(plain.tokens, other.tokens, strict=False)):
+        largest = max(largest, float((plain.logits[position] - other.logits[position]).abs().max()))
+        if mine != theirs:
+            break
+    return largest
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Runs of several prompts against plain decoding."""
+
+    count: int
+    num_tokens: int
+    divergences: tuple[Divergence, ...]
+    largest: float
+
+
+def judge_identity(part: str, compared: Compared, rounding: Rounding) -> Finding:
+    """Rounding is explained and passes; a rule or scores that are wrong do not."""
+    real = [one for one in compared.divergences if one.cause != ROUNDING]
+    same = compared.count - len(compared.divergences)
+    figures = f"{same} of {compared.count} texts identical ({compared.num_tokens} tokens)"
+    data = {"texts": compared.count, "identical": same, "largest_difference": compared.largest, "rounding": rounding.noise}
+    details = [one.text() for one in compared.divergences]
+    if compared.largest > rounding.bound and not real:
+        details.append(f"passes differ by {compared.largest:.2g} where wide passes differ by {rounding.noise:.2g}")
+        return failed(part, f"{figures}, but the scores are not those of plain decoding", details, **data)
+    if real:
+        return failed(part, f"{figures}; {len(real)} divergences are not rounding", details, **data)
+    explained = f", {len(details)} explained by rounding" if details else ""
+    finding = passed(part, f"{figures}{explained}; scores agree to {compared.largest:.1g}", **data)
+    return Finding(finding.part, finding.outcome, finding.said, details, finding.data)

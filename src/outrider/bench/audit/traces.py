@@ -1,0 +1,78 @@
+"""Runs that remember their scores: what the target said at every output position, in the pass that decided it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.api import LLM
+from outrider.bench.recorder import recorded
+from outrider.bench.runner import decode
+from outrider.core.interfaces import Observation, Target
+from outrider.core.method import Method
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request, RequestState
+from outrider.core.rng import Noise
+from outrider.core.sampling import Sampler
+from outrider.core.tree import TokenTree
+
+Watcher = Callable[[Observation], None]
+
+
+@dataclass
+class Trace:
+    """A text and the raw logits behind each of its tokens."""
+
+    tokens: list[int] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+    """[V] float32 at every output position; may run past the last token by what an accepted run was cut by."""
+
+
+def trace(llm: LLM, method: Method, prompt: Sequence[int], params: SamplingParams, *, watcher: Watcher | None = None) -> Trace:
+    """One request alone."""
+    found = Trace()
+
+    def watch(seen: Observation) -> None:
+        found.logits += list(seen.scores.logits[0, list(seen.paths[0])].float().cpu())
+        if watcher is not None:
+            watcher(seen)
+
+    watched, _ = recorded(method, watch)
+    found.tokens = decode(llm, watched, [prompt], [params]).outputs[0]
+    return found
+
+
+def wide_logits(target: Target, prompt: Sequence[int], tokens: Sequence[int], *, width: int = 16) -> list[Tensor]:
+    """The same positions scored by chains of ``width`` nodes from a fresh cache: no drafter, no tree, no rule."""
+    text, start = [*prompt, *tokens], len(prompt) - 1
+    cache = target.new_cache(1)
+    target.prefill([text[:start]], cache)
+    found: list[Tensor] = []
+    while len(found) < len(tokens):
+        nodes = text[start + len(found) : start + min(len(found) + width, len(tokens))]
+        chain = TokenTree.chain(torch.tensor([nodes], device=target.device))
+        found += list(target.score(chain, cache).logits[0].float().cpu().clone())
+        cache.commit([range(len(nodes))])
+    return found
+
+
+def choice_scores(logits: Tensor, position: int, params: SamplingParams) -> Tensor:
+    """[V] what the target's choice at an output position is the argmax of: with its noise, where there is any."""
+    state = RequestState.of(Request([0], params))
+    sampler = Sampler([state], len(logits), torch.device("cpu"))
+    tree = TokenTree.chain(torch.zeros(1, 1, dtype=torch.int64))
+    noise = Noise(torch.tensor([state.seed]), torch.tensor([position]))
+    law = sampler.law(logits[None, None], tree, noise)
+    return (law.adjusted if params.temperature == 0 else law.perturbed)[0, 0]
+
+
+def law_at(logits: Tensor, params: SamplingParams) -> Tensor:
+    """[V] float64 the target's law at a position whose raw logits are given (no penalties, which need the text)."""
+    state = RequestState.of(Request([0], params))
+    sampler = Sampler([state], len(logits), torch.device("cpu"))
+    tree = TokenTree.chain(torch.zeros(1, 1, dtype=torch.int64))
+    noise = Noise(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    return sampler.law(logits[None, None].double(), tree, noise).probs[0, 0]

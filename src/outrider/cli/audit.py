@@ -1,0 +1,80 @@
+"""``outrider audit MODEL METHOD``: is this method lossless on this model, here?
+
+    outrider audit bundled draft-model
+    outrider audit DIR draft-tree --draft DIR --acceptance traversal --dtype float32
+
+Exit code 0: no violation found. 1: one was, or the rule is lossy by design; the report says by how much.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from outrider.bench.audit.audit import AuditConfig, audit
+from outrider.bench.runner import RunConfig
+from outrider.bench.session import Bench, encode_suites
+from outrider.bench.settings import Provider, Setting, runnable
+from outrider.bench.suites import load_suites
+from outrider.cli.bench import load_pair, names_of
+from outrider.cli.options import value_of
+from outrider.core.errors import CompositionError, OptionError
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "audit",
+        help="is a method lossless on a model, here?",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", help="folder, hub name or .gguf file; 'bundled' for the bundled pair")
+    parser.add_argument("method", help="see `outrider methods`")
+    parser.add_argument("--draft", metavar="NAME", help="draft model of the same vocabulary")
+    parser.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
+    parser.add_argument("--policy", metavar="NAME", default="fixed")
+    parser.add_argument("--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    parser.add_argument("--threads", type=int, help="CPU threads")
+    group = parser.add_argument_group("how much")
+    defaults = AuditConfig()
+    group.add_argument("--suites", default="stories,extraction", help="where prompts come from (default: %(default)s)")
+    group.add_argument("--prompts", type=int, default=defaults.num_prompts, help="prompts of the identity tests")
+    group.add_argument("--max-tokens", "-n", type=int, default=defaults.max_tokens)
+    group.add_argument("--tokens", type=int, default=defaults.num_tokens, help="tokens of the test of the emitted law")
+    group.add_argument("--temperature", "-t", type=float, default=defaults.temperature)
+    group.add_argument("--top-p", type=float, default=defaults.top_p)
+    group.add_argument("--alpha", type=float, default=defaults.alpha, help="error rate of each sequential test")
+    group.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not 0 < arguments.alpha < 1 or arguments.temperature <= 0:
+        raise OptionError("--alpha must be between 0 and 1, and --temperature above 0 (greedy text is audited anyway)")
+    config = AuditConfig(
+        num_prompts=arguments.prompts,
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        num_tokens=arguments.tokens,
+        alpha=arguments.alpha,
+    )
+    options = {pair.partition("=")[0].replace("-", "_"): value_of(pair.partition("=")[2]) for pair in arguments.option}
+    wanted = Setting(arguments.method, arguments.acceptance, arguments.policy, options)
+    llm, _ = load_pair(arguments)
+    bench = Bench(suites=load_suites(names_of(arguments.suites)), run=RunConfig(max_tokens=arguments.max_tokens))
+    suites = list(encode_suites(llm, bench).values())
+    prompts = [many[i] for i in range(max(map(len, suites))) for many in suites if i < len(many)]
+    with tempfile.TemporaryDirectory() as folder:
+        settings, skipped = runnable(llm, [wanted], Provider(llm, prompts, Path(folder)))
+        if skipped:
+            raise CompositionError(skipped[0].reason)
+        found = audit(
+            llm, Setting(wanted.method, wanted.acceptance, wanted.policy, settings[0].options), prompts, config=config
+        )
+    print(json.dumps(found.to_json()) if arguments.json else found.text())
+    return 1 if found.violated or not found.declared_lossless else 0
