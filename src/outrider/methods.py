@@ -402,8 +402,9 @@ def _check_needs(
     name: str, rows: Mapping[str, MethodRow], given: Mapping[str, Any], *, drafts: Sequence[Target], translates: bool
 ) -> None:
     """Refuse a method that lacks something it, or a part of it, cannot run without."""
+    named = METHODS[name].part_names(given)
     for part, row in rows.items():
-        if part != name and (row.parts is not None or row.foreign or Draws.DETERMINISTIC not in row.drafter.offers):
+        if part in named and (row.parts is not None or row.foreign or Draws.DETERMINISTIC not in row.drafter.offers):
             raise CompositionError(
                 f"method {name!r} cannot be made of {part!r}: its guesses must be chosen ones, of the target's own tokens; "
                 "use 'draft-model', 'best-first', 'suffix' or another row that copies"

@@ -43,9 +43,9 @@ class Counting(Target):
     def prefill(self, rows, cache, *, taps=()):
         return self.inner.prefill(rows, cache, taps=taps)
 
-    def score(self, tree, cache, *, taps=(), start=0):
+    def score(self, tree, cache, *, taps=(), start=0, resume=None):
         self.num_passes += 1
-        return self.inner.score(tree, cache, taps=taps, start=start)
+        return self.inner.score(tree, cache, taps=taps, start=start, resume=resume)
 
     def logits(self, hidden):
         return self.inner.logits(hidden)

@@ -173,7 +173,7 @@ def test_places_go_to_the_largest_chances() -> None:
 
 def test_a_drafter_that_often_finds_nothing_is_asked_first() -> None:
     rarely, always = Fixed(), Fixed((1, 2, 3))
-    fused = Fused([always, rarely])
+    fused = Fused([always, rarely], FusedOptions(min_chance=0.0))
     state = fused.start([[0]], {})
     for _ in range(3):
         draft = fused.propose(state, context_of(1), Plan((3,), (3,)))

@@ -155,7 +155,8 @@ class Renamed(Target):
     def prefill(self, rows, cache, *, taps=()):
         return self.inner.prefill([[int(self.ids[token]) for token in row] for row in rows], cache, taps=taps)
 
-    def score(self, tree: TokenTree, cache, *, taps=(), start=0) -> Scores:
+    def score(self, tree: TokenTree, cache, *, taps=(), start=0, resume=None) -> Scores:
+        assert resume is None, "a draft model starts from tokens"
         renamed = TokenTree(self.ids[tree.tokens], tree.parents, tree.sizes, tree.is_chain)
         return Scores(self.inner.score(renamed, cache, taps=taps, start=start).logits[..., self.ids])
 

@@ -142,6 +142,7 @@ class Cascade(Drafter):
             context,
             tokens=[[*tokens, *chain[1:]] for tokens, chain in zip(context.tokens, run.chains, strict=True)],
             noise=Noise(context.noise.seeds, context.noise.positions + torch.tensor(run.lengths, device=context.device)),
+            cache=None,  # the target's, which knows nothing of the chain below
         )
         max_depth = tuple(min(options.num_inner_tokens, max(0, left - 1)) for left in missing)
         nodes = options.num_inner_nodes or options.num_inner_tokens

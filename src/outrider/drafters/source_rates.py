@@ -3,10 +3,11 @@
 The k-th guess a drafter makes in a round is accepted with some probability; it falls with k along a chain and faster over a
 tree. Both counts, made and accepted, fade a little every round, so the estimate follows the text, and a drafter that was
 given no place for a while is thought of as an unknown one again: forgetting is what makes it be tried anew. Where evidence
-is thin the k-th guess is expected to do a little worse than the one before it.
+is thin the k-th guess is expected to be to the one before it as this drafter's guesses have been so far.
 
     made_k, accepted_k  <-  (1 - 1/rounds) * made_k, accepted_k  +  what this round showed
     chance_k = min(chance_{k-1}, (accepted_k + w * fall * chance_{k-1}) / (made_k + w)),     chance_0 = 1
+    fall = (w * 3/4 + sum_k accepted_k) / (w + sum_k min(made_k, accepted_{k-1})),  at most 1,    accepted_0 = made_1
 
 Places are shared by expected acceptance: of all drafters' chances the largest are taken. As each curve falls, that is the
 allocation with the largest expected number of accepted guesses.
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 _FALL = 0.75
-"""A guess nobody has seen tested is believed to hold this often, given that the one before it does."""
+"""How often a guess of an unknown drafter is believed to hold, given that the one before it does."""
 _WEIGHT = 2.0
 """Rounds that belief is worth."""
 
@@ -53,13 +54,18 @@ class SourceRates:
     def chances(self, count: int) -> list[float]:
         """Of the first ``count`` guesses, falling."""
         found: list[float] = []
-        before = 1.0
+        before, fall = 1.0, self._fall()
         for guess in range(count):
             known = guess < len(self.made)
             made, accepted = (self.made[guess], self.accepted[guess]) if known else (0.0, 0.0)
-            before = min(before, (accepted + _WEIGHT * _FALL * before) / (made + _WEIGHT))
+            before = min(before, (accepted + _WEIGHT * fall * before) / (made + _WEIGHT))
             found.append(before)
         return found
+
+    def _fall(self) -> float:
+        """How often a guess holds where the one before it did, over all guesses of this drafter."""
+        tested = sum(map(min, self.made, [*self.made[:1], *self.accepted]))
+        return min(1.0, (_WEIGHT * _FALL + sum(self.accepted)) / (_WEIGHT + tested))
 
     @property
     def fill(self) -> float:
