@@ -1,4 +1,4 @@
-"""The lean decoder against transformers, family by family: small random checkpoints, float32, logits within 1e-4."""
+"""The lean decoder and its native twin against transformers, family by family: small random checkpoints, float32, 1e-4."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.config import config_of
 from outrider.models.decoder import Decoder
 from outrider.models.load import load_model
+from outrider.models.native import BUILD, NativeDecoder
 
 VOCAB = 61
 SIZES = {
@@ -82,7 +83,8 @@ class Pair:
 
     folder: Path
     theirs: Any
-    ours: Decoder
+    ours: Decoder | NativeDecoder
+    eager: Decoder
 
     def reference(self, tokens: list[int]) -> Tensor:
         """[len, V] logits of transformers for one plain sequence."""
@@ -110,13 +112,28 @@ def make_checkpoint(folder: Path, model_type: str, changes: dict[str, Any], **sa
     return model
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
+WIDE = {"hidden_size": 64}
+"""Heads of 16 dimensions, the least the native decoder takes."""
+WIDE_LONGROPE = {**LONGROPE, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 6.0, 7.0, 9.0]}
+
+
+@pytest.fixture(scope="module", params=[(name, kind) for kind in ("eager", "native") for name in FAMILIES], ids="-".join)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    folder = tmp_path_factory.mktemp(request.param)
-    theirs = make_checkpoint(folder, *FAMILIES[request.param])
-    ours = load_model(str(folder), dtype="float32", device="cpu")
-    assert isinstance(ours, Decoder)
-    return Pair(folder, theirs, ours)
+    name, kind = request.param
+    folder = tmp_path_factory.mktemp(name)
+    model_type, changes = FAMILIES[name]
+    if kind == "native":
+        changes = {**changes, **WIDE, **({"rope_parameters": WIDE_LONGROPE} if name == "phi3-longrope" else {})}
+    theirs = make_checkpoint(folder, model_type, changes)
+    eager = load_model(str(folder), dtype="float32", device="cpu", fast=False)
+    assert isinstance(eager, Decoder)
+    if kind == "eager":
+        return Pair(folder, theirs, eager, eager)
+    if BUILD.wait() is None:
+        pytest.skip("no C++ compiler")
+    native = load_model(str(folder), dtype="float32", device="cpu")
+    assert isinstance(native, NativeDecoder)
+    return Pair(folder, theirs, native, eager)
 
 
 def random_tree(rng: random.Random, num_nodes: int) -> tuple[list[int], list[int]]:
@@ -190,7 +207,7 @@ def test_taps(pair: Pair) -> None:
             states = pair.theirs(torch.tensor([[*prompt, 3, 4]]), output_hidden_states=True).hidden_states
         for tap in taps:
             found = torch.cat((tapped[tap][row], scored[tap][row]))
-            close(ours._norm(found) if tap == last else found, states[tap][0])
+            close(pair.eager._norm(found) if tap == last else found, states[tap][0])
 
 
 def test_rows_join_and_leave(pair: Pair) -> None:
@@ -225,6 +242,7 @@ def test_old_and_new_spelling_of_the_config_agree(pair: Pair) -> None:
 
 def test_prefill_in_chunks(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.models.decoder._CHUNK", 4)
+    monkeypatch.setattr("outrider.models.native.decoder._CHUNK", 4)
     cache = pair.ours.new_cache(4)
     rows = [PROMPTS[0], [], PROMPTS[1], PROMPTS[2]]
     tapped = pair.ours.prefill(rows, cache, taps=[1])

@@ -105,6 +105,18 @@ class LayeredTarget(Target, ABC):
         ``score`` writes over it, or (see ``Resume``) goes on from it."""
 
 
+class GuessingTarget(Target, ABC):
+    """A target that can run ahead by itself: a whole chain of guesses in one call, for drafting."""
+
+    @abstractmethod
+    def guess(
+        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], temperatures: Sequence[float], noise: Noise
+    ) -> Tensor | None:
+        """[B, max(depths)] guesses: feeds ``rows[b]``, then guesses ``depths[b]`` tokens, each argmax(logits / temperature +
+        target noise of its output position), feeding all but the last. Commits what it fed. None if it cannot run ahead now;
+        nothing was done then."""
+
+
 class StopRule(ABC):
     """Asked by a drafter at every depth which rows draft on; a drafter that cannot ask drafts the whole plan.
 

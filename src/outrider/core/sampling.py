@@ -85,6 +85,14 @@ class Sampler:
         self._penalties = _Penalties(self) if any(_penalised(row) for row in rows) else None
         self._per_node = [i for i, p in enumerate(params) if p.grammar or p.logits_processors]
 
+    @cached_property
+    def temperatures(self) -> list[float] | None:
+        """The rows' temperatures if that is all there is to their sampling; None if any of them asks for more."""
+        truncated = self._uses_top_k or self._uses_top_p or self._uses_min_p or self._uses_typical
+        if truncated or self._per_node or any(x is not None for x in (self._bias, self._ends, self._penalties)):
+            return None
+        return [row.params.temperature for row in self.rows]
+
     def law(self, logits: Tensor, tree: TokenTree, noise: Noise, *, start: int = 0) -> Law:
         """The law after nodes ``start``.. of the tree, from their raw logits [B, N - start, V]."""
         return Law(self.adjust(logits, tree, start=start), self, tree, noise, start=start)

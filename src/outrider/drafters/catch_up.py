@@ -28,9 +28,14 @@ def room(model: Target, tokens: Sequence[int], depth: int) -> int:
     return max(0, min(depth, model.max_len - len(tokens)))
 
 
+def missing_from(model: Target, cache: Cache, context: Context) -> list[list[int]]:
+    """Committed tokens of each row that the cache lacks, the root of the next tree included."""
+    return [list(row[done : model.max_len]) for row, done in zip(context.tokens, cache.lengths, strict=True)]
+
+
 def catch_up(model: Target, cache: Cache, context: Context) -> Tensor:
     """[B, 1, V] logits after each row's last committed token. Commits all of them, the root of the next tree included."""
-    missing = [list(row[done : model.max_len]) for row, done in zip(context.tokens, cache.lengths, strict=True)]
+    missing = missing_from(model, cache, context)
     if max(len(row) for row in missing) > 2:  # no logits for tokens nobody guesses after
         model.prefill([row[:-1] for row in missing], cache)
         missing = [row[-1:] for row in missing]

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
+import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
+from outrider.core.interfaces import Cache, Context, Drafter, GuessingTarget, Observation, Plan, RowState, Target
 from outrider.core.tree import TokenTree
-from outrider.drafters.catch_up import catch_up, fit, new_cache, room
+from outrider.drafters.catch_up import catch_up, fit, missing_from, new_cache, room
 from outrider.drafters.chain_growth import grow_chain
 
 
@@ -52,6 +53,10 @@ class DraftModel(Drafter):
 
     def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
         depths = [room(self.model, tokens, depth) for tokens, depth in zip(context.tokens, plan.max_depth, strict=True)]
+        if self.draws is Draws.DETERMINISTIC and plan.stop is None and max(depths):
+            draft = self._guessed(state, context, depths)
+            if draft is not None:
+                return draft
 
         def logits_after(chain: Tensor, depths: Sequence[int]) -> Tensor:
             return self._first(state, context) if chain.shape[1] == 1 else self._advance(state, chain, depths)
@@ -64,6 +69,20 @@ class DraftModel(Drafter):
             kept = (min(base + n, now) for base, n, now in zip(state.base, observation.num_accepted, state.cache.lengths))
             state.cache.truncate(list(kept))
             state.base = []
+
+    def _guessed(self, state: _State, context: Context, depths: Sequence[int]) -> Draft | None:
+        """The same chain in one call, where the model can run ahead by itself and sampling is nothing but a temperature."""
+        model, temperatures = self.model, context.sampler.temperatures
+        if temperatures is None or not isinstance(model, GuessingTarget) or model.vocab_size > self.vocab_size:
+            return None
+        rows = missing_from(model, state.cache, context)
+        base = [length + len(row) for length, row in zip(state.cache.lengths, rows, strict=True)]
+        guesses = model.guess(rows, state.cache, depths=depths, temperatures=temperatures, noise=context.noise)
+        if guesses is None:
+            return None
+        state.base = base
+        chain = torch.cat((torch.tensor(context.roots)[:, None], guesses), 1)
+        return Draft(TokenTree.chain(chain, [depth + 1 for depth in depths]), self.draws)
 
     def _first(self, state: _State, context: Context) -> Tensor:
         """Logits after the last committed token."""

@@ -13,51 +13,58 @@ from typing import Any
 import torch
 
 from outrider.core.errors import ModelError, OptionError, nearest
-from outrider.core.interfaces import Target
+from outrider.core.interfaces import LayeredTarget, Target
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.gguf import hf_config, hf_tensors, read_gguf
+from outrider.models.native import fastest_decoder
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_model(name: str, *, dtype: str | None = None, device: str | None = None, max_len: int | None = None) -> Target:
+def load_model(
+    name: str, *, dtype: str | None = None, device: str | None = None, max_len: int | None = None, fast: bool = True
+) -> Target:
     """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe; ``max_len`` opens a model whose
-    rotary scaling depends on the context (longrope, dynamic) for more than its original length."""
+    rotary scaling depends on the context (longrope, dynamic) for more than its original length; ``fast`` False takes the
+    plain PyTorch decoder where a faster twin exists."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     place = device_of(device)
     wanted = _dtype_named(dtype)
     path = local_path(name)
     if path.suffix == ".gguf":
-        return _load_gguf(path, wanted, place, max_len)
+        return _load_gguf(path, wanted, place, max_len=max_len, fast=fast)
     raw = read_config(path)
     config = config_of(raw)
     if config is None:
         from outrider.models.hf import HFModel
 
         return HFModel.load(path, dtype=wanted or auto_dtype(raw.get("dtype") or raw.get("torch_dtype"), place), device=place)
-    return _decoder(config, SafetensorsFolder(path), dtype=wanted, device=place, max_len=max_len)
+    source = SafetensorsFolder(path)
+    return _decoder(config, source, dtype=wanted or auto_dtype(config.dtype, place), device=place, max_len=max_len, fast=fast)
 
 
-def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device, max_len: int | None) -> Decoder:
+def _load_gguf(
+    path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, fast: bool
+) -> LayeredTarget:
     file = read_gguf(str(path))
     config = config_of(hf_config(file))
     if config is None:
         raise ModelError(f"{path}: this architecture is not supported as GGUF; load its Hugging Face checkpoint")
-    dtype = dtype or auto_dtype(None, device)
+    dtype = dtype or auto_dtype("bfloat16", device)  # the file's own rounding is coarser
     source = TensorDict(dict(hf_tensors(file, dtype=dtype)), str(path))
-    return _decoder(config, source, dtype=dtype, device=device, max_len=max_len)
+    return _decoder(config, source, dtype=dtype, device=device, max_len=max_len, fast=fast)
 
 
 def _decoder(
-    config: ModelConfig, source: TensorSource, *, dtype: torch.dtype | None, device: torch.device, max_len: int | None
-) -> Decoder:
+    config: ModelConfig, source: TensorSource, *, dtype: torch.dtype, device: torch.device, max_len: int | None, fast: bool
+) -> LayeredTarget:
     if max_len is not None:
         config = replace(config, max_len=max_len)
-    weights = read_weights(source, config, dtype=dtype or auto_dtype(config.dtype, device), device=device)
-    return Decoder(config, weights)
+    weights = read_weights(source, config, dtype=dtype, device=device)
+    return fastest_decoder(config, weights) if fast else Decoder(config, weights)
 
 
 def local_path(name: str) -> Path:

@@ -1,0 +1,142 @@
+"""Compiles the native pass once per machine and keeps it.
+
+The sources are small and need no headers but the compiler's, so this takes a few seconds, and only the first time: the result
+is named after the sources, the compiler and the processor, and lies in the user's cache folder (``OUTRIDER_CACHE`` moves it).
+Where there is no compiler, or ``OUTRIDER_NATIVE=0``, everything runs in PyTorch instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+import warnings
+from functools import cache
+from pathlib import Path
+
+_SOURCES = ("decoder.cpp", "attention.hpp", "attention_tiles.hpp", "matmul.hpp", "noise.hpp", "pool.hpp", "vector.hpp")
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
+_SECONDS = 300
+
+
+class Build:
+    """The library, as soon as there is one. ``library`` never waits; ``wait`` does."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._library: ctypes.CDLL | None = None
+        self._is_done = False
+
+    def start(self) -> None:
+        """Open the library if it was built before; begin to build it in the background otherwise."""
+        with self._lock:
+            if self._is_done or self._thread is not None:
+                return
+            compiler = _compiler()
+            if compiler is None:
+                self._is_done = True
+                return
+            path = _path(compiler)
+            if path.is_file():
+                self._library, self._is_done = _open(path), True
+                return
+            self._thread = threading.Thread(target=self._build, args=(compiler, path), daemon=True)
+            self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and not self._is_done
+
+    @property
+    def library(self) -> ctypes.CDLL | None:
+        return self._library
+
+    def wait(self) -> ctypes.CDLL | None:
+        self.start()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+        return self._library
+
+    def _build(self, compiler: str, path: Path) -> None:
+        try:
+            _compile(compiler, path)
+            self._library = _open(path)
+        except (OSError, subprocess.SubprocessError) as error:
+            warnings.warn(f"the native CPU pass could not be built ({_reason(error)}); running in PyTorch", stacklevel=2)
+        self._is_done = True
+
+
+BUILD = Build()
+
+
+def _compiler() -> str | None:
+    """A C++ compiler, unless the user wants none."""
+    if os.environ.get("OUTRIDER_NATIVE", "1") == "0":
+        return None
+    wanted = os.environ.get("CXX")
+    found = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+    if found is None:
+        warnings.warn(
+            "no C++ compiler was found, so the CPU runs in PyTorch, which is slower for small models; install g++ "
+            "(or set OUTRIDER_NATIVE=0 to silence this)",
+            stacklevel=3,
+        )
+    return found
+
+
+def _path(compiler: str) -> Path:
+    """Where the library for these sources, this compiler and this processor lies."""
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    digest.update(" ".join((*_FLAGS, _version(compiler), _processor())).encode())
+    folder = os.environ.get("OUTRIDER_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "outrider")
+    return Path(folder).expanduser() / f"native-{digest.hexdigest()[:20]}.so"
+
+
+@cache
+def _version(compiler: str) -> str:
+    result = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False)
+    return result.stdout.partition("\n")[0]
+
+
+@cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.platform() + platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Into a temporary name first: another process may be doing the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(suffix=".so", dir=path.parent)
+    os.close(handle)
+    source = Path(__file__).with_name(_SOURCES[0])
+    try:
+        command = [compiler, *_FLAGS, str(source), "-o", partial]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
+        os.replace(partial, path)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+
+
+def _open(path: Path) -> ctypes.CDLL | None:
+    library = ctypes.CDLL(str(path))
+    return library if library.outrider_init() else None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = [line for line in str(error.stderr).splitlines() if "error" in line]
+        return lines[0] if lines else f"the compiler exited with {error.returncode}"
+    return str(error)

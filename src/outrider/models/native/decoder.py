@@ -1,0 +1,180 @@
+"""A decoder whose pass is one native call: the same interface, cache and numbers as its twin ``models/decoder.py``.
+
+A small model on a CPU spends its time calling operators; a large one waits for memory while threads meet after each of them.
+Here the layers are a loop in C++ over packed weights, no mask is built, and padding is not computed. Every output is one
+chain of additions in a fixed order, so a node's scores do not depend on what else is in the pass: speculative and plain
+decoding agree bit for bit, in bfloat16 too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from ctypes import byref
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.cache.contiguous import ContiguousCache
+from outrider.core.draft import Resume
+from outrider.core.interfaces import Cache, GuessingTarget, LayeredTarget
+from outrider.core.rng import Noise
+from outrider.core.route import Route
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+from outrider.models.config import ModelConfig
+from outrider.models.native.structs import ChainStruct, PackedModel, PassStruct
+from outrider.models.prefill import chunks_of, joined_taps
+from outrider.models.rope import RotaryTable
+from outrider.models.weights import Weights
+
+_CHUNK = 256
+"""Most tokens of a row per prefill pass."""
+_LANES = 16
+
+
+def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """The native pass knows this model: any family, heads in whole vectors."""
+    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and config.head_dim % _LANES == 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Wanted:
+    """What one call computes, and what it gives back."""
+
+    first: int = 0
+    last: int
+    logits: bool = False
+    hidden: Tensor | None = None
+    """[B, N, H] float32: read when the pass begins above the first layer, written when it ends."""
+    taps: Sequence[int] = ()
+    route: Route | None = None
+
+
+@final
+class NativeDecoder(LayeredTarget, GuessingTarget):
+    """A frozen decoder on a CPU. Passes of all threads of a process take turns."""
+
+    def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
+        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self._call, self._chain = library.outrider_pass, library.outrider_chain
+        self._call.restype = self._chain.restype = None
+        self._model = PackedModel(library, config, weights)
+        self._embedding = weights.embedding
+        self._tables = [
+            RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=torch.float32, device=self.device)
+            for rope in config.ropes
+        ]
+
+    def new_cache(self, batch_size: int) -> ContiguousCache:
+        shape = (batch_size, self.config.num_kv_heads, self.config.head_dim)
+        return ContiguousCache.empty(self.num_layers, shape, dtype=self.dtype, device=self.device)
+
+    def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
+        pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
+        for tree in chunks_of(rows, _CHUNK, self.device):
+            cache.reserve(tree.num_nodes)
+            _, tapped = self._run(tree, cache, 0, _Wanted(last=self.num_layers, taps=taps))
+            cache.commit([range(size) for size in tree.sizes])
+            pieces.append((tree, tapped))
+        empty = torch.zeros(0, self.config.hidden_size, dtype=self.dtype)
+        return joined_taps(pieces, taps, num_rows=len(rows), empty=empty)
+
+    def score(
+        self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
+    ) -> Scores:
+        cache.reserve(tree.num_nodes, start=start)
+        if resume is None:
+            logits, tapped = self._run(tree, cache, start, _Wanted(last=self.num_layers, taps=taps, logits=True))
+        else:
+            assert start == 0, "a pass goes on from earlier layers or from earlier nodes, not from both"
+            hidden = self._begun(tree, cache, resume)
+            wanted = _Wanted(first=resume.layer, last=self.num_layers, taps=taps, logits=True, hidden=hidden)
+            logits, tapped = self._run(tree, cache, 0, wanted)
+        assert logits is not None
+        return Scores(logits, tapped)
+
+    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:
+        assert route.num_layers == self.num_layers, "a route is of one model"
+        cache.reserve(tree.num_nodes, start=start)
+        hidden = torch.zeros(tree.batch_size, tree.num_nodes - start, self.config.hidden_size)
+        self._run(tree, cache, start, _Wanted(last=route.depth, route=route, hidden=hidden))
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., V] from the last layer's output [..., H], the final norm included."""
+        rows = hidden.float().reshape(1, -1, self.config.hidden_size).contiguous()
+        tree = TokenTree.chain(torch.zeros(rows.shape[:2], dtype=torch.int64))
+        out, _ = self._run(
+            tree, None, 0, _Wanted(first=self.num_layers, last=self.num_layers, logits=True, hidden=rows.clone())
+        )
+        assert out is not None
+        return out.view(*hidden.shape[:-1], self.vocab_size)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[..., H] what enters the first layer."""
+        embedded = self._embedding[tokens]
+        scale = self.config.embedding_scale
+        return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
+
+    def _begun(self, tree: TokenTree, cache: Cache, resume: Resume) -> Tensor:
+        """[B, N, H] what enters layer ``resume.layer``, at the nodes that have not been through those below it too."""
+        begun, hidden = resume.num_nodes, resume.hidden.float()
+        if begun == tree.num_nodes:
+            return hidden.contiguous()
+        rest = torch.zeros(tree.batch_size, tree.num_nodes - begun, self.config.hidden_size)
+        self._run(tree, cache, begun, _Wanted(last=resume.layer, hidden=rest))
+        return torch.cat((hidden, rest), 1)
+
+    def guess(
+        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], temperatures: Sequence[float], noise: Noise
+    ) -> Tensor:
+        if max(len(row) for row in rows) > _CHUNK:
+            self.prefill([row[:-1] for row in rows], cache)
+            rows = [row[-1:] for row in rows]
+        longest, depth = max(len(row) for row in rows), max(depths)
+        tree = TokenTree.chain(torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows]), [len(row) for row in rows])
+        cache.reserve(longest + depth)
+        guesses = torch.zeros(len(rows), depth, dtype=torch.int64)
+        wanted = torch.tensor(depths, dtype=torch.int32), torch.tensor(temperatures)
+        chain = ChainStruct(depth, *(t.data_ptr() for t in (*wanted, noise.seeds, noise.positions, guesses)))
+        call = self._pass(tree, cache, 0, _Wanted(last=self.num_layers), ahead=depth)
+        self._chain(byref(self._model.struct), byref(call), byref(chain))
+        cache.commit([range(len(row) + max(0, depth - 1)) for row, depth in zip(rows, depths, strict=True)])
+        return guesses
+
+    def _run(
+        self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted
+    ) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """Nodes ``start``.. through layers ``first`` to ``last``: logits [B, N, V] if wanted, and the taps [B, N, H]."""
+        batch_size, num_nodes = tree.batch_size, tree.num_nodes - start
+        new = torch.zeros if tree.is_ragged else torch.empty  # what is padding is not computed
+        logits = new(batch_size, num_nodes, self.vocab_size) if wanted.logits else None
+        tapped = {tap: new(batch_size, num_nodes, self.config.hidden_size) for tap in wanted.taps if tap >= wanted.first}
+        call = self._pass(tree, cache, start, wanted)
+        call.give_taps(tapped)
+        call.logits = None if logits is None else logits.data_ptr()
+        self._call(byref(self._model.struct), byref(call))
+        return logits, {tap: states.to(self.dtype) for tap, states in tapped.items()}
+
+    def _pass(self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted, *, ahead: int = 0) -> PassStruct:
+        """The description of one call, on a cache that has room for it and ``ahead`` tokens more."""
+        assert cache is None or isinstance(cache, ContiguousCache), "a decoder works on the caches it made"
+        lengths = [0] * tree.batch_size if cache is None else cache.lengths
+        for table in self._tables:
+            table.reach(max(lengths) + tree.num_nodes + ahead)
+        call = PassStruct(tree.batch_size, tree.num_nodes, start, wanted.first, wanted.last)
+        call.num_threads = torch.get_num_threads()
+        call.give_tree(tree, lengths)
+        call.give_tables(self._tables)
+        if cache is not None:
+            call.capacity, call.cache = cache.capacity, cache.block.data_ptr()
+        if wanted.route is not None:
+            call.give_route(wanted.route)
+        if wanted.hidden is not None:
+            call.hidden = wanted.hidden.data_ptr()
+        return call

@@ -1,0 +1,66 @@
+// The target's noise, for guesses that are coupled with it: the numbers of core/rng.py, to within rounding. A guess need not be
+// exact, it is checked; the target's own choice is made elsewhere.
+#pragma once
+#include "vector.hpp"
+
+typedef uint64_t W __attribute__((vector_size(64)));
+typedef double D __attribute__((vector_size(64)));
+typedef float F8 __attribute__((vector_size(32)));
+
+constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15ull;
+template <class T> static inline T mix(T x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+static inline uint64_t noise_key(int64_t seed, int64_t position) {
+    uint64_t key = mix(uint64_t(seed) + GOLDEN);
+    key = mix(key + uint64_t(position) * GOLDEN + 1);  // 1: the purpose TARGET
+    return mix(key + GOLDEN);
+}
+// ln x = e ln 2 + 2 artanh((m - 1) / (m + 1)), x = m 2^e with m near 1
+static inline D log(D x) {
+    W u;
+    memcpy(&u, &x, 64);
+    W shifted = u - 0x3fe6a09e667f3bcdull;  // bits of sqrt(1/2): m in [sqrt(1/2), sqrt(2))
+    typedef int64_t S __attribute__((vector_size(64)));
+    S e = (S)shifted >> 52;
+    W mantissa = u - ((W)e << 52);
+    D m;
+    memcpy(&m, &mantissa, 64);
+    D s = (m - 1.0) / (m + 1.0), z = s * s, y = D{} + 1.0 / 21;
+    for (int k = 19; k >= 1; k -= 2) y = y * z + 1.0 / k;
+    return __builtin_convertvector(e, D) * 0.6931471805599453 + 2.0 * s * y;
+}
+// argmax(logits / temperature + Gumbel noise); the argmax, the first of equals, at temperature 0
+static int64_t choice(const float* logits, int size, float temperature, uint64_t key) {
+    float best = -INFINITY;
+    int64_t at = 0;
+    if (temperature == 0) {
+        for (int i = 0; i < size; i += 512) {  // a quick look at each stretch first
+            const int end = i + 512 < size ? i + 512 : size;
+            V most = splat(-INFINITY);
+            int j = i;
+            for (; j + LANES <= end; j += LANES) most = max(most, load(logits + j));
+            float top = largest(most);
+            for (; j < end; j++) top = logits[j] > top ? logits[j] : top;
+            if (!(top > best)) continue;
+            best = top;
+            for (at = i; logits[at] != best; at++) {}
+        }
+        return at;
+    }
+    const float scale = 1.0f / temperature;
+    for (int i = 0; i < size; i += 8) {
+        W counter;
+        for (int j = 0; j < 8; j++) counter[j] = key + uint64_t(i + j + 1) * GOLDEN;
+        const D u = (__builtin_convertvector(mix(counter) >> 12, D) + 0.5) * 0x1p-52;
+        const F8 gumbel = __builtin_convertvector(-log(-log(u)), F8);
+        const int count = size - i < 8 ? size - i : 8;
+        for (int j = 0; j < count; j++) {
+            const float score = logits[i + j] * scale + gumbel[j];
+            if (score > best) best = score, at = i + j;
+        }
+    }
+    return at;
+}

@@ -1,0 +1,145 @@
+"""The C structures of ``decoder.cpp``, field by field, and the memory behind them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from ctypes import POINTER, Structure, addressof, c_float, c_int32, c_uint8, c_void_p
+
+import torch
+from torch import Tensor
+
+from outrider.core.route import Route
+from outrider.core.tree import TokenTree
+from outrider.models.config import ModelConfig
+from outrider.models.rope import RotaryTable
+from outrider.models.weights import LayerWeights, Weights
+
+_BLOCK = 16
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+
+
+class MatrixStruct(Structure):
+    _fields_ = [("packed", c_void_p), ("bias", c_void_p), ("inputs", c_int32), ("outputs", c_int32)]
+
+
+class LayerStruct(Structure):
+    _fields_ = [
+        *((name, MatrixStruct) for name in ("qkv", "out", "gate_up", "down")),
+        *(
+            (name, c_void_p)
+            for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm", "q_norm", "k_norm")
+        ),
+        ("rope", c_int32),
+        ("window", c_int32),
+    ]
+
+
+class ModelStruct(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("is_bf16", "hidden", "layers", "heads", "kv_heads", "head_dim", "mlp", "vocab")),
+        *((name, c_int32) for name in ("activation", "post_norms")),
+        *((name, c_float) for name in ("norm_eps", "query_scale", "embedding_scale", "attention_cap", "final_cap")),
+        ("embedding", c_void_p),
+        ("norm", c_void_p),
+        ("head", MatrixStruct),
+        ("layer", POINTER(LayerStruct)),
+    ]
+
+
+class PassStruct(Structure):
+    """One call. Arrays given to it live as long as it does."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("batch", "nodes", "start", "first_layer", "last_layer", "capacity", "num_threads")),
+        ("num_taps", c_int32),
+        *((name, c_void_p) for name in ("tokens", "parents", "sizes", "lengths", "cache", "cosines", "sines")),
+        *((name, c_void_p) for name in ("attention_on", "mlp_on", "tap_layers", "taps", "hidden", "logits")),
+        ("last_only", c_int32),
+    ]
+
+    def give_tree(self, tree: TokenTree, lengths: Sequence[int]) -> None:
+        self._tokens = tree.tokens.contiguous()
+        self._parents = None if tree.is_chain else tree.parents.contiguous()
+        self._sizes, self._lengths = (c_int32 * len(lengths))(*tree.sizes), (c_int32 * len(lengths))(*lengths)
+        self.tokens, self.parents = self._tokens.data_ptr(), None if self._parents is None else self._parents.data_ptr()
+        self.sizes, self.lengths = addressof(self._sizes), addressof(self._lengths)
+
+    def give_tables(self, tables: Sequence[RotaryTable]) -> None:
+        self._cosines = (c_void_p * len(tables))(*(table.cos.data_ptr() for table in tables))
+        self._sines = (c_void_p * len(tables))(*(table.sin.data_ptr() for table in tables))
+        self.cosines, self.sines = addressof(self._cosines), addressof(self._sines)
+
+    def give_route(self, route: Route) -> None:
+        self._on = [(c_uint8 * route.num_layers)(*part) for part in (route.attention, route.mlp)]
+        self.attention_on, self.mlp_on = map(addressof, self._on)
+
+    def give_taps(self, tapped: Mapping[int, Tensor]) -> None:
+        self._tap_layers = (c_int32 * len(tapped))(*tapped)
+        self._taps = (c_void_p * len(tapped))(*(states.data_ptr() for states in tapped.values()))
+        self.num_taps, self.tap_layers, self.taps = len(tapped), addressof(self._tap_layers), addressof(self._taps)
+
+
+class ChainStruct(Structure):
+    _fields_ = [
+        ("longest", c_int32),
+        *((name, c_void_p) for name in ("depths", "temperatures", "seeds", "positions", "guesses")),
+    ]
+
+
+class PackedModel:
+    """A model in the layout of the native pass. Owns the memory its structure points to."""
+
+    def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights) -> None:
+        self._library, self._kept = library, list[Tensor]()
+        self._is_bf16 = weights.embedding.dtype == torch.bfloat16
+        layers = (LayerStruct * config.num_layers)(*(self._layer(config, i, layer) for i, layer in enumerate(weights.layers)))
+        self.struct = ModelStruct(
+            *(int(self._is_bf16), config.hidden_size, config.num_layers, config.num_heads, config.num_kv_heads),
+            *(config.head_dim, config.mlp_size, config.vocab_size, _ACTIVATIONS[config.activation], int(config.post_norms)),
+            *(config.norm_eps, config.query_scale, config.embedding_scale),
+            *(config.attention_softcap or 0.0, config.final_softcap or 0.0),
+            self._keep(weights.embedding.contiguous()),
+            self._floats(weights.norm),
+            self._matrix(weights.head, None),
+            layers,
+        )
+
+    def _layer(self, config: ModelConfig, index: int, weights: LayerWeights) -> LayerStruct:
+        gate_up_bias = weights.gate_up_bias
+        rope, window = config.rope_of_layer[index], config.windows[index]
+        return LayerStruct(
+            self._matrix(weights.qkv, weights.qkv_bias),
+            self._matrix(weights.out, weights.out_bias),
+            self._matrix(_in_turn(weights.gate_up), None if gate_up_bias is None else _in_turn(gate_up_bias)),
+            self._matrix(weights.down, weights.down_bias),
+            *map(self._floats, (weights.attention_norm, weights.mlp_norm)),
+            *map(self._floats, (weights.attention_post_norm, weights.mlp_post_norm, weights.q_norm, weights.k_norm)),
+            -1 if rope is None else rope,
+            window or 0,
+        )
+
+    def _matrix(self, weight: Tensor, bias: Tensor | None) -> MatrixStruct:
+        outputs, inputs = weight.shape
+        weight = weight.contiguous()
+        packed = torch.empty(-(-outputs // 16) * 16 * -(-inputs // 32) * 32, dtype=weight.dtype)
+        self._library.outrider_pack(
+            c_void_p(packed.data_ptr()), c_void_p(weight.data_ptr()), outputs, inputs, int(self._is_bf16)
+        )
+        return MatrixStruct(self._keep(packed), self._floats(bias), inputs, outputs)
+
+    def _floats(self, values: Tensor | None) -> int | None:
+        return None if values is None else self._keep(values.float().contiguous())
+
+    def _keep(self, tensor: Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def _in_turn(gate_up: Tensor) -> Tensor:
+    """Gates and ups in turn, sixteen at a time, so that a product ends with both of them at hand; padded with zeros."""
+    pair = gate_up.unflatten(0, (2, -1))
+    missing = -pair.shape[1] % _BLOCK
+    if missing:
+        pair = torch.cat((pair, pair.new_zeros(2, missing, *pair.shape[2:])), 1)
+    return pair.unflatten(1, (-1, _BLOCK)).transpose(0, 1).flatten(0, 2).contiguous()

@@ -1,0 +1,114 @@
+// Sixteen floats at a time, in the compiler's own vector types: AVX-512, AVX2 or NEON code from one text.
+// Every function here works lane by lane, so a number never depends on its neighbours.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+typedef float V __attribute__((vector_size(64)));
+typedef int32_t I __attribute__((vector_size(64)));
+typedef uint32_t U __attribute__((vector_size(64)));
+typedef uint16_t H __attribute__((vector_size(32)));
+typedef uint16_t bf16;
+
+constexpr int LANES = 16;
+
+static inline V load(const float* p) { V v; memcpy(&v, p, 64); return v; }
+static inline void store(float* p, V v) { memcpy(p, &v, 64); }
+static inline V splat(float x) { return V{} + x; }
+static inline V bits(U u) { V v; memcpy(&v, &u, 64); return v; }
+static inline U bits(V v) { U u; memcpy(&u, &v, 64); return u; }
+
+// Round to nearest even; the values here are never NaN on purpose, and a NaN stays one.
+static inline bf16 to_bf16(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return bf16((u >> 16) | 64);
+    return bf16((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+static inline float to_float(bf16 h) {
+    uint32_t u = uint32_t(h) << 16;
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+static inline V load(const bf16* p) {
+    H h;
+    memcpy(&h, p, 32);
+    return bits(__builtin_convertvector(h, U) << 16);
+}
+static inline void store(bf16* p, V v) {
+    U u = bits(v);
+    U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    U nan = (u >> 16) | 64;
+    U is_nan = (U)((I)(u & 0x7fffffffu) > 0x7f800000);
+    H h = __builtin_convertvector((rounded & ~is_nan) | (nan & is_nan), H);
+    memcpy(p, &h, 32);
+}
+
+static inline V select(I mask, V yes, V no) { return mask ? yes : no; }
+static inline V max(V a, V b) { return a > b ? a : b; }
+static inline float sum(V v) {  // a fixed tree of additions
+    float x[LANES];
+    store(x, v);
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; i++) x[i] += x[i + width];
+    return x[0];
+}
+static inline float largest(V v) {
+    float x[LANES], best;
+    store(x, v);
+    best = x[0];
+    for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
+    return best;
+}
+
+// e^x to about one unit in the last place: x = n ln 2 + r, a polynomial in r, n put into the exponent. 0 below -87.
+static inline V exp(V x) {
+    const V low = splat(-87.0f), high = splat(88.0f);
+    I tiny = x < low;
+    x = select(x > high, high, select(tiny, low, x));
+    V n = x * 1.44269504088896341f + splat(12582912.0f);
+    I k = (I)(bits(n) - bits(splat(12582912.0f)));
+    n = n - splat(12582912.0f);
+    V r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    V y = splat(1.9875691500e-4f);
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    V scale = bits((U)((k + 127) << 23));
+    return select(tiny, splat(0.0f), y * scale);
+}
+static inline V tanh(V x) {  // 1 - 2 / (e^2x + 1)
+    return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
+}
+
+static inline V shuffle(V a, V b, I at) {
+#if defined(__clang__)
+    V v;
+    for (int i = 0; i < LANES; i++) v[i] = at[i] < LANES ? a[at[i]] : b[at[i] - LANES];
+    return v;
+#else
+    return __builtin_shuffle(a, b, at);
+#endif
+}
+// Sixteen vectors in, the vector of their sums out.
+template <int W> static inline V halves(V a, V b) {
+    I low, high;
+    for (int i = 0; i < LANES; i++) {
+        int lane = i % 8, base = i < 8 ? 0 : LANES;  // lanes of a, then lanes of b
+        int at = (lane / W) * 2 * W + lane % W;
+        low[i] = base + at;
+        high[i] = base + at + W;
+    }
+    return shuffle(a, b, low) + shuffle(a, b, high);
+}
+static inline V sums(const V* v) {
+    V a[8], b[4], c[2];
+    for (int i = 0; i < 8; i++) a[i] = halves<8>(v[2 * i], v[2 * i + 1]);
+    for (int i = 0; i < 4; i++) b[i] = halves<4>(a[2 * i], a[2 * i + 1]);
+    for (int i = 0; i < 2; i++) c[i] = halves<2>(b[2 * i], b[2 * i + 1]);
+    return halves<1>(c[0], c[1]);
+}

@@ -1,0 +1,225 @@
+"""The native CPU pass: bit-identical scores whatever shares the pass, guesses in one call, building and falling back.
+
+That its numbers are right is shown in test_decoder_families.py, against transformers.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from outrider import LLM, SamplingParams
+from outrider.bundled import bundled_path
+from outrider.core.draft import Resume
+from outrider.core.rng import Noise
+from outrider.core.route import Route
+from outrider.core.tree import TokenTree
+from outrider.models.config import ModelConfig, config_of
+from outrider.models.decoder import Decoder
+from outrider.models.load import load_model
+from outrider.models.native import BUILD, NativeDecoder, SwappingDecoder, can_run
+from outrider.models.random_decoder import tiny_weights
+from outrider.models.weights import Weights
+
+VOCAB = 97
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 96,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+KINDS = {
+    "heads of 32": {"model_type": "llama", "head_dim": 32},
+    "heads of 16": {"model_type": "llama", "head_dim": 16},
+    "windows": {"model_type": "mistral", "sliding_window": 40, "head_dim": 32},
+    "gemma": {"model_type": "gemma2", "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 24},
+}
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def library():
+    found = BUILD.wait()
+    if found is None:
+        pytest.skip("no C++ compiler")
+    return found
+
+
+def config_named(kind: str) -> ModelConfig:
+    config = config_of({**SIZES, **KINDS[kind]})
+    assert config is not None
+    return config
+
+
+def random_weights(config: ModelConfig, *, dtype: torch.dtype, seed: int) -> Weights:
+    """The same weights in any type; norms keep theirs where they are stored wider."""
+    weights = tiny_weights(config, seed=seed)
+
+    def cast(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.to(dtype)
+
+    layers = [replace(layer, **{name: cast(tensor) for name, tensor in vars(layer).items()}) for layer in weights.layers]
+    embedding = weights.embedding.to(dtype)
+    head = embedding if weights.head is weights.embedding else weights.head.to(dtype)
+    return Weights(embedding, layers, weights.norm.to(dtype), head)
+
+
+def random_tree(chance: random.Random, num_nodes: int) -> tuple[list[int], list[int]]:
+    parents = [-1, *(chance.randrange(max(0, node - 4), node) for node in range(1, num_nodes))]
+    return [chance.randrange(VOCAB) for _ in range(num_nodes)], sorted(parents)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_do_not_depend_on_what_shares_the_pass(library, kind: str, dtype: torch.dtype) -> None:
+    """Bit for bit: a node of a tree in a ragged batch has the logits of its path fed token by token, alone."""
+    config, chance = config_named(kind), random.Random(1)
+    model = NativeDecoder(library, config, random_weights(config, dtype=dtype, seed=2))
+    prompts = [[chance.randrange(VOCAB) for _ in range(length)] for length in (3, 61, 130)]
+    trees = [random_tree(chance, size) for size in (20, 7, 33)]
+    tree, batch = TokenTree.of_rows(trees), model.new_cache(3)
+    model.prefill(prompts, batch)
+    logits = model.score(tree, batch).logits
+    for row, (tokens, _) in enumerate(trees):
+        for node in (0, tree.sizes[row] // 2, tree.sizes[row] - 1):
+            alone = model.new_cache(1)
+            found = None
+            for token in [*prompts[row], tokens[0], *(tokens[n] for n in tree.path(row, node))]:
+                found = model.score(TokenTree.chain(torch.tensor([[token]])), alone).logits[0, 0]
+                alone.commit([[0]])
+            assert found is not None
+            assert torch.equal(found, logits[row, node]), f"row {row}, node {node}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_is_near_the_twin(library, kind: str) -> None:
+    config = config_named(kind)
+    weights = random_weights(config, dtype=torch.bfloat16, seed=4)
+    exact = Decoder(config, random_weights(config, dtype=torch.float32, seed=4))
+    rows = [[(7 * i + 3 * row) % VOCAB for i in range(70 + row)] for row in range(2)]
+    tree = TokenTree.of_rows([([5, 6, 7, 8], [-1, 0, 0, 1])] * 2)
+    logits = []
+    for model in (exact, Decoder(config, weights), NativeDecoder(library, config, weights)):
+        cache = model.new_cache(2)
+        model.prefill(rows, cache)
+        logits.append(model.score(tree, cache).logits.float())
+    eager, native = ((other - logits[0]).norm() / logits[0].norm() for other in logits[1:])
+    assert native < 0.05
+    assert native < 1.2 * eager, "float32 between the matrices may not be worse than bfloat16"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_routes_and_resumed_passes_are_the_twins(library, kind: str) -> None:
+    config = config_named(kind)
+    weights = random_weights(config, dtype=torch.float32, seed=5)
+    models = Decoder(config, weights), NativeDecoder(library, config, weights)
+    rows, tree = [[3, 1, 4, 1, 5], [9, 2]], TokenTree.of_rows([([5, 6, 7, 8], [-1, 0, 0, 1])] * 2)
+    route = Route.without(3, attention=[1], mlp=[0, 2])
+    exits, scores = [], []
+    for model in models:
+        cache = model.new_cache(2)
+        model.prefill(rows, cache)
+        exits.append(model.exit(tree, cache, route=route))
+        first = TokenTree.of_rows([([5, 6], [-1, 0])] * 2)
+        hidden = model.exit(first, cache, route=Route.first(2, 3))
+        scores.append(model.score(tree, cache, resume=Resume(2, hidden), taps=(3,)))
+        torch.testing.assert_close(model.logits(scores[-1].taps[3]), scores[-1].logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(*exits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(scores[0].logits, scores[1].logits, atol=1e-4, rtol=0)
+    plain = models[1].new_cache(2)
+    models[1].prefill(rows, plain)
+    assert torch.equal(models[1].score(tree, plain).logits, scores[1].logits), "a resumed pass is the pass, bit for bit"
+
+
+def test_guesses_are_those_made_one_by_one(library) -> None:
+    config = config_named("heads of 32")
+    model = NativeDecoder(library, config, random_weights(config, dtype=torch.float32, seed=6))
+    rows, depths, temperatures = [[3, 1, 4], [9], [2, 6]], [5, 3, 0], [0.0, 0.8, 1.0]
+    noise = Noise(torch.tensor([11, 12, 13]), torch.tensor([4, 0, 9]))
+    cache = model.new_cache(3)
+    guesses = model.guess(rows, cache, depths=depths, temperatures=temperatures, noise=noise)
+    assert cache.lengths == [7, 3, 2]
+    for row, depth in enumerate(depths):
+        text = list(rows[row])
+        for step in range(depth):
+            logits = model.score(TokenTree.chain(torch.tensor([text])), model.new_cache(1)).logits[0, -1]
+            gumbel = noise.target_gumbel(torch.full((3, 1), step), VOCAB)[row, 0]
+            ranked = logits if temperatures[row] == 0 else logits / temperatures[row] + gumbel
+            text.append(int(ranked.argmax()))
+        assert guesses[row, :depth].tolist() == text[len(rows[row]) :]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_text_is_that_of_plain_decoding_in_every_type(library, dtype: str, temperature: float) -> None:
+    """What rounding forbids elsewhere: wide trees in bfloat16 give the text of plain decoding, token for token."""
+    llm = LLM(dtype=dtype)
+    assert isinstance(llm.target, NativeDecoder)
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
+    prompts = ["Once upon a time", "The old man looked at the sea and"]
+    texts = [
+        [output.token_ids for output in llm.generate(prompts, params, method=llm.compose(name))]
+        for name in ("plain", "draft-model", "best-first", "token-recycling", "lookahead")
+    ]
+    assert all(other == texts[0] for other in texts[1:])
+
+
+def test_who_can_run_natively() -> None:
+    config, cpu = config_named("heads of 16"), torch.device("cpu")
+    assert can_run(config, torch.bfloat16, cpu)
+    assert not can_run(config, torch.float16, cpu)
+    assert not can_run(replace(config, head_dim=24), torch.float32, cpu)
+    assert isinstance(load_model(bundled_path("target"), fast=False), Decoder)
+
+
+def test_the_first_start_runs_in_pytorch_until_the_next_request(library, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_named("heads of 16")
+    model = SwappingDecoder(config, random_weights(config, dtype=torch.float32, seed=1))
+    monkeypatch.setattr(BUILD, "_library", None)
+    before = model.new_cache(1)
+    assert not model.is_native
+    assert model.guess([[1]], before, depths=[1], temperatures=[0.0], noise=Noise(torch.tensor([0]), torch.tensor([0]))) is None
+    tree = TokenTree.chain(torch.tensor([[1, 2, 3]]))
+    first = model.score(tree, before).logits
+    monkeypatch.setattr(BUILD, "_library", library)
+    after = model.new_cache(1)
+    assert model.is_native
+    torch.testing.assert_close(model.score(tree, after).logits, first, atol=1e-4, rtol=0)
+    before.commit([[0, 1]])
+    assert model.score(tree, before).logits.isfinite().all(), "a request that was running goes on"
+
+
+PROGRAM = """
+import warnings
+from outrider.models.load import load_model
+from outrider.bundled import bundled_path
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    model = load_model(bundled_path("draft"))
+    from outrider.models.native import BUILD
+    BUILD.wait()
+    print(type(model).__name__, "|".join(str(w.message) for w in caught))
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"OUTRIDER_NATIVE": "0"}, "Decoder "),
+        ({"CXX": "no-such-compiler"}, "no C++ compiler was found"),
+        ({"CXX": "false", "OUTRIDER_CACHE": "{tmp}"}, "could not be built"),
+    ],
+)
+def test_without_a_compiler_pytorch_does_the_work(changes: dict[str, str], expected: str, tmp_path) -> None:
+    env = {**os.environ, **{key: value.format(tmp=tmp_path) for key, value in changes.items()}}
+    result = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=120, check=True)
+    assert expected in result.stdout
