@@ -28,8 +28,12 @@ from outrider.drafters.best_first import BestFirst, BestFirstOptions
 from outrider.drafters.cascade import Cascade, CascadeOptions
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions
+from outrider.drafters.draft_verify import DraftVerify, DraftVerifyOptions
+from outrider.drafters.dynamic_exit import DynamicExit, DynamicExitOptions
+from outrider.drafters.early_exit import EarlyExit, EarlyExitOptions, EarlyExitTree
 from outrider.drafters.fused import Fused, HybridOptions
 from outrider.drafters.jacobi import Jacobi, JacobiOptions
+from outrider.drafters.kangaroo import Kangaroo, KangarooOptions
 from outrider.drafters.lookahead import Lookahead, LookaheadOptions
 from outrider.drafters.many_chains import ManyChains, ManyChainsOptions
 from outrider.drafters.multi_draft import MultiDraft
@@ -41,10 +45,12 @@ from outrider.drafters.recycling import TokenRecycling, TokenRecyclingOptions
 from outrider.drafters.reencode import Reencode
 from outrider.drafters.reference import ReferenceLookup, ReferenceOptions
 from outrider.drafters.rest import RestDrafter, RestOptions
+from outrider.drafters.self_chain import layered
 from outrider.drafters.sequoia import SequoiaOptions
 from outrider.drafters.stochastic_beam import StochasticBeam, StochasticBeamOptions
 from outrider.drafters.successors import SuccessorTable
 from outrider.drafters.suffix import SuffixDecoding, SuffixOptions
+from outrider.drafters.swift import Swift, SwiftOptions
 from outrider.drafters.tli import SharedTokens
 from outrider.policies.adaptive import Adaptive, AdaptiveOptions
 from outrider.policies.bandit import Bandit, BanditOptions
@@ -140,6 +146,11 @@ def _build_recycling(parts: Parts) -> Drafter:
     target = parts.target
     table = SuccessorTable(target.vocab_size, parts.options.num_successors, device=target.device)
     return TokenRecycling(target, table, parts.options)
+
+
+def _build_early_exit(parts: Parts) -> Drafter:
+    target, options = layered(parts.target, "early-exit"), parts.options
+    return (EarlyExit if options.branching is None else EarlyExitTree)(target, options, draws=parts.draws)
 
 
 METHODS: Catalog[MethodRow] = Catalog(
@@ -279,6 +290,45 @@ METHODS: Catalog[MethodRow] = Catalog(
             build=lambda parts: Lookahead(parts.options),
             options=LookaheadOptions,
             defaults={"num_draft_tokens": 20, "num_tree_nodes": 128},
+        ),
+        "early-exit": MethodRow(
+            summary="the target's first layers guess, and its other layers go on from there",
+            paper="Elhoushi et al. 2024, LayerSkip (arXiv 2404.16710)",
+            drafter=EarlyExit,
+            build=_build_early_exit,
+            options=EarlyExitOptions,
+        ),
+        "kangaroo": MethodRow(
+            summary="early exit that stops drafting when the exit is unsure",
+            paper="Liu et al. 2024, Kangaroo (arXiv 2404.18911)",
+            drafter=Kangaroo,
+            build=lambda parts: Kangaroo(layered(parts.target, "kangaroo"), parts.options, draws=parts.draws),
+            options=KangarooOptions,
+            defaults={"num_draft_tokens": 6},
+        ),
+        "draft-verify": MethodRow(
+            summary="the target without some sublayers guesses, as long as it is sure",
+            paper="Zhang et al. 2023, Draft & Verify (arXiv 2309.08168)",
+            drafter=DraftVerify,
+            build=lambda parts: DraftVerify(layered(parts.target, "draft-verify"), parts.options, draws=parts.draws),
+            options=DraftVerifyOptions,
+            defaults={"num_draft_tokens": 8},
+        ),
+        "swift": MethodRow(
+            summary="the same, and which sublayers to skip is found while generating",
+            paper="Xia et al. 2024, SWIFT (arXiv 2410.06916)",
+            drafter=Swift,
+            build=lambda parts: Swift(layered(parts.target, "swift"), parts.options, draws=parts.draws),
+            options=SwiftOptions,
+            defaults={"num_draft_tokens": 25},
+        ),
+        "del": MethodRow(
+            summary="early exit whose layer and length follow how well every exit would have done",
+            paper="Entezari Zarch et al. 2025, DEL (arXiv 2504.05598)",
+            drafter=DynamicExit,
+            build=lambda parts: DynamicExit(layered(parts.target, "del"), parts.options, draws=parts.draws),
+            options=DynamicExitOptions,
+            defaults={"num_draft_tokens": 18},
         ),
         "hybrid": MethodRow(
             summary="several drafters in one tree, places by their measured acceptance",

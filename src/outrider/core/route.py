@@ -54,6 +54,11 @@ class Route:
         return taken[-1] + 1 if taken else 0
 
     @property
+    def is_first(self) -> bool:
+        """The first layers, whole, and nothing after them: what it computes is what the model computes there."""
+        return self == Route.first(self.depth, self.num_layers)
+
+    @property
     def share(self) -> float:
         """Part of the model's sublayers that is taken."""
         return (sum(self.attention) + sum(self.mlp)) / (2 * self.num_layers)

@@ -28,7 +28,7 @@ from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan,
 from outrider.core.tree import TokenTree
 from outrider.drafters.catch_up import new_cache, room
 from outrider.drafters.tree_candidates import Drawing
-from outrider.drafters.tree_growth import TreeGrowth, kept_part
+from outrider.drafters.tree_growth import LevelGrowth, TreeGrowth, kept_part
 from outrider.drafters.tree_shape import RankPath, TreeShape, union
 
 
@@ -134,7 +134,7 @@ class DraftTree(TreeDrafter):
         return grow_shape(growth, plan, tree=self.tree, drawing=self._drawing)
 
 
-def grow_shape(growth: TreeGrowth, plan: Plan, *, tree: TreeShape, drawing: Drawing) -> tuple[Draft, Tensor]:
+def grow_shape(growth: LevelGrowth, plan: Plan, *, tree: TreeShape, drawing: Drawing) -> tuple[Draft, Tensor]:
     """Trees of the given shape, cut to every row's plan."""
     limits = zip(plan.max_nodes, plan.max_depth, strict=True)
     whole, wanted = union([tree.within(nodes, depth) for nodes, depth in limits])
@@ -147,7 +147,7 @@ def grow_shape(growth: TreeGrowth, plan: Plan, *, tree: TreeShape, drawing: Draw
 class _Levels:
     """A static tree while it grows."""
 
-    def __init__(self, growth: TreeGrowth, shape: TreeShape, drawing: Drawing, *, lanes: Mapping[RankPath, int]) -> None:
+    def __init__(self, growth: LevelGrowth, shape: TreeShape, drawing: Drawing, *, lanes: Mapping[RankPath, int]) -> None:
         self.growth, self.shape, self.drawing, self.lanes = growth, shape, drawing, lanes
         self.depth = 0
         self.law = growth.root()

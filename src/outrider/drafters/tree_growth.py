@@ -8,6 +8,7 @@ the next round reads together with the token the target added.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import final
 
@@ -20,8 +21,27 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.catch_up import catch_up, fit
 
 
+class LevelGrowth(ABC):
+    """What a way of growing trees asks of whoever grows them, a draft model or part of the target."""
+
+    context: Context
+
+    @property
+    @abstractmethod
+    def num_expanded(self) -> int:
+        """Nodes so far, the root included."""
+
+    @abstractmethod
+    def root(self) -> Law:
+        """[B, 1, V] the law after the root."""
+
+    @abstractmethod
+    def expand(self, tokens: Tensor, parents: Tensor) -> Law:
+        """[B, M, V] the law after M new nodes; ``parents`` [B, M] are numbers of expanded nodes, 0 for the root."""
+
+
 @final
-class TreeGrowth:
+class TreeGrowth(LevelGrowth):
     """The expanded nodes of one round. Node 0 is the root; others are numbered as they are expanded, alike in all rows."""
 
     def __init__(self, model: Target, cache: Cache, context: Context, *, vocab_size: int, depths: Sequence[int]) -> None:
@@ -36,16 +56,13 @@ class TreeGrowth:
 
     @property
     def num_expanded(self) -> int:
-        """Nodes so far, the root included."""
         return self._tokens.shape[1]
 
     def root(self) -> Law:
-        """[B, 1, V] the draft's law after the root."""
         logits = fit(catch_up(self._model, self._cache, self.context), self._vocab_size)
         return self.context.sampler.law(logits, TokenTree.chain(self._tokens), self.context.noise)
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Law:
-        """[B, M, V] the law after M new nodes; ``parents`` [B, M] are numbers of expanded nodes, 0 for the root."""
         self._num_levels += 1
         alive = [depth >= self._num_levels for depth in self.depths]
         if not all(alive):  # a finished row's nodes hang from the root, so that none lies beyond the draft's context

@@ -1,0 +1,95 @@
+"""How well each early exit of a model would have drafted, counted along text the model has verified.
+
+At every verified position the exit after layer l says a *shadow token*, argmax head(norm(h_l)), which is compared with what the
+whole model says there. Counts fade, so they follow the text. From them: how often an exit is right, how sure it is when it is
+right and when it is wrong, and which exit with which draft length gives most tokens per layer run. (Entezari Zarch et
+al. 2025, DEL, arXiv 2504.05598.)
+
+    alpha_l = matches / positions                      TPL(l, d) = (1 + alpha_l + ... + alpha_l^d) / (L + d l)
+    tau_l = (mean sureness where right + mean sureness where wrong) / 2
+
+The counts decide what is guessed, never what is said, so one object may serve all requests and outlive them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+
+@dataclass
+class _Tally:
+    """Faded counts and sums of one exit."""
+
+    right: float = 0.0
+    wrong: float = 0.0
+    sure_right: float = 0.0
+    sure_wrong: float = 0.0
+
+    def fade(self, decay: float) -> None:
+        self.right, self.wrong = decay * self.right, decay * self.wrong
+        self.sure_right, self.sure_wrong = decay * self.sure_right, decay * self.sure_wrong
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to do in a round."""
+
+    exit: int
+    depth: int
+    """Guesses; 0 if drafting would not pay."""
+    threshold: float
+    """Sureness below which a guess of this exit should be the last."""
+
+
+@final
+class ExitStatistics:
+    """Tallies of the exits after some layers of a model. The only thing in a drafter that changes; has a lock."""
+
+    def __init__(self, exits: Sequence[int], num_layers: int, *, decay: float = 0.95) -> None:
+        self.exits = tuple(exits)
+        self.num_layers = num_layers
+        self.decay = decay
+        self.lock = threading.Lock()
+        self.num_rounds = 0
+        self._tallies = {layer: _Tally() for layer in self.exits}
+
+    def learn(self, layer: int, right: Tensor, sure: Tensor) -> None:
+        """An exit's shadow tokens [P]: which were right, and how sure it was of each."""
+        hits, wrong = right.double(), (~right).double()
+        sums = [float(hits.sum()), float(wrong.sum()), float((hits * sure).sum()), float((wrong * sure).sum())]
+        with self.lock:
+            tally = self._tallies[layer]
+            tally.fade(self.decay)
+            tally.right, tally.wrong = tally.right + sums[0], tally.wrong + sums[1]
+            tally.sure_right, tally.sure_wrong = tally.sure_right + sums[2], tally.sure_wrong + sums[3]
+
+    def alpha(self, layer: int) -> float:
+        """How often an exit is right: a half, as long as nothing is known."""
+        tally = self._tallies[layer]
+        return (tally.right + 0.5) / (tally.right + tally.wrong + 1)
+
+    def threshold(self, layer: int) -> float:
+        """Halfway between sure and right and sure and wrong; where one of them was never seen, it is 1 or 0."""
+        tally = self._tallies[layer]
+        when_right = tally.sure_right / tally.right if tally.right > 0 else 1.0
+        when_wrong = tally.sure_wrong / tally.wrong if tally.wrong > 0 else 0.0
+        return (when_right + when_wrong) / 2
+
+    def tokens_per_layer(self, layer: int, depth: int) -> float:
+        """Expected tokens of a round over the layers it runs."""
+        alpha = self.alpha(layer)
+        return sum(alpha**power for power in range(depth + 1)) / (self.num_layers + depth * layer)
+
+    def choose(self, max_depth: int) -> Choice:
+        """The exit and the length with most tokens per layer."""
+        with self.lock:
+            rated = [
+                (self.tokens_per_layer(layer, depth), -depth, -layer) for layer in self.exits for depth in range(max_depth + 1)
+            ]
+            _, depth, layer = max(rated)
+            return Choice(-layer, -depth, self.threshold(-layer))
