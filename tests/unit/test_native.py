@@ -17,7 +17,7 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.bundled import bundled_path
 from outrider.core.draft import Resume
-from outrider.core.rng import Noise
+from outrider.core.rng import Noise, Purpose, gumbel_stream, make_key
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
 from outrider.models.config import ModelConfig, config_of
@@ -171,6 +171,16 @@ def test_text_is_that_of_plain_decoding_in_every_type(library, dtype: str, tempe
         for name in ("plain", "draft-model", "best-first", "token-recycling", "lookahead")
     ]
     assert all(other == texts[0] for other in texts[1:])
+
+
+def test_random_numbers_are_those_of_the_core(library) -> None:
+    config = config_named("heads of 16")
+    model = NativeDecoder(library, config, random_weights(config, dtype=torch.float32, seed=6))
+    keys = make_key(torch.arange(50)[:, None], torch.arange(20), Purpose.TARGET)
+    ours, reference = model.gumbel_stream(keys, 1001), gumbel_stream(keys, 1001)
+    assert ours.shape == reference.shape
+    torch.testing.assert_close(ours, reference, atol=0, rtol=2e-7)
+    assert (ours == reference).float().mean() > 0.9999
 
 
 def test_who_can_run_natively() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Resume, Shape
 from outrider.core.random_source import RandomSource
-from outrider.core.rng import Noise
+from outrider.core.rng import GumbelStream, Noise, gumbel_stream
 from outrider.core.route import Route
 from outrider.core.sampling import Law, Sampler
 from outrider.core.scores import Scores
@@ -68,6 +68,13 @@ class Target(ABC):
     num_layers: int
     device: torch.device
     dtype: torch.dtype
+    gumbel_stream: GumbelStream = staticmethod(gumbel_stream)
+    """How random numbers are made where this target runs."""
+
+    @property
+    def has_own_threads(self) -> bool:
+        """Its passes do not run on PyTorch's threads, which then had better not spin beside them."""
+        return False
 
     @abstractmethod
     def new_cache(self, batch_size: int) -> Cache:

@@ -10,7 +10,8 @@ identically on CPU and GPU; logarithms are taken in float64 and rounded once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
@@ -69,6 +70,10 @@ def gumbel_stream(keys: Tensor, length: int) -> Tensor:
     return -torch.log(exponential_stream(keys, length)).float()
 
 
+GumbelStream = Callable[[Tensor, int], Tensor]
+"""``gumbel_stream``, or a faster one that a device has for the same numbers."""
+
+
 @dataclass(frozen=True, eq=False)
 class Noise:
     """The random numbers of one round of B requests.
@@ -84,14 +89,29 @@ class Noise:
     positions: Tensor
     """[B] int64, the output position of the next token: how many tokens the request has emitted."""
 
+    stream: GumbelStream = gumbel_stream
+    _known: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    """On a CPU, [B, D, V] target noise of the first D depths by vocabulary: drafter and target ask for the same."""
+
     def target_gumbel(self, depths: Tensor, vocab_size: int) -> Tensor:
         """[B, M, V] Gumbel noise of the output positions that follow nodes at ``depths`` [B, M]."""
+        if depths.device.type != "cpu":
+            return self._target_gumbel(depths, vocab_size)
+        known, needed = self._known.get(vocab_size), int(depths.max()) + 1
+        num_known = 0 if known is None else known.shape[1]
+        if needed > num_known:
+            more = self._target_gumbel(torch.arange(num_known, needed).expand(len(self.seeds), -1), vocab_size)
+            known = self._known[vocab_size] = more if known is None else torch.cat((known, more), 1)
+        assert known is not None
+        return known[torch.arange(len(known))[:, None], depths]
+
+    def _target_gumbel(self, depths: Tensor, vocab_size: int) -> Tensor:
         keys = make_key(self.seeds[:, None], self.positions[:, None] + depths, Purpose.TARGET)
-        return gumbel_stream(keys, vocab_size)
+        return self.stream(keys, vocab_size)
 
     def gumbel(self, purpose: Purpose, lanes: Tensor, vocab_size: int) -> Tensor:
         """[B, M, V] Gumbel noise of this round, one stream per lane of ``lanes`` [B, M]."""
-        return gumbel_stream(self._round_keys(purpose, lanes), vocab_size)
+        return self.stream(self._round_keys(purpose, lanes), vocab_size)
 
     def exponential(self, purpose: Purpose, lanes: Tensor, vocab_size: int) -> Tensor:
         """[B, M, V] exponential noise of this round: argmin(noise / w) is a draw from w, and no weight needs a logarithm."""

@@ -93,6 +93,16 @@ class Engine:
     @torch.inference_mode()
     def step(self, batch: Batch) -> list[list[int]]:
         """One round; returns the tokens each row emitted, and leaves finished rows in the batch (see ``Batch.fork``)."""
+        if not self.target.has_own_threads:
+            return self._step(batch)
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._step(batch)
+        finally:
+            torch.set_num_threads(num_threads)
+
+    def _step(self, batch: Batch) -> list[list[int]]:
         method, began = self.method, self._clock()
         context, plan = self._context(batch), self._plan(batch)
         draft = method.drafter.propose(batch.drafter_state, context, plan)
@@ -120,7 +130,8 @@ class Engine:
         device = self.target.device
         seeds = torch.tensor([row.seed for row in batch.rows], device=device)
         positions = torch.tensor([row.num_output for row in batch.rows], device=device)
-        return Context([row.tokens for row in batch.rows], batch.sampler, Noise(seeds, positions), device, batch.cache)
+        noise = Noise(seeds, positions, self.target.gumbel_stream)
+        return Context([row.tokens for row in batch.rows], batch.sampler, noise, device, batch.cache)
 
     def _emit(self, batch: Batch, verdict: Verdict, seen: Observation, began: float) -> list[list[int]]:
         """Give every request its tokens, up to where one of them ends it."""

@@ -379,6 +379,9 @@ void outrider_pack(void* to, const void* from, int out, int in, int is_bf16) {
     if (is_bf16) pack(static_cast<bf16*>(to), static_cast<const bf16*>(from), out, in);
     else pack(static_cast<float*>(to), static_cast<const float*>(from), out, in);
 }
+void outrider_gumbel(const int64_t* keys, int64_t count, int size, float* out) {
+    for (int64_t i = 0; i < count; i++) gumbel_stream(uint64_t(keys[i]), size, out + i * size);
+}
 void outrider_pass(const Model* model, const Pass* pass) {
     std::lock_guard<std::mutex> only(Pool::lock());
     run(*model, *pass);

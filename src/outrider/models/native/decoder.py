@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -55,7 +56,7 @@ class _Wanted:
 
 @final
 class NativeDecoder(LayeredTarget, GuessingTarget):
-    """A frozen decoder on a CPU. Passes of all threads of a process take turns."""
+    """A frozen decoder on a CPU, on as many threads as PyTorch had when it was loaded. Passes of one process take turns."""
 
     def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights) -> None:
         self.config = config
@@ -63,12 +64,18 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self._call, self._chain = library.outrider_pass, library.outrider_chain
         self._call.restype = self._chain.restype = None
+        self._num_threads = torch.get_num_threads()
+        self.gumbel_stream = partial(_gumbel_stream, library)
         self._model = PackedModel(library, config, weights)
         self._embedding = weights.embedding
         self._tables = [
             RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=torch.float32, device=self.device)
             for rope in config.ropes
         ]
+
+    @property
+    def has_own_threads(self) -> bool:
+        return True
 
     def new_cache(self, batch_size: int) -> ContiguousCache:
         shape = (batch_size, self.config.num_kv_heads, self.config.head_dim)
@@ -168,7 +175,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         for table in self._tables:
             table.reach(max(lengths) + tree.num_nodes + ahead)
         call = PassStruct(tree.batch_size, tree.num_nodes, start, wanted.first, wanted.last)
-        call.num_threads = torch.get_num_threads()
+        call.num_threads = self._num_threads
         call.give_tree(tree, lengths)
         call.give_tables(self._tables)
         if cache is not None:
@@ -178,3 +185,11 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         if wanted.hidden is not None:
             call.hidden = wanted.hidden.data_ptr()
         return call
+
+
+def _gumbel_stream(library: ctypes.CDLL, keys: Tensor, length: int) -> Tensor:
+    """[..., length] standard Gumbel numbers, float32: ``core.rng.gumbel_stream`` to within the last bit of a logarithm."""
+    keys = keys.contiguous()
+    numbers = torch.empty(*keys.shape, length)
+    library.outrider_gumbel(ctypes.c_void_p(keys.data_ptr()), keys.numel(), length, ctypes.c_void_p(numbers.data_ptr()))
+    return numbers

@@ -1,5 +1,4 @@
-// The target's noise, for guesses that are coupled with it: the numbers of core/rng.py, to within rounding. A guess need not be
-// exact, it is checked; the target's own choice is made elsewhere.
+// The random numbers of core/rng.py, eight at a time.
 #pragma once
 #include "vector.hpp"
 
@@ -32,6 +31,19 @@ static inline D log(D x) {
     for (int k = 19; k >= 1; k -= 2) y = y * z + 1.0 / k;
     return __builtin_convertvector(e, D) * 0.6931471805599453 + 2.0 * s * y;
 }
+// Elements first + 1 .. first + 8 of a stream.
+static inline F8 gumbel(uint64_t key, uint64_t first) {
+    W counter;
+    for (int j = 0; j < 8; j++) counter[j] = key + (first + j + 1) * GOLDEN;
+    const D u = (__builtin_convertvector(mix(counter) >> 12, D) + 0.5) * 0x1p-52;
+    return __builtin_convertvector(-log(-log(u)), F8);
+}
+static void gumbel_stream(uint64_t key, int size, float* out) {
+    for (int i = 0; i < size; i += 8) {
+        const F8 numbers = gumbel(key, i);
+        memcpy(out + i, &numbers, size_t(size - i < 8 ? size - i : 8) * 4);
+    }
+}
 // argmax(logits / temperature + Gumbel noise); the argmax, the first of equals, at temperature 0
 static int64_t choice(const float* logits, int size, float temperature, uint64_t key) {
     float best = -INFINITY;
@@ -52,13 +64,10 @@ static int64_t choice(const float* logits, int size, float temperature, uint64_t
     }
     const float scale = 1.0f / temperature;
     for (int i = 0; i < size; i += 8) {
-        W counter;
-        for (int j = 0; j < 8; j++) counter[j] = key + uint64_t(i + j + 1) * GOLDEN;
-        const D u = (__builtin_convertvector(mix(counter) >> 12, D) + 0.5) * 0x1p-52;
-        const F8 gumbel = __builtin_convertvector(-log(-log(u)), F8);
+        const F8 noise = gumbel(key, i);
         const int count = size - i < 8 ? size - i : 8;
         for (int j = 0; j < count; j++) {
-            const float score = logits[i + j] * scale + gumbel[j];
+            const float score = logits[i + j] * scale + noise[j];
             if (score > best) best = score, at = i + j;
         }
     }

@@ -39,10 +39,15 @@ class SwappingDecoder(LayeredTarget, GuessingTarget):
     def is_native(self) -> bool:
         return isinstance(self._now, NativeDecoder)
 
+    @property
+    def has_own_threads(self) -> bool:
+        return self._now.has_own_threads
+
     def new_cache(self, batch_size: int) -> Cache:
         library = BUILD.library
         if library is not None and self._weights is not None:
             self._now, self._weights = NativeDecoder(library, self.config, self._weights), None
+            self.gumbel_stream = self._now.gumbel_stream
         return self._now.new_cache(batch_size)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
