@@ -11,7 +11,7 @@ import bisect
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ import torch
 from outrider.core.interfaces import Cache, Target
 from outrider.core.tree import TokenTree
 
+Middle = Callable[[Sequence[float]], float]
+"""What stands for several timings: the median, or, to predict sums of them, the mean."""
 NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
@@ -56,6 +58,7 @@ def measure_curves(
     contexts: Sequence[int] = (64,),
     batch_sizes: Sequence[int] = (1,),
     repeats: int = 9,
+    middle: Middle = statistics.median,
 ) -> list[Curve]:
     """Every combination of context and batch size that fits the model."""
     found: list[Curve] = []
@@ -63,11 +66,11 @@ def measure_curves(
         for context in contexts:
             fitting = [size for size in nodes if context + size < target.max_len]
             if fitting:
-                found.append(_curve(target, fitting, context=context, batch_size=batch_size, repeats=repeats))
+                found.append(_curve(target, fitting, context=context, batch_size=batch_size, repeats=repeats, middle=middle))
     return found
 
 
-def _curve(target: Target, nodes: Sequence[int], *, context: int, batch_size: int, repeats: int) -> Curve:
+def _curve(target: Target, nodes: Sequence[int], *, context: int, batch_size: int, repeats: int, middle: Middle) -> Curve:
     chance = random.Random(0)
     cache = target.new_cache(batch_size)
     target.prefill([[chance.randrange(target.vocab_size) for _ in range(context)] for _ in range(batch_size)], cache)
@@ -80,7 +83,7 @@ def _curve(target: Target, nodes: Sequence[int], *, context: int, batch_size: in
             seconds = pass_seconds(target, trees[size], cache)
             if repeat:  # the first of each size warms up
                 times[size].append(seconds)
-    return Curve(context, batch_size, tuple(nodes), tuple(statistics.median(times[size]) for size in nodes))
+    return Curve(context, batch_size, tuple(nodes), tuple(middle(times[size]) for size in nodes))
 
 
 def _tree(target: Target, batch_size: int, size: int, chance: random.Random) -> TokenTree:

@@ -4,7 +4,6 @@ outrider bench                                        the bundled pair, every me
 outrider bench --model DIR --draft DIR --suites chat,code,prompts.jsonl --methods suffix,draft-model -K 3,5
 outrider bench --seconds 300 --json out.json --html out.html
 outrider bench compare old.json new.json              exit code 1 if the new run is slower
-outrider bench simulate out.json --acceptance 0.8     what the measured costs predict elsewhere
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
     methods = [] if arguments.methods == "all" else names_of(arguments.methods)
     grid = Grid(
         methods=methods,
-        lengths=_numbers("--num-draft-tokens", arguments.num_draft_tokens),
+        lengths=numbers_of("--num-draft-tokens", arguments.num_draft_tokens),
         acceptances=names_of(arguments.acceptance),
         policies=names_of(arguments.policy),
         options=_method_options(arguments.option),
@@ -134,7 +133,7 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
         max_tokens=arguments.max_tokens,
         temperature=arguments.temperature,
         ignore_eos=not arguments.stop_at_eos,
-        batch_sizes=tuple(_numbers("--batch-sizes", arguments.batch_sizes)),
+        batch_sizes=tuple(numbers_of("--batch-sizes", arguments.batch_sizes)),
         seconds=arguments.seconds,
     )
     suites = load_suites(names_of(arguments.suites))
@@ -168,7 +167,8 @@ def names_of(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _numbers(option: str, text: str) -> list[int]:
+def numbers_of(option: str, text: str) -> list[int]:
+    """Whole numbers of at least 1 with commas between them."""
     try:
         numbers = [int(part) for part in names_of(text)]
     except ValueError:

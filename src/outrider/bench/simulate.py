@@ -1,0 +1,144 @@
+"""The simulator: measured costs and acceptance in, predicted speed out, for lengths, models and clusters not measured here.
+
+A round of K guesses costs a draft, a pass over K + 1 nodes and the host's work, and emits one token more than it accepts. How
+many it accepts follows from the acceptance per depth. Texts end, so the last rounds are cut short: the expected time of a
+text of n tokens is a recursion over how many each round emits. Costs are measured curves, or, for hardware that is not here,
+a roofline: the larger of reading weights and caches and of multiplying, plus a latency per layer, and per all-reduce where
+weights are spread over devices.
+
+    T(n) = cost(k) + sum_j P(j accepted of k) T(n - j - 1),    k = min(K, n - 1);       speed = n / T(n)
+    pass(nodes) = max((weights + B context kv) / bandwidth, 2 params B nodes / flops) / devices + layers (latency + 2 reduce)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from outrider.core.errors import OptionError, nearest
+
+Cost = Callable[[int], float]
+"""Seconds of a round that drafts so many guesses."""
+
+
+def accepted_law(by_depth: Sequence[float], length: int) -> list[float]:
+    """P(j accepted), j = 0 .. length; depths that were not measured go on with the last rate."""
+    rates = [by_depth[min(depth, len(by_depth) - 1)] if by_depth else 0.0 for depth in range(length)]
+    law, reach = [], 1.0
+    for rate in rates:
+        law.append(reach * (1 - rate))
+        reach *= rate
+    return [*law, reach]
+
+
+def expected_seconds(num_tokens: int, length: int, by_depth: Sequence[float], cost: Cost) -> float:
+    """T(n)."""
+    times = [0.0]
+    laws = [accepted_law(by_depth, k) for k in range(length + 1)]
+    costs = [cost(k) for k in range(length + 1)]
+    for left in range(1, num_tokens + 1):
+        k = min(length, left - 1)
+        times.append(costs[k] + sum(chance * times[left - j - 1] for j, chance in enumerate(laws[k])))
+    return times[num_tokens]
+
+
+def predicted_speed(num_tokens: int, length: int, by_depth: Sequence[float], cost: Cost) -> float:
+    """Tokens per second of texts of ``num_tokens`` tokens."""
+    return num_tokens / expected_seconds(num_tokens, length, by_depth, cost)
+
+
+def tokens_per_pass(by_depth: Sequence[float], length: int) -> float:
+    """1 + expected accepted, in the middle of a long text."""
+    return 1 + sum(j * chance for j, chance in enumerate(accepted_law(by_depth, length)))
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device, by its data sheet, and how much of that real code gets."""
+
+    name: str
+    bandwidth: float
+    """Bytes per second."""
+    flops: float
+    """Dense 16-bit operations per second."""
+    layer_latency: float = 4e-6
+    """Launches and barriers of a layer inside a captured graph."""
+    reduce_latency: float = 8e-6
+    """An all-reduce of a few rows among devices of one node."""
+    efficiency: float = 0.8
+    """Share of the bandwidth and of the operations that is reached."""
+
+
+HARDWARE = {
+    "a100": Hardware("a100", 2.0e12, 312e12),
+    "h100": Hardware("h100", 3.35e12, 989e12),
+    "h200": Hardware("h200", 4.8e12, 989e12),
+    "b200": Hardware("b200", 8.0e12, 2250e12),
+    "l4": Hardware("l4", 0.3e12, 121e12),
+}
+"""Data-sheet figures (SXM parts, dense bfloat16)."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder as its costs see it."""
+
+    params: float
+    num_layers: int
+    kv_bytes_per_token: float = 0.0
+    bytes_per_param: float = 2.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices that share one model's weights."""
+
+    hardware: Hardware
+    num_devices: int = 1
+
+    def pass_seconds(self, shape: Shape, num_nodes: float, *, batch_size: int, context: int) -> float:
+        """The roofline of one pass."""
+        device, share = self.hardware, self.num_devices * self.hardware.efficiency
+        read = shape.params * shape.bytes_per_param + batch_size * (context + num_nodes) * shape.kv_bytes_per_token
+        multiplied = 2 * shape.params * batch_size * num_nodes
+        reduces = 2 * device.reduce_latency if self.num_devices > 1 else 0.0
+        latency = shape.num_layers * (device.layer_latency + reduces)
+        return max(read / device.bandwidth, multiplied / device.flops) / share + latency
+
+
+def hardware_named(name: str) -> Hardware:
+    if name not in HARDWARE:
+        raise OptionError(f"unknown hardware {name!r}; {nearest(name, HARDWARE)}")
+    return HARDWARE[name]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A target and a draft on a cluster."""
+
+    target: Shape
+    draft: Shape | None
+    cluster: Cluster
+    batch_size: int = 1
+    context: int = 1024
+    host_seconds: float = 2e-4
+    draft_cluster: Cluster | None = field(default=None)
+    """Where the draft runs; one device of the same kind if not given."""
+
+    def cost(self, length: int) -> float:
+        """Of a round with ``length`` guesses; a round without has no draft either."""
+        target = self.cluster.pass_seconds(self.target, length + 1, batch_size=self.batch_size, context=self.context)
+        drafting = 0.0
+        if self.draft is not None and length:
+            place = self.draft_cluster or Cluster(self.cluster.hardware)
+            one = place.pass_seconds(self.draft, 1, batch_size=self.batch_size, context=self.context)
+            drafting = length * one
+        return target + drafting + self.host_seconds
+
+    def speed(self, length: int, by_depth: Sequence[float], *, num_tokens: int = 256) -> float:
+        """Tokens per second of the whole batch."""
+        return self.batch_size * predicted_speed(num_tokens, length, by_depth, cache(self.cost))
+
+    def best_length(self, by_depth: Sequence[float], *, longest: int = 12, num_tokens: int = 256) -> int:
+        return max(range(longest + 1), key=lambda length: self.speed(length, by_depth, num_tokens=num_tokens))

@@ -1,0 +1,102 @@
+"""``outrider simulate``: what speculation would gain on other hardware, from acceptance and a model of costs.
+
+outrider simulate --hardware h200 --params 8e9 --layers 32 --draft-params 1e9 --draft-layers 16 --acceptance 0.8
+outrider simulate --hardware h100 --devices 4 --params 70e9 --layers 80 --acceptance 0.85,0.8,0.7 --batch-sizes 1,8,64
+outrider simulate --validate          predicted against measured, with synthetic drafters on the bundled model, here
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from outrider.bench.runner import RunConfig
+from outrider.bench.session import Bench, encode_suites
+from outrider.bench.simulate import HARDWARE, Cluster, Scenario, Shape, hardware_named, tokens_per_pass
+from outrider.bench.suites import load_suites
+from outrider.bench.validate import predictions_table, validate
+from outrider.cli.bench import add_load_options, load_pair, names_of, numbers_of
+from outrider.core.errors import OptionError
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="predict speculation on other hardware",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    group = parser.add_argument_group("elsewhere")
+    group.add_argument("--hardware", default="h200", help=f"one of {', '.join(HARDWARE)} (default: %(default)s)")
+    group.add_argument("--devices", type=int, default=1, help="devices that share the target's weights")
+    group.add_argument("--params", type=float, default=8e9, help="parameters of the target")
+    group.add_argument("--layers", type=int, default=32)
+    group.add_argument(
+        "--kv-bytes", type=float, default=131072, help="bytes of keys and values per token (default: an 8B model)"
+    )
+    group.add_argument(
+        "--draft-params", type=float, default=0.0, help="parameters of the draft; 0 for guesses that cost nothing"
+    )
+    group.add_argument("--draft-layers", type=int, default=1)
+    group.add_argument(
+        "--acceptance", default="0.8", metavar="A,A", help="per position; the last goes on (default: %(default)s)"
+    )
+    group.add_argument("--batch-sizes", default="1,8,32,128", metavar="B,B")
+    group.add_argument("--context", type=int, default=1024)
+    group.add_argument("--longest", type=int, default=12, help="longest draft that is considered")
+    group = parser.add_argument_group("here")
+    group.add_argument("--validate", action="store_true", help="predict synthetic drafters on this machine, then measure them")
+    group.add_argument("--rounds", type=int, default=5)
+    group.add_argument("--prompts", type=int, default=3, help="prompts of each of two suites")
+    group.add_argument("--max-tokens", "-n", type=int, default=64)
+    add_load_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return _validate(arguments) if arguments.validate else _predict(arguments)
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    rates = _rates(arguments.acceptance)
+    draft = Shape(arguments.draft_params, arguments.draft_layers) if arguments.draft_params else None
+    target = Shape(arguments.params, arguments.layers, arguments.kv_bytes)
+    cluster = Cluster(hardware_named(arguments.hardware), arguments.devices)
+    rows: list[dict[str, float]] = []
+    print(f"{'batch':>6}{'plain tok/s':>13}{'best K':>8}{'tok/s':>10}{'speed-up':>10}{'tok/pass':>10}{'pass ms':>9}")
+    for batch in numbers_of("--batch-sizes", arguments.batch_sizes):
+        scenario = Scenario(target, draft, cluster, batch_size=batch, context=arguments.context)
+        best = scenario.best_length(rates, longest=arguments.longest)
+        plain, fast = scenario.speed(0, rates), scenario.speed(best, rates)
+        pass_ms = 1000 * cluster.pass_seconds(target, 1, batch_size=batch, context=arguments.context)
+        gain = tokens_per_pass(rates, best)
+        print(f"{batch:>6}{plain:>13.0f}{best:>8}{fast:>10.0f}{fast / plain:>9.2f}x{gain:>10.2f}{pass_ms:>9.2f}")
+        rows.append({"batch": batch, "plain": plain, "best_length": best, "speed": fast, "speedup": fast / plain})
+    if all(row["best_length"] == 0 for row in rows):
+        print("speculation does not pay at this acceptance and cost")
+    print(json.dumps({"hardware": arguments.hardware, "devices": arguments.devices, "acceptance": rates, "rows": rows}))
+    return 0
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    llm, _ = load_pair(arguments)
+    run_config = RunConfig(max_tokens=arguments.max_tokens)
+    bench = Bench(suites=load_suites(["stories", "summary"]), num_prompts=arguments.prompts, run=run_config)
+    prompts = [prompt for many in encode_suites(llm, bench).values() for prompt in many]
+    found = validate(llm, prompts, max_tokens=arguments.max_tokens, num_rounds=arguments.rounds)
+    print(predictions_table(found))
+    worst = max(abs(one.error) for one in found)
+    print(f"largest error {worst:.1%}")
+    print(json.dumps({"largest_error": worst, "rows": [asdict(one) for one in found]}))
+    return 0
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in names_of(text)]
+    except ValueError:
+        rates = []
+    if not rates or any(not 0 <= rate <= 1 for rate in rates):
+        raise OptionError(f"--acceptance {text!r} is not valid; write probabilities with commas, as in 0.8,0.7")
+    return rates
