@@ -41,6 +41,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("swift", {"max_trials": 0}),
     ("swift", {}),
     ("swift", {"skip_share": 0.25, "threshold": 0.5}),
+    ("swift", {"skip_share": 0.25, "threshold": 0.5, "branches": True, "num_tree_nodes": 60}),
     ("del", {}),
 )
 

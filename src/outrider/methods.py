@@ -50,7 +50,7 @@ from outrider.drafters.sequoia import SequoiaOptions
 from outrider.drafters.stochastic_beam import StochasticBeam, StochasticBeamOptions
 from outrider.drafters.successors import SuccessorTable
 from outrider.drafters.suffix import SuffixDecoding, SuffixOptions
-from outrider.drafters.swift import Swift, SwiftOptions
+from outrider.drafters.swift import Swift, SwiftOptions, build_swift
 from outrider.drafters.tli import SharedTokens
 from outrider.policies.adaptive import Adaptive, AdaptiveOptions
 from outrider.policies.bandit import Bandit, BanditOptions
@@ -318,7 +318,7 @@ METHODS: Catalog[MethodRow] = Catalog(
             summary="the same, and which sublayers to skip is found while generating",
             paper="Xia et al. 2024, SWIFT (arXiv 2410.06916)",
             drafter=Swift,
-            build=lambda parts: Swift(layered(parts.target, "swift"), parts.options, draws=parts.draws),
+            build=lambda parts: build_swift(layered(parts.target, "swift"), parts.options, parts.draws),
             options=SwiftOptions,
             defaults={"num_draft_tokens": 25},
         ),

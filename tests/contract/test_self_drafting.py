@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from drafting import check
 from markov import Markov
 from test_methods import EVERYTHING, SAMPLED
 from thinned import LAYERS, VOCAB, thinned_model
@@ -24,7 +25,7 @@ from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
 from outrider.drafters.dynamic_exit import DynamicExit
 from outrider.drafters.exit_statistics import ExitStatistics
-from outrider.drafters.swift import Swift
+from outrider.drafters.swift import Swift, SwiftTree
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import compose
@@ -43,6 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "draft-verify, both": ("draft-verify", {"skip_attention": "1,2", "skip_mlp": (4,), "threshold": 0.3}),
     "swift": ("swift", {"window": 6, "threshold": 0.3, "max_trials": 40}),
     "swift, unsearched": ("swift", {"max_trials": 0, "threshold": 0.3}),
+    "swift, branches": ("swift", {"window": 6, "threshold": 0.2, "branches": True, "num_tree_nodes": 20, "max_trials": 9}),
     "del": ("del", {"look_every": 2, "num_draft_tokens": 6}),
     "del, exact lengths": ("del", {"look_every": 1, "exits": "1,3,5", "dynamic": False, "num_draft_tokens": 4}),
 }
@@ -87,15 +89,16 @@ def rate(states: Sequence[RequestState]) -> float:
 @pytest.mark.parametrize("name", list(CASES))
 def test_the_text_is_that_of_plain_decoding(target, expected, name: str, params: str) -> None:
     """Alone, together, and with requests that join while others run; a memory that outlives requests changes nothing."""
-    method = method_of(name, target)
+    method, num_accepted = method_of(name, target), 0
     for batch in (1, 8, 3) if params == "sampled" else (3,):
         states = serve(target, method, PARAMS[params], batch=batch)
         assert tokens(states) == expected[params]
-    assert sum(s.stats.num_accepted for s in states) > 0, "the case tests nothing"
+        num_accepted += sum(s.stats.num_accepted for s in states)
+    assert num_accepted > 0, "the case tests nothing"
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-@pytest.mark.parametrize("name", [name for name in CASES if "tree" not in name])
+@pytest.mark.parametrize("name", [name for name in CASES if "tree" not in name and "branches" not in name])
 def test_rules_for_sampled_guesses_are_greedy_exact(target, expected, name: str, rule: str) -> None:
     method = method_of(name, target, acceptance=rule)
     assert method.drafter.draws is Draws.IID
@@ -157,6 +160,26 @@ def test_the_pass_goes_on_from_what_was_drafted(target) -> None:
     assert ragged.resume is not None and 1 <= ragged.resume.num_nodes < 10
     skipping, _ = propose(target, method_of("draft-verify, both", target), Plan((3, 3, 3), (3, 3, 3)))
     assert skipping.resume is None
+
+
+def test_side_branches_stand_beside_every_guess(target) -> None:
+    """The chain is that of plain swift; its siblings are the next best, and budgets and depths are kept."""
+    options = {"threshold": 0.0, "max_trials": 0}
+    chain, _ = propose(target, compose("swift", target, options=options), Plan((4, 2, 3), (4, 2, 3)))
+    method = compose("swift", target, options={**options, "branches": True})
+    tree, context = propose(target, method, Plan((4, 2, 3), (30, 30, 7)))
+    assert isinstance(method.drafter, SwiftTree)
+    check(tree, context.tokens, Plan((4, 2, 3), (30, 30, 7)))
+    for row, drafted in enumerate(chain.num_drafted):
+        size, node, path = tree.tree.sizes[row], 0, list[int]()
+        parents = tree.tree.parents[row, :size].tolist()
+        while node in parents:
+            node = parents.index(node)  # the first child goes on
+            path.append(int(tree.tree.tokens[row, node]))
+        assert path == chain.tree.tokens[row, 1 : len(path) + 1].tolist() and (len(path) == drafted or size == 8)
+        assert size - 1 > len(path)
+    with pytest.raises(CompositionError, match="deterministic"):
+        compose("swift", target, acceptance="rejection", options={"branches": True})
 
 
 IDLE: dict[str, Any] = {"idle_attention": (3, 4, 5), "idle_mlp": (3, 4, 5)}

@@ -14,6 +14,7 @@ under every rule that is exact for the draws.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -24,6 +25,7 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, RowState
 from outrider.drafters.self_chain import UnsureStop, cache_of, draft_along
+from outrider.drafters.side_branches import draft_with_siblings
 from outrider.drafters.skip_search import Probe, SearchLimits, SkipSearch, SkipSpace
 
 
@@ -35,6 +37,8 @@ class SwiftOptions:
     """Part of the inner layers' sublayers that is left out while drafting."""
     threshold: float = 0.8
     """Drafting stops after a guess less sure than this."""
+    branches: bool = False
+    """Hang the next best candidates beside every guess, as many as ``num_tree_nodes`` has room for."""
     window: int = 32
     """Tokens of a text on which sets are tried, as soon as a request has generated more than so many."""
     max_score: float = 0.95
@@ -89,24 +93,15 @@ class _State(RowState):
         return _State(self.probe, self.row, num_rows)
 
 
-@final
-class Swift(Drafter):
-    """Chains from the target without the sublayers that a running search leaves out."""
-
-    offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
-    shape: ClassVar = Shape.CHAIN
+class _Searching(Drafter, ABC):
+    """A drafter that runs the target without the sublayers that a running search leaves out."""
 
     def __init__(
-        self,
-        target: LayeredTarget,
-        options: SwiftOptions | None = None,
-        *,
-        memory: SkipSearch | None = None,
-        draws: Draws = Draws.DETERMINISTIC,
+        self, target: LayeredTarget, options: SwiftOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC
     ) -> None:
         self.target, self.draws = target, draws
         self.options = options or SwiftOptions()
-        self.memory = memory or self.options.new_memory(target.num_layers)
+        self.memory = self.options.new_memory(target.num_layers)
         """Shared by all requests, and by every drafter it is given to."""
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
@@ -118,11 +113,14 @@ class Swift(Drafter):
             self._search(state, context)
         else:
             state.probe = None
-        stop = UnsureStop(context, [self.options.threshold] * len(context.tokens), draws=self.draws)
-        return draft_along(self.target, context, plan, route=self.memory.route, draws=self.draws, stop=stop)
+        return self._draft(context, plan)
 
     def observe(self, state: _State, observation: Observation) -> None:
         """Nothing to do: the target's cache is the drafter's."""
+
+    @abstractmethod
+    def _draft(self, context: Context, plan: Plan) -> Draft:
+        """With the best set known."""
 
     def _search(self, state: _State, context: Context) -> None:
         """One trial, on a text that is long enough."""
@@ -142,3 +140,32 @@ class Swift(Drafter):
         begin = before.lengths[0] - window
         before.truncate([begin])
         return Probe(self.target, before, tokens[begin : begin + window])
+
+
+@final
+class Swift(_Searching):
+    """Chains."""
+
+    offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
+    shape: ClassVar = Shape.CHAIN
+
+    def _draft(self, context: Context, plan: Plan) -> Draft:
+        stop = UnsureStop(context, [self.options.threshold] * len(context.tokens), draws=self.draws)
+        return draft_along(self.target, context, plan, route=self.memory.route, draws=self.draws, stop=stop)
+
+
+@final
+class SwiftTree(_Searching):
+    """Chains with side branches."""
+
+    offers: ClassVar = (Draws.DETERMINISTIC,)
+    shape: ClassVar = Shape.TREE
+
+    def _draft(self, context: Context, plan: Plan) -> Draft:
+        threshold = self.options.threshold
+        return draft_with_siblings(self.target, context, plan, route=self.memory.route, threshold=threshold)
+
+
+def build_swift(target: LayeredTarget, options: SwiftOptions, draws: Draws) -> Drafter:
+    """What the options ask for."""
+    return SwiftTree(target, options) if options.branches else Swift(target, options, draws=draws)
