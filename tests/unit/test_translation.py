@@ -68,6 +68,11 @@ KINDS = {"byte level": byte_level(400), "small byte level": byte_level(300, TEXT
 PAIRS = [(a, b) for a in KINDS for b in KINDS]
 
 
+def read(translation: Translation, ids: list[int]) -> list[int] | None:
+    found = translation.to_draft(ids)
+    return None if found is None else found.ids
+
+
 def test_bytes_of_tokens() -> None:
     for name, codec in KINDS.items():
         pieces = token_bytes(codec.tokenizer)
@@ -82,9 +87,21 @@ def test_a_text_is_read_as_the_drafts_tokenizer_cuts_it(target: str, draft: str)
     mine, other = KINDS[target], KINDS[draft]
     translation = TextTranslation(mine, other)
     ids = mine.encode(TEXT)
-    assert translation.to_draft(ids) == other.encode(TEXT)
-    ended = translation.to_draft([*ids, *sorted(mine.eos_ids)])
+    assert read(translation, ids) == other.encode(TEXT)
+    ended = read(translation, [*ids, *sorted(mine.eos_ids)])
     assert ended == [*other.encode(TEXT), *sorted(other.eos_ids)]
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+def test_a_growing_text_is_read_as_if_it_were_new(target: str, draft: str) -> None:
+    mine, other = KINDS[target], KINDS[draft]
+    translation, ids, known, steps = TextTranslation(mine, other), mine.encode(TEXT), None, 0
+    for end in range(1, len(ids) + 1, 2):
+        found = translation.to_draft(ids[:end], known)
+        assert (None if found is None else found.ids) == read(translation, ids[:end])
+        steps += found is not None
+        known = found or known
+    assert steps > len(ids) // 4
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
@@ -107,8 +124,8 @@ def test_inside_a_character_nothing_is_read() -> None:
     codec = KINDS["small byte level"]
     translation = TextTranslation(codec, KINDS["byte level"])
     ids = codec.encode("a 你", add_special_tokens=False)
-    assert translation.to_draft(ids) is not None
-    assert translation.to_draft(ids[:-1]) is None
+    assert read(translation, ids) is not None
+    assert read(translation, ids[:-1]) is None
 
 
 def test_a_continuation_inside_a_token_is_joined_or_dropped() -> None:
@@ -259,7 +276,7 @@ def _capitals() -> TextCodec:
 def test_the_bundled_tokenizer_against_a_small_one() -> None:
     mine, other = load_codec(bundled_path("target")), byte_level(400)
     translation = TextTranslation(mine, other)
-    assert translation.to_draft(mine.encode(TEXT)) == other.encode(TEXT)
+    assert read(translation, mine.encode(TEXT)) == other.encode(TEXT)
     assert int((translation.shared() >= 0).sum()) > 256
     assert pair_codec(VOCAB).vocab_size == VOCAB
 

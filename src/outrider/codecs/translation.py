@@ -16,12 +16,14 @@ from torch import Tensor
 
 from outrider.codecs.pieces import special_ids, token_bytes
 from outrider.codecs.text import TextCodec
-from outrider.core.translation import Translation
+from outrider.core.translation import Reading, Translation
 
 _BROKEN = "\ufffd"
 """How decoders write bytes that are no character (yet)."""
 _WINDOW = 8
 """Tokens encoded along in front of a continuation."""
+_OVERLAP = 32
+"""Tokens of a known reading that are read again with what follows."""
 
 
 @final
@@ -39,7 +41,25 @@ class TextTranslation(Translation):
                 if self._special_to_draft.get(token) is None:
                     self._special_to_draft[token] = next(iter(sorted(other)), None)
 
-    def to_draft(self, tokens: Sequence[int]) -> list[int] | None:
+    def to_draft(self, tokens: Sequence[int], before: Reading | None = None) -> Reading | None:
+        ids = None if before is None else self._extended(tokens, before)
+        ids = self._whole(tokens) if ids is None else ids
+        return Reading(len(tokens), ids) if ids else None
+
+    def _extended(self, tokens: Sequence[int], before: Reading) -> list[int] | None:
+        """The ids of a text whose beginning is known; empty inside a character, None where the whole must be read again."""
+        new, end = list(tokens[before.num_tokens :]), before.ids[-_OVERLAP:]
+        if len(end) < _OVERLAP or any(t in self._special_to_draft for t in new) or any(t in self._draft_specials for t in end):
+            return None
+        text = self.target.decode(new, prompt_ids=tokens[: before.num_tokens], skip_special_tokens=False)
+        if text.endswith(_BROKEN):
+            return []
+        ids = self._encode(self.draft, self.draft.tokenizer.decode(end, skip_special_tokens=False) + text)
+        agreed = ids[: _OVERLAP // 2] == end[: _OVERLAP // 2]  # so it goes on from where the known ids are right
+        return [*before.ids[:-_OVERLAP], *ids] if agreed else None
+
+    def _whole(self, tokens: Sequence[int]) -> list[int]:
+        """The ids of a text; none inside a character."""
         ids: list[int] = []
         text, start = "", 0
         for end in range(len(tokens) + 1):
@@ -51,7 +71,7 @@ class TextTranslation(Translation):
             ids += [] if special is None else [special]
             start = end + 1
         if text.endswith(_BROKEN):
-            return None
+            return []
         return ids if ids[: len(self._begin)] == self._begin else [*self._begin, *ids]
 
     def to_target(self, tokens: Sequence[int], context: Sequence[int], drafted: Sequence[int]) -> list[int]:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text of the target's as the draft reads it."""
+
+    num_tokens: int
+    """Of the target's."""
+    ids: list[int]
+    """The draft's, begin-of-sequence included."""
 
 
 class Translation(ABC):
     """The target's tokens as the draft model reads them, and back."""
 
     @abstractmethod
-    def to_draft(self, tokens: Sequence[int]) -> list[int] | None:
-        """The draft's tokens for a text of the target's, begin-of-sequence included; None inside a character."""
+    def to_draft(self, tokens: Sequence[int], before: Reading | None = None) -> Reading | None:
+        """How the draft reads a text of the target's; None inside a character. With the reading of an earlier part of the
+        text, only its end is translated anew."""
 
     @abstractmethod
     def to_target(self, tokens: Sequence[int], context: Sequence[int], drafted: Sequence[int]) -> list[int]:

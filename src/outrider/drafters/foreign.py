@@ -1,8 +1,8 @@
 """What drafters with a tokenizer of their own have in common: a draft model that reads the target's text in its own tokens.
 
-Every round the committed text is translated as a whole. Mostly that adds a few tokens to what the draft's cache holds; where
-the draft's tokenizer now cuts the last word otherwise, or guesses were rejected, the cache is cut back to the part that is
-still right. So nothing has to be undone when guesses fail, and the cache is always that of the text itself.
+Every round the end of the committed text is translated anew. Mostly that adds a few tokens to what the draft's cache holds;
+where the draft's tokenizer now cuts the last word otherwise, or guesses were rejected, the cache is cut back to the part that
+is still right. So nothing has to be undone when guesses fail, and the cache is always that of the text itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
-from outrider.core.translation import Translation
+from outrider.core.translation import Reading, Translation
 from outrider.core.tree import TokenTree
 
 
@@ -27,12 +27,15 @@ class ForeignState(RowState):
 
     cache: Cache
     read: list[list[int]]
+    """Per row, guesses included."""
+    known: list[Reading | None]
+    """Of the committed text, as far as it was translated."""
 
     def fork(self, rows: Sequence[int]) -> ForeignState:
-        return ForeignState(self.cache.fork(rows), [list(self.read[row]) for row in rows])
+        return ForeignState(self.cache.fork(rows), [list(self.read[row]) for row in rows], [self.known[row] for row in rows])
 
     def join(self, other: ForeignState) -> ForeignState:
-        return ForeignState(self.cache.join(other.cache), [*self.read, *other.read])
+        return ForeignState(self.cache.join(other.cache), [*self.read, *other.read], [*self.known, *other.known])
 
 
 class ForeignDrafter(Drafter, ABC):
@@ -46,11 +49,11 @@ class ForeignDrafter(Drafter, ABC):
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> ForeignState:
         del taps
-        return ForeignState(self.model.new_cache(len(rows)), [[] for _ in rows])
+        return ForeignState(self.model.new_cache(len(rows)), [[] for _ in rows], [None for _ in rows])
 
     def propose(self, state: ForeignState, context: Context, plan: Plan) -> Draft:
         planned = list(map(min, plan.max_depth, plan.max_nodes))
-        texts = [self.translation.to_draft(tokens) if depth else None for tokens, depth in zip(context.tokens, planned)]
+        texts = [self._read(state, row, context.tokens[row]) if depth else None for row, depth in enumerate(planned)]
         depths = [self._room(text, depth) for text, depth in zip(texts, planned, strict=True)]
         if not any(depths):
             return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
@@ -63,6 +66,11 @@ class ForeignDrafter(Drafter, ABC):
     @abstractmethod
     def _guess(self, state: ForeignState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
         """Chains of at most ``depths[b]`` guesses, from the draft's logits [B, 1, V] after the text."""
+
+    def _read(self, state: ForeignState, row: int, tokens: Sequence[int]) -> list[int] | None:
+        found = self.translation.to_draft(tokens, state.known[row])
+        state.known[row] = found or state.known[row]
+        return None if found is None else found.ids
 
     def _room(self, text: Sequence[int] | None, depth: int) -> int:
         """Guesses that fit into the draft's context; none where the text cannot be read (yet)."""
