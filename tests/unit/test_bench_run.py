@@ -33,7 +33,7 @@ def outcome(llm: LLM) -> Outcome:
     config = RunConfig(num_rounds=2, max_tokens=12, batch_sizes=(1, 2))
     grid = Grid(methods=["draft-model", "prompt-lookup"], lengths=[3])
     bench = Bench(grid, load_suites(["stories", "extraction"]), num_prompts=2, run=config, curves=False)
-    return run_bench(llm, bench, draft=bundled_path("draft"))
+    return run_bench(llm, bench, drafts=[bundled_path("draft")])
 
 
 def test_every_setting_on_every_suite_and_over_all(outcome: Outcome) -> None:

@@ -17,6 +17,7 @@ from typing import Any, final
 
 from outrider.core.interfaces import Observation, Plan, Policy
 from outrider.core.method import Method
+from outrider.policies.lengths import depths_of
 
 Watcher = Callable[[Observation], None]
 
@@ -41,6 +42,8 @@ class Tally:
     tested: list[int] = field(default_factory=list)
     """By depth, the first guess at 0: rounds in which a guess of that depth was put to the test."""
     accepted: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    """By depth: rounds whose longest path of guesses went so deep."""
     by_size: dict[int, list[float]] = field(default_factory=dict)
     """Verify seconds by number of nodes in the pass (rows times padded nodes)."""
 
@@ -71,6 +74,10 @@ class Tally:
             self.num_guesses += size - 1
             self.num_accepted += len(path) - 1
             self._count(len(path) - 1, tested_further=_has_children(seen, row))
+        for depth in depths_of(seen):
+            self.drafted += [0] * (depth - len(self.drafted))
+            for k in range(depth):
+                self.drafted[k] += 1
 
     def _count(self, num_accepted: int, *, tested_further: bool) -> None:
         depth = num_accepted + tested_further

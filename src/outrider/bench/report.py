@@ -191,6 +191,6 @@ def _not_measured(document: Mapping[str, Any]) -> str:
 
 def _origin(document: Mapping[str, Any]) -> str:
     shown = {
-        name: document[name] for name in ("provenance", "model", "draft", "run", "bandwidth", "suites") if name in document
+        name: document[name] for name in ("provenance", "model", "drafts", "run", "bandwidth", "suites") if name in document
     }
     return f"<h2>Provenance</h2><pre>{escape(json.dumps(shown, indent=2, ensure_ascii=False))}</pre>"

@@ -211,14 +211,14 @@ def _compare(cells: dict[str, Cell], outputs: dict[str, list[list[int]]]) -> Non
 
 def _joined(a: Tally, b: Tally) -> Tally:
     """Counts of both."""
-    depth = max(len(a.tested), len(b.tested))
     sizes = {size: [*a.by_size.get(size, []), *b.by_size.get(size, [])] for size in a.by_size.keys() | b.by_size.keys()}
     added: dict[str, Any] = {name: vars(a)[name] + vars(b)[name] for name in vars(a) if isinstance(vars(a)[name], int | float)}
-    return Tally(**added, tested=_sum(a.tested, b.tested, depth), accepted=_sum(a.accepted, b.accepted, depth), by_size=sizes)
+    lists: dict[str, Any] = {name: _sum(vars(a)[name], vars(b)[name]) for name in ("tested", "accepted", "drafted")}
+    return Tally(**added, **lists, by_size=sizes)
 
 
-def _sum(a: list[int], b: list[int], length: int) -> list[int]:
-    return [(a[i] if i < len(a) else 0) + (b[i] if i < len(b) else 0) for i in range(length)]
+def _sum(a: list[int], b: list[int]) -> list[int]:
+    return [(a[i] if i < len(a) else 0) + (b[i] if i < len(b) else 0) for i in range(max(len(a), len(b)))]
 
 
 def ruler_seconds() -> float:

@@ -49,7 +49,7 @@ class Outcome:
     """The prompts that were measured, by suite."""
 
 
-def run_bench(llm: LLM, bench: Bench, *, draft: str | None = None, say: Say = lambda _: None) -> Outcome:
+def run_bench(llm: LLM, bench: Bench, *, drafts: Sequence[str] = (), say: Say = lambda _: None) -> Outcome:
     """Measure, and write down where it was measured."""
     prompts = encode_suites(llm, bench)
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +63,7 @@ def run_bench(llm: LLM, bench: Bench, *, draft: str | None = None, say: Say = la
     about: dict[str, Any] = {
         "provenance": provenance(),
         "model": describe_target(llm.model_name, llm.target),
-        "draft": describe_target(draft, llm.draft) if draft and llm.draft else None,
+        "drafts": [describe_target(name, draft) for name, draft in zip(drafts, llm.drafts, strict=False)],
         "run": asdict(bench.run),
         "bandwidth": bandwidth.to_json(),
         "suites": {name: {"prompts": len(many), "tokens": sum(map(len, many))} for name, many in runner.suites.items()},

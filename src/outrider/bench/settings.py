@@ -37,7 +37,7 @@ class Setting:
             parts.append(self.acceptance)
         if self.policy != "fixed":
             parts.append(self.policy)
-        shown = {name: value for name, value in self.options.items() if isinstance(value, int | float) or len(str(value)) < 24}
+        shown = {name: value for name, value in self.options.items() if len(str(value)) < 24 and "/" not in str(value)}
         parts += [f"K={value}" if name == "num_draft_tokens" else f"{name}={value}" for name, value in shown.items()]
         return " ".join(parts)
 

@@ -32,7 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("model", help="folder, hub name or .gguf file; 'bundled' for the bundled pair")
     parser.add_argument("method", help="see `outrider methods`")
-    parser.add_argument("--draft", metavar="NAME", help="draft model of the same vocabulary")
+    parser.add_argument("--draft", action="append", metavar="NAME", help="draft model, repeatable")
     parser.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
     parser.add_argument("--policy", metavar="NAME", default="fixed")
     parser.add_argument("--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")

@@ -53,7 +53,9 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     """Which models, and on what."""
     group = parser.add_argument_group("models")
     group.add_argument("--model", metavar="NAME", help="folder, hub name or .gguf file (default: the bundled pair)")
-    group.add_argument("--draft", metavar="NAME", help="draft model; methods that need one are skipped without it")
+    group.add_argument(
+        "--draft", action="append", metavar="NAME", help="draft model, repeatable; methods that need one are skipped without it"
+    )
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     group.add_argument("--threads", type=int, help="CPU threads (default: as torch chooses)")
@@ -87,8 +89,8 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     bench = bench_of(arguments)
-    llm, draft = load_pair(arguments)
-    outcome = run_bench(llm, bench, draft=draft, say=_progress(arguments))
+    llm, drafts = load_pair(arguments)
+    outcome = run_bench(llm, bench, drafts=drafts, say=_progress(arguments))
     print(table(outcome.lines, outcome.skipped))
     finish(outcome, arguments)
     return 0
@@ -140,14 +142,14 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
     return Bench(grid, suites, arguments.prompts, arguments.turns, config, curves=not arguments.no_curves)
 
 
-def load_pair(arguments: argparse.Namespace) -> tuple[LLM, str | None]:
-    """The target with its draft, where there is one, and the draft's name."""
+def load_pair(arguments: argparse.Namespace) -> tuple[LLM, list[str]]:
+    """The target with its drafts, where there are any, and the drafts' names."""
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     model = None if arguments.model in (None, "bundled") else arguments.model
-    draft = arguments.draft or (bundled_path("draft") if model is None else None)
-    method = "draft-model" if draft else "plain"
-    return LLM(model, method=method, draft=draft, dtype=arguments.dtype, device=arguments.device), draft
+    drafts = arguments.draft or ([bundled_path("draft")] if model is None else [])
+    method = "draft-model" if drafts else "plain"
+    return LLM(model, method=method, draft=drafts or None, dtype=arguments.dtype, device=arguments.device), drafts
 
 
 def _method_options(pairs: list[str]) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ from outrider.api import LLM
 from outrider.core.errors import OptionError
 from outrider.core.params import SamplingParams
 
+CONFIG_KIND = "outrider config"
+"""What a file written by ``outrider tune`` says it is."""
+
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and method")
+    group.add_argument("--config", type=Path, metavar="FILE", help="written by `outrider tune`; options given here come first")
     group.add_argument("--model", metavar="NAME", help="folder, hub name or .gguf file (default: the bundled model)")
     group.add_argument(
         "--draft", action="append", metavar="NAME", help="draft model, repeatable (default: the bundled model's own)"
@@ -90,17 +95,33 @@ def method_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
+    config = read_config_file(arguments.config) if arguments.config else {}
+    same_method = arguments.method in (None, config.get("method"))  # options of one method mean nothing to another
+    options = {**(config.get("options", {}) if same_method else {}), **method_options(arguments)}
     return LLM(
-        arguments.model,
-        method=arguments.method,
-        draft=arguments.draft,
-        acceptance=arguments.acceptance,
-        policy=arguments.policy,
-        dtype=arguments.dtype,
-        device=arguments.device,
+        arguments.model or config.get("model"),
+        method=arguments.method or config.get("method"),
+        draft=arguments.draft or config.get("draft"),
+        acceptance=arguments.acceptance or (config.get("acceptance") if same_method else None),
+        policy=arguments.policy if arguments.policy != "fixed" or not same_method else config.get("policy", "fixed"),
+        dtype=arguments.dtype if arguments.dtype != "auto" else config.get("dtype", "auto"),
+        device=arguments.device or config.get("device"),
         **more,
-        **method_options(arguments),
+        **options,
     )
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """A config as ``outrider tune`` writes it."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"config {path} cannot be read ({error.strerror}); make one with `outrider tune`") from None
+    except ValueError:
+        raise OptionError(f"config {path} is not JSON; make one with `outrider tune`") from None
+    if not isinstance(config, dict) or config.get("kind") != CONFIG_KIND:
+        raise OptionError(f'config {path} was not written by `outrider tune` (no "kind": "{CONFIG_KIND}"); make one with it')
+    return config
 
 
 def _read(path: str) -> str:

@@ -1,0 +1,124 @@
+"""``outrider tune MODEL --prompts FILE``: which method, tree and length are fastest for these prompts on this machine?
+
+    outrider tune bundled --prompts prompts.jsonl --out tuned.json
+    outrider generate --config tuned.json "Once upon a time"
+
+Measures the cost of passes and the acceptance of every lossless method, states the speed-up it expects, measures it, and
+writes a config. Says so when speculation does not pay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from outrider.bench.provenance import provenance
+from outrider.bench.runner import RunConfig
+from outrider.bench.session import Bench, encode_suites
+from outrider.bench.suites import load_suites
+from outrider.bench.tune import TuneConfig, Tuned, tune
+from outrider.cli.bench import load_pair, names_of
+from outrider.cli.options import CONFIG_KIND
+from outrider.core.errors import OptionError
+from outrider.methods import METHODS
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "tune",
+        help="find the fastest method for your prompts on this machine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    defaults = TuneConfig()
+    parser.add_argument("model", help="folder, hub name or .gguf file; 'bundled' for the bundled pair")
+    parser.add_argument("--prompts", required=True, metavar="FILE", help=".jsonl file, or a suite of `outrider bench`")
+    parser.add_argument("--draft", action="append", metavar="NAME", help="draft model, repeatable")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the config goes (default: standard output only)")
+    parser.add_argument(
+        "--methods", default="all", help="names of `outrider methods`, with commas (default: all lossless ones)"
+    )
+    parser.add_argument("--num-prompts", type=int, default=8, help="prompts that are used (default: %(default)s)")
+    parser.add_argument("--max-tokens", "-n", type=int, default=defaults.max_tokens)
+    parser.add_argument("--temperature", "-t", type=float, default=0.0)
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=defaults.num_rounds)
+    parser.add_argument("--seconds", type=float, help="limit of the measurements at the end, about")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device")
+    parser.add_argument("--threads", type=int)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.rounds < 2:
+        raise OptionError(f"--rounds {arguments.rounds} is not valid; use at least 2, so that there is an interval")
+    methods = [] if arguments.methods == "all" else names_of(arguments.methods)
+    for name in methods:
+        METHODS[name]
+    config = TuneConfig(
+        methods=methods,
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        batch_size=arguments.batch_size,
+        num_rounds=arguments.rounds,
+        seconds=arguments.seconds,
+    )
+    suites = load_suites(names_of(arguments.prompts))
+    llm, drafts = load_pair(arguments)
+    bench = Bench(suites=suites, num_prompts=arguments.num_prompts, run=RunConfig(max_tokens=arguments.max_tokens))
+    prompts = [prompt for many in encode_suites(llm, bench).values() for prompt in many]
+    tuned = tune(llm, prompts, config, say=lambda text: print(text, file=sys.stderr))
+    print(_table(tuned))
+    document = config_document(tuned, arguments, drafts)
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        print(f"written to {arguments.out}; use it with: outrider generate --config {arguments.out}")
+    print(json.dumps(document))
+    return 0
+
+
+def config_document(tuned: Tuned, arguments: argparse.Namespace, drafts: list[str]) -> dict[str, Any]:
+    """What ``--config`` reads, with how it was found."""
+    best = tuned.best
+    return {
+        "kind": CONFIG_KIND,
+        "model": None if arguments.model == "bundled" else arguments.model,
+        "draft": arguments.draft,
+        "method": best.setting.method,
+        "acceptance": best.setting.acceptance,
+        "policy": best.setting.policy,
+        "options": dict(best.setting.options),
+        "dtype": arguments.dtype,
+        "device": arguments.device,
+        "tuned": {
+            "pays": tuned.pays,
+            "expected_speedup": best.expected,
+            "speedup": best.speedup.to_json(),
+            "tokens_per_second": best.tokens_per_second,
+            "drafts": len(drafts),
+            "pass_seconds": dict(zip(map(str, tuned.curve.nodes), tuned.curve.seconds, strict=True)),
+            "raced": [{"setting": one.setting.label, "speedup": one.speedup.to_json()} for one in tuned.raced],
+            "skipped": {skip.label: skip.reason for skip in tuned.skipped},
+            "provenance": provenance(),
+        },
+    }
+
+
+def _table(tuned: Tuned) -> str:
+    rows = [f"{'':<40}{'expected':>10}{'measured':>10}{'95 %':>16}{'tokens/s':>10}"]
+    for one in tuned.raced:
+        expected = f"{one.expected:.2f}x" if one.expected else "-"
+        limits = f"{one.speedup.low:.2f} - {one.speedup.high:.2f}"
+        measured = f"{one.speedup.value:.2f}x"
+        rows.append(f"{one.setting.label:<40}{expected:>10}{measured:>10}{limits:>16}{one.tokens_per_second:>10.1f}")
+    best = tuned.best
+    if tuned.pays:
+        expected = f"{best.expected:.2f}x expected, " if best.expected else ""
+        rows.append(f"\n{best.setting.label}: {expected}{best.speedup.value:.2f}x measured over plain decoding")
+    else:
+        rows.append("\nspeculation does not pay here: plain decoding is the fastest, or nothing is faster beyond doubt")
+    return "\n".join(rows)
