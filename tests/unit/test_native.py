@@ -17,9 +17,13 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.bundled import bundled_path
 from outrider.core.draft import Resume
+from outrider.core.interfaces import Context, Plan
+from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise, Purpose, gumbel_stream, make_key
 from outrider.core.route import Route
+from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
+from outrider.drafters.best_first import BestFirst, BestFirstOptions
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.load import load_model
@@ -171,6 +175,35 @@ def test_text_is_that_of_plain_decoding_in_every_type(library, dtype: str, tempe
         for name in ("plain", "draft-model", "best-first", "token-recycling", "lookahead")
     ]
     assert all(other == texts[0] for other in texts[1:])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_trees_in_one_call_are_those_grown_level_by_level(library, temperature: float) -> None:
+    """A ragged batch, plans of different depth and size; and the cache is left as the twin leaves it."""
+    config = config_named("heads of 32")
+    weights = random_weights(config, dtype=torch.float32, seed=6)
+    rows = [state_of([3, 1, 4, 1, 5], seed=1, temperature=temperature), state_of([9, 2], seed=2, temperature=temperature)]
+    rows.append(state_of([7, 7, 7], seed=3, temperature=temperature))
+    plan = Plan((4, 2, 0), (12, 30, 8))
+    found = []
+    for model in (NativeDecoder(library, config, weights), Decoder(config, weights)):
+        drafter = BestFirst(model, BestFirstOptions(width=3, num_children=4), vocab_size=VOCAB)
+        noise = Noise(torch.tensor([row.seed for row in rows]), torch.zeros(3, dtype=torch.int64))
+        context = Context([row.tokens for row in rows], Sampler(rows, VOCAB, torch.device("cpu")), noise, torch.device("cpu"))
+        state = drafter.start([row.tokens for row in rows], {})
+        tree = drafter.propose(state, context, plan).tree
+        assert state.slots is not None
+        found.append((tree, state.slots, state.cache.lengths))
+    (ours, slots, lengths), (reference, twin_slots, twin_lengths) = found
+    assert ours.sizes == reference.sizes == (13, 17, 1)
+    assert lengths == twin_lengths
+    for row, size in enumerate(ours.sizes):
+        for left, right in ((ours.tokens, reference.tokens), (ours.parents, reference.parents), (slots, twin_slots)):
+            assert left[row, :size].tolist() == right[row, :size].tolist()
+
+
+def state_of(prompt: list[int], *, seed: int, temperature: float) -> RequestState:
+    return RequestState.of(Request(prompt, SamplingParams(temperature=temperature, seed=seed)))
 
 
 def test_random_numbers_are_those_of_the_core(library) -> None:

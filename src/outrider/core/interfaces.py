@@ -112,18 +112,6 @@ class LayeredTarget(Target, ABC):
         ``score`` writes over it, or (see ``Resume``) goes on from it."""
 
 
-class GuessingTarget(Target, ABC):
-    """A target that can run ahead by itself: a whole chain of guesses in one call, for drafting."""
-
-    @abstractmethod
-    def guess(
-        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], temperatures: Sequence[float], noise: Noise
-    ) -> Tensor | None:
-        """[B, max(depths)] guesses: feeds ``rows[b]``, then guesses ``depths[b]`` tokens, each argmax(logits / temperature +
-        target noise of its output position), feeding all but the last. Commits what it fed. None if it cannot run ahead now;
-        nothing was done then."""
-
-
 class StopRule(ABC):
     """Asked by a drafter at every depth which rows draft on; a drafter that cannot ask drafts the whole plan.
 
@@ -154,6 +142,46 @@ class Plan:
         depth = tuple(min(d, r) for d, r in zip(self.max_depth, room, strict=True))
         nodes = tuple(n if d else 0 for n, d in zip(self.max_nodes, depth, strict=True))
         return Plan(depth, nodes, self.stop)
+
+
+@dataclass(frozen=True)
+class TreeSearch:
+    """How a best-first tree is looked for (see drafters/best_first.py)."""
+
+    width: int
+    """Nodes fed per level."""
+    num_children: int
+    """Candidates looked at below each of them."""
+    tau: float
+    """How far the model's logits are from the target's."""
+
+
+class GuessingTarget(Target, ABC):
+    """A target that can run ahead by itself: a whole chain or tree of guesses in one call, for drafting.
+
+    Both feed ``rows[b]`` first and commit it. Guesses are ranked by logits + temperature * target noise of their output
+    position. None means that it cannot run ahead now; nothing was done then.
+    """
+
+    @abstractmethod
+    def guess(
+        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], temperatures: Sequence[float], noise: Noise
+    ) -> Tensor | None:
+        """[B, max(depths)] the best guess after the best guess, ``depths[b]`` times; commits all of them but the last."""
+
+    @abstractmethod
+    def guess_tree(
+        self,
+        rows: Sequence[Sequence[int]],
+        cache: Cache,
+        *,
+        search: TreeSearch,
+        plan: Plan,
+        temperatures: Sequence[float],
+        noise: Noise,
+    ) -> tuple[TokenTree, Tensor] | None:
+        """The best trees within the plan, root first, and [B, N] the number of each node among those fed after the root, from
+        1, or 0. What was fed after the root is left uncommitted."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,10 +25,11 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Plan, Target
+from outrider.core.interfaces import Context, GuessingTarget, Plan, Target, TreeSearch
 from outrider.core.sampling import Law
 from outrider.core.tree import TokenTree
-from outrider.drafters.draft_tree import TreeDrafter
+from outrider.drafters.catch_up import missing_from
+from outrider.drafters.draft_tree import TreeDrafter, TreeState
 from outrider.drafters.tree_candidates import coupled_scores, log_chances, plain_scores
 from outrider.drafters.tree_growth import TreeGrowth, kept_part
 
@@ -64,6 +65,17 @@ class BestFirst(TreeDrafter):
     def __init__(self, model: Target, options: BestFirstOptions | None = None, *, vocab_size: int) -> None:
         super().__init__(model, vocab_size=vocab_size, draws=Draws.DETERMINISTIC)
         self.options = options or BestFirstOptions()
+
+    def _guessed(self, state: TreeState, context: Context, plan: Plan) -> tuple[TokenTree, Tensor] | None:
+        """Sampling must be nothing but a temperature, and candidates ranked with the noise."""
+        model, temperatures, options = self.model, context.sampler.temperatures, self.options
+        if temperatures is None or not isinstance(model, GuessingTarget) or model.vocab_size > self.vocab_size:
+            return None
+        if not (options.perturb or context.sampler.all_greedy):
+            return None
+        search = TreeSearch(options.width, options.num_children, options.tau)
+        rows = missing_from(model, state.cache, context)
+        return model.guess_tree(rows, state.cache, search=search, plan=plan, temperatures=temperatures, noise=context.noise)
 
     def _grow(self, growth: TreeGrowth, plan: Plan) -> tuple[Draft, Tensor]:
         pool = grow_pool(growth, growth.root(), options=self.options, max_depth=max(plan.max_depth))

@@ -19,7 +19,16 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-_SOURCES = ("decoder.cpp", "attention.hpp", "attention_tiles.hpp", "matmul.hpp", "noise.hpp", "pool.hpp", "vector.hpp")
+_SOURCES = (
+    "decoder.cpp",
+    "attention.hpp",
+    "attention_tiles.hpp",
+    "matmul.hpp",
+    "noise.hpp",
+    "pool.hpp",
+    "tree.hpp",
+    "vector.hpp",
+)
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
 _SECONDS = 300
 

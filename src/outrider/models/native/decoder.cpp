@@ -10,8 +10,8 @@
 
 #include "attention_tiles.hpp"
 #include "matmul.hpp"
-#include "noise.hpp"
 #include "pool.hpp"
+#include "tree.hpp"
 
 extern "C" {
 struct LayerWeights {
@@ -362,6 +362,17 @@ static void run(const Model& model, const Pass& pass) {
     else Runner<float>(model, pass, *buffers).run();
 }
 
+// One pass over nodes start .. nodes - 1 of trees kept in arrays of `most` nodes a row.
+static void feed(const Model& model, Pass& pass, const std::vector<int64_t>& tokens, const std::vector<int64_t>& parents, int most) {
+    std::vector<int64_t> fed, above;
+    for (int b = 0; b < pass.batch; b++) {
+        fed.insert(fed.end(), tokens.begin() + size_t(b) * most, tokens.begin() + size_t(b) * most + pass.nodes);
+        above.insert(above.end(), parents.begin() + size_t(b) * most, parents.begin() + size_t(b) * most + pass.nodes);
+    }
+    pass.tokens = fed.data(), pass.parents = above.data();
+    run(model, pass);
+}
+
 extern "C" {
 // Asks the system for the tile registers; 0 if this machine or system has none and the code needs them.
 int outrider_init() {
@@ -406,5 +417,42 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
         }
         now.nodes = 1, now.tokens = fed.data();
     }
+}
+// Reads the tokens of `pass`, then grows a tree behind them, level by level; what is fed after the root stays uncommitted.
+void outrider_tree(const Model* model, const Pass* pass, const Tree* tree) {
+    std::lock_guard<std::mutex> only(Pool::lock());
+    Pass now = *pass;
+    const int batch = now.batch, most = tree->longest * tree->width;  // nodes fed after the root
+    std::vector<float> logits(size_t(batch) * std::max(1, tree->width) * model->vocab);
+    std::vector<int32_t> lengths(now.lengths, now.lengths + batch), sizes(now.sizes, now.sizes + batch);
+    std::vector<int64_t> tokens(size_t(batch) * most), parents(size_t(batch) * most);
+    std::vector<RowGrowth> rows;
+    for (int b = 0; b < batch; b++) rows.emplace_back(*tree, b);
+    now.last_only = 1, now.logits = logits.data(), now.lengths = lengths.data(), now.sizes = sizes.data();
+    run(*model, now);
+    for (int b = 0; b < batch; b++) lengths[b] += sizes[b], sizes[b] = 0;
+    now.last_only = 0;
+    for (int depth = 0, fed = 0; depth < tree->longest; depth++) {
+        const int stride = now.nodes - now.start;  // logits of a row
+        int level = 0;
+        for (int b = 0; b < batch; b++) {
+            if (!rows[b].goes_on(depth)) { sizes[b] = 0; continue; }
+            const size_t begin = rows[b].pool.size();
+            rows[b].add(logits.data() + size_t(b) * (depth ? stride : 1) * model->vocab, model->vocab, depth);
+            if (!rows[b].goes_on(depth + 1)) { sizes[b] = 0; continue; }
+            int numbered = fed;
+            rows[b].choose(begin, numbered);
+            for (int place : rows[b].frontier) {
+                const Candidate& one = rows[b].pool[place];
+                tokens[size_t(b) * most + one.number - 1] = one.token;
+                parents[size_t(b) * most + one.number - 1] = rows[b].pool[one.parent].number - 1;
+            }
+            sizes[b] = numbered, level = std::max(level, numbered - fed);
+        }
+        if (level == 0) break;
+        now.start = fed, now.nodes = fed + level, fed += level;
+        feed(*model, now, tokens, parents, most);
+    }
+    for (auto& row : rows) row.write();
 }
 }

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Resume
-from outrider.core.interfaces import Cache, GuessingTarget, LayeredTarget
+from outrider.core.interfaces import Cache, GuessingTarget, LayeredTarget, Plan, TreeSearch
 from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.config import ModelConfig
-from outrider.models.native.structs import ChainStruct, PackedModel, PassStruct
+from outrider.models.native.structs import ChainStruct, PackedModel, PassStruct, TreeStruct
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
@@ -34,6 +34,7 @@ from outrider.models.weights import Weights
 _CHUNK = 256
 """Most tokens of a row per prefill pass."""
 _LANES = 16
+_TREE_ARRAYS = ("depths", "most", "temperatures", "seeds", "positions", "tokens", "parents", "numbers", "counts")
 
 
 def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -62,8 +63,8 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
-        self._call, self._chain = library.outrider_pass, library.outrider_chain
-        self._call.restype = self._chain.restype = None
+        self._call, self._chain, self._tree = library.outrider_pass, library.outrider_chain, library.outrider_tree
+        self._call.restype = self._chain.restype = self._tree.restype = None
         self._num_threads = torch.get_num_threads()
         self.gumbel_stream = partial(_gumbel_stream, library)
         self._model = PackedModel(library, config, weights)
@@ -140,19 +141,52 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
     def guess(
         self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], temperatures: Sequence[float], noise: Noise
     ) -> Tensor:
+        depth = max(depths)
+        tree = self._to_feed(rows, cache, ahead=depth)
+        guesses = torch.zeros(len(rows), depth, dtype=torch.int64)
+        wanted = torch.tensor(depths, dtype=torch.int32), torch.tensor(temperatures), noise.seeds, noise.positions
+        chain = ChainStruct(depth, *(tensor.data_ptr() for tensor in (*wanted, guesses)))
+        call = self._pass(tree, cache, 0, _Wanted(last=self.num_layers), ahead=depth)
+        self._chain(byref(self._model.struct), byref(call), byref(chain))
+        cache.commit([range(size + max(0, depth - 1)) for size, depth in zip(tree.sizes, depths, strict=True)])
+        return guesses
+
+    def guess_tree(
+        self,
+        rows: Sequence[Sequence[int]],
+        cache: Cache,
+        *,
+        search: TreeSearch,
+        plan: Plan,
+        temperatures: Sequence[float],
+        noise: Noise,
+    ) -> tuple[TokenTree, Tensor]:
+        depth, sizes = max(plan.max_depth), [n if d else 0 for n, d in zip(plan.max_nodes, plan.max_depth, strict=True)]
+        capacity = 1 + max(sizes)
+        fed = self._to_feed(rows, cache, ahead=depth * search.width)
+        limits = torch.tensor(plan.max_depth, dtype=torch.int32), torch.tensor(sizes, dtype=torch.int32)
+        wanted = (*limits, torch.tensor(temperatures), noise.seeds, noise.positions)
+        tokens, parents, numbers = torch.zeros(3, len(rows), capacity, dtype=torch.int64)
+        counts = torch.zeros(len(rows), dtype=torch.int32)
+        grown = TreeStruct(depth, search.width, search.num_children, capacity, search.tau)
+        for name, tensor in zip(_TREE_ARRAYS, (*wanted, tokens, parents, numbers, counts), strict=True):
+            setattr(grown, name, tensor.data_ptr())
+        call = self._pass(fed, cache, 0, _Wanted(last=self.num_layers), ahead=depth)
+        self._tree(byref(self._model.struct), byref(call), byref(grown))
+        cache.commit([range(size) for size in fed.sizes])
+        tokens[:, 0] = torch.tensor([row[-1] for row in rows])
+        num_nodes = int(counts.max())
+        tree = TokenTree(tokens[:, :num_nodes], parents[:, :num_nodes], tuple(counts.tolist()), is_chain=num_nodes == 1)
+        return tree, numbers[:, :num_nodes]
+
+    def _to_feed(self, rows: Sequence[Sequence[int]], cache: Cache, *, ahead: int) -> TokenTree:
+        """The rows as chains, on a cache with room for ``ahead`` tokens more; all but the last token of long ones is read."""
         if max(len(row) for row in rows) > _CHUNK:
             self.prefill([row[:-1] for row in rows], cache)
             rows = [row[-1:] for row in rows]
-        longest, depth = max(len(row) for row in rows), max(depths)
-        tree = TokenTree.chain(torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows]), [len(row) for row in rows])
-        cache.reserve(longest + depth)
-        guesses = torch.zeros(len(rows), depth, dtype=torch.int64)
-        wanted = torch.tensor(depths, dtype=torch.int32), torch.tensor(temperatures)
-        chain = ChainStruct(depth, *(t.data_ptr() for t in (*wanted, noise.seeds, noise.positions, guesses)))
-        call = self._pass(tree, cache, 0, _Wanted(last=self.num_layers), ahead=depth)
-        self._chain(byref(self._model.struct), byref(call), byref(chain))
-        cache.commit([range(len(row) + max(0, depth - 1)) for row, depth in zip(rows, depths, strict=True)])
-        return guesses
+        longest = max(len(row) for row in rows)
+        cache.reserve(longest + ahead)
+        return TokenTree.chain(torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows]), [len(row) for row in rows])
 
     def _run(
         self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted

@@ -87,6 +87,15 @@ class ChainStruct(Structure):
     ]
 
 
+class TreeStruct(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("longest", "width", "children", "capacity")),
+        ("tau", c_float),
+        *((name, c_void_p) for name in ("depths", "most", "temperatures", "seeds", "positions")),
+        *((name, c_void_p) for name in ("tokens", "parents", "numbers", "counts")),
+    ]
+
+
 class PackedModel:
     """A model in the layout of the native pass. Owns the memory its structure points to."""
 

@@ -12,7 +12,7 @@ from typing import final
 from torch import Tensor
 
 from outrider.core.draft import Resume
-from outrider.core.interfaces import Cache, GuessingTarget, LayeredTarget
+from outrider.core.interfaces import Cache, GuessingTarget, LayeredTarget, Plan, TreeSearch
 from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores
@@ -67,6 +67,20 @@ class SwappingDecoder(LayeredTarget, GuessingTarget):
         if not isinstance(self._now, NativeDecoder):
             return None
         return self._now.guess(rows, cache, depths=depths, temperatures=temperatures, noise=noise)
+
+    def guess_tree(
+        self,
+        rows: Sequence[Sequence[int]],
+        cache: Cache,
+        *,
+        search: TreeSearch,
+        plan: Plan,
+        temperatures: Sequence[float],
+        noise: Noise,
+    ) -> tuple[TokenTree, Tensor] | None:
+        if not isinstance(self._now, NativeDecoder):
+            return None
+        return self._now.guess_tree(rows, cache, search=search, plan=plan, temperatures=temperatures, noise=noise)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._now.logits(hidden)
