@@ -13,11 +13,12 @@ from outrider.bench.bandwidth import measure_bandwidth
 from outrider.bench.curves import measure_curves
 from outrider.bench.provenance import describe_target, provenance
 from outrider.bench.runner import RunConfig, Runner
-from outrider.bench.settings import BASELINE, Grid, Provider, Skipped, runnable
+from outrider.bench.settings import BASELINE, Grid, Provider, Setting, Skipped, runnable
 from outrider.bench.suites import Encoder, Suite
 from outrider.bench.summary import Line, document, lines_of
 from outrider.core.errors import OptionError
 from outrider.core.params import SamplingParams
+from outrider.methods import METHODS
 
 _SHORTEST_PROMPT = 8
 """Tokens a prompt must be left with after it was cut to the model's context."""
@@ -47,6 +48,16 @@ class Outcome:
     document: dict[str, Any]
     prompts: dict[str, list[list[int]]]
     """The prompts that were measured, by suite."""
+    settings: list[Setting]
+
+    @property
+    def fastest(self) -> Setting:
+        """Of the lossless settings that speculate and need nothing made for the bench; plain decoding if there is none."""
+        first = self.lines[0]
+        lines = [line for line in self.lines if (line.suite, line.batch_size) == (first.suite, first.batch_size)]
+        lasting = {one.label: one for one in self.settings if one.lossless and not METHODS[one.method].needs}
+        others = [line for line in lines if line.label in lasting and line.label != BASELINE]
+        return lasting[max(others, key=lambda line: line.speedup.value, default=first).label]
 
 
 def run_bench(llm: LLM, bench: Bench, *, drafts: Sequence[str] = (), say: Say = lambda _: None) -> Outcome:
@@ -70,7 +81,7 @@ def run_bench(llm: LLM, bench: Bench, *, drafts: Sequence[str] = (), say: Say = 
         "settings": [setting.to_json() for setting in settings],
         "curves": [curve.to_json() for curve in _curves(llm, bench)] if bench.curves else [],
     }
-    return Outcome(found, skipped, document(found, results, skipped, about), runner.suites)
+    return Outcome(found, skipped, document(found, results, skipped, about), runner.suites, settings)
 
 
 def _curves(llm: LLM, bench: Bench) -> list[Any]:

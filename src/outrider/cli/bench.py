@@ -18,6 +18,8 @@ import torch
 
 from outrider.api import LLM
 from outrider.bench.compare import changes_table, compare
+from outrider.bench.peers.peer import VARIANTS, PeerSpec
+from outrider.bench.peers.race import peers_table, race_peers
 from outrider.bench.report import report
 from outrider.bench.runner import RunConfig
 from outrider.bench.session import Bench, Outcome, run_bench, short_document
@@ -28,6 +30,7 @@ from outrider.bundled import bundled_path
 from outrider.cli.options import value_of
 from outrider.core.errors import OptionError
 from outrider.methods import METHODS
+from outrider.models.load import local_path
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -81,6 +84,16 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rounds", type=int, default=5)
     group.add_argument("--prompts", type=int, help="most prompts of a suite (default: all)")
     group.add_argument("--seconds", type=float, help="take fewer prompts and rounds to end in about this time")
+    group.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="ENGINE[=PYTHON]",
+        help=f"another engine in its own environment: {', '.join(VARIANTS)} or 'all'; see docs/bench.md",
+    )
+    group.add_argument(
+        "--peer-prompts", type=int, default=8, help="prompts of the comparison with peers (default: %(default)s)"
+    )
     group.add_argument("--no-curves", action="store_true", help="leave out the cost of passes by size")
     group.add_argument("--json", type=Path, metavar="FILE", help="write every figure with its provenance")
     group.add_argument("--html", type=Path, metavar="FILE", help="write a report with plots")
@@ -92,8 +105,29 @@ def run(arguments: argparse.Namespace) -> int:
     llm, drafts = load_pair(arguments)
     outcome = run_bench(llm, bench, drafts=drafts, say=_progress(arguments))
     print(table(outcome.lines, outcome.skipped))
+    if arguments.peer:
+        outcome.document["peers"] = _peers(llm, outcome, arguments, drafts)
+        print(f"\n{peers_table(outcome.document['peers'])}")
     finish(outcome, arguments)
     return 0
+
+
+def _peers(llm: LLM, outcome: Outcome, arguments: argparse.Namespace, drafts: list[str]) -> dict[str, Any]:
+    """Other engines against our plain decoding and our fastest setting of this bench."""
+    asked = list(VARIANTS) if "all" in arguments.peer else arguments.peer
+    model = str(local_path(llm.model_name))
+    specs = [PeerSpec.of(text, model=model, draft=str(local_path(drafts[0])) if drafts else None) for text in asked]
+    prompts = [prompt for many in outcome.prompts.values() for prompt in many]
+    say = _progress(arguments)
+    return race_peers(
+        llm,
+        outcome.fastest,
+        specs,
+        prompts[: arguments.peer_prompts],
+        max_tokens=arguments.max_tokens,
+        num_rounds=arguments.rounds,
+        say=say,
+    )
 
 
 def finish(outcome: Outcome, arguments: argparse.Namespace) -> None:

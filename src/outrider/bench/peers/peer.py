@@ -1,0 +1,120 @@
+"""One engine in one mode, in a process of its own, asked over pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from outrider.core.errors import OptionError, nearest
+
+VARIANTS = {
+    "hugging-face": ("plain", "assisted", "prompt-lookup"),
+    "vllm": ("plain", "ngram", "draft-model", "suffix"),
+    "llama-cpp": ("plain", "prompt-lookup"),
+    "openvino": ("plain", "draft-model", "prompt-lookup"),
+}
+"""Modes of every engine; the first is the one its others are compared with."""
+_USES_DRAFT = ("assisted", "draft-model")
+
+
+@dataclass(frozen=True)
+class PeerSpec:
+    """An engine and where it lives. ``model`` and ``draft`` in the engine's own format, where it has one."""
+
+    engine: str
+    python: str
+    model: str
+    draft: str | None = None
+
+    @staticmethod
+    def of(text: str, *, model: str, draft: str | None) -> PeerSpec:
+        """From ``ENGINE``, ``ENGINE=PYTHON`` or ``ENGINE=PYTHON,model=PATH,draft=PATH``."""
+        engine, _, rest = text.partition("=")
+        if engine not in VARIANTS:
+            raise OptionError(f"unknown peer {engine!r}; {nearest(engine, VARIANTS)}")
+        python, *pairs = rest.split(",") if rest else [_default_python(engine)]
+        given: dict[str, str] = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+        return PeerSpec(engine, python, given.get("model", model), given.get("draft", draft))
+
+
+def _default_python(engine: str) -> str:
+    """From the environment; Hugging Face lives where we live."""
+    variable = f"OUTRIDER_PEER_{engine.upper().replace('-', '_')}"
+    return os.environ.get(variable, sys.executable if engine == "hugging-face" else "")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One text of a peer."""
+
+    tokens: list[int]
+    num_timed: int
+    """Tokens after the first step."""
+    seconds: float
+    """After the first step."""
+
+
+@final
+class Peer:
+    """A running worker. ``open`` says why there is none where it cannot run."""
+
+    def __init__(self, name: str, version: str, process: subprocess.Popen[str]) -> None:
+        self.name, self.version = name, version
+        self._process = process
+
+    @staticmethod
+    def open(spec: PeerSpec, variant: str, settings: Mapping[str, Any]) -> Peer | str:
+        name = f"{spec.engine} {variant}"
+        if variant in _USES_DRAFT and spec.draft is None:
+            return "no draft model given"
+        environment = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"]), "PYTHONPATH": ""}
+        try:
+            process = subprocess.Popen(
+                [spec.python, str(Path(__file__).with_name("worker.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=environment,
+            )
+        except OSError as error:
+            return f"{spec.python} cannot be started ({error.strerror})"
+        job = {"engine": spec.engine, "variant": variant, "model": spec.model, "draft": spec.draft, **settings}
+        peer = Peer(name, "", process)
+        reply = peer._ask(job)
+        if "error" in reply:
+            peer.close()
+            return reply["error"]
+        peer.version = reply["ready"]
+        return peer
+
+    def generate(self, prompt: Sequence[int], max_tokens: int) -> Answer | str:
+        """A text, or why there is none."""
+        reply = self._ask({"prompt": list(prompt), "max_tokens": max_tokens})
+        if "error" in reply:
+            return reply["error"]
+        tokens = reply["tokens"]
+        return Answer(tokens, len(tokens) - reply["first"], reply["seconds"] - reply["first_seconds"])
+
+    def _ask(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            print(json.dumps(document), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except OSError as error:
+            return {"error": f"the worker is gone ({error})"}
+        return json.loads(line) if line else {"error": f"the worker ended with code {self._process.wait()}"}
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()

@@ -1,0 +1,206 @@
+"""Peers side by side with us: in turns, prompt by prompt, the same tokens in, greedy, as many tokens out.
+
+Speeds are tokens after the first step over the time after it, for every engine, so that nobody's prefill counts. Each engine is
+compared with its own plain decoding, with ours, and with our fastest method; who wins where is written down as it came out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.api import LLM
+from outrider.bench.peers.peer import VARIANTS, Answer, Peer, PeerSpec
+from outrider.bench.settings import BASELINE, Setting
+from outrider.bench.stats import Estimate, ratio_of, speed_of, total
+from outrider.core.method import Method
+from outrider.core.params import SamplingParams
+from outrider.engine.step import Engine
+
+OURS = "outrider"
+Generate = Callable[[list[int], int], "Answer | str"]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PeerLine:
+    """One engine in one mode."""
+
+    name: str
+    version: str
+    speed: Estimate
+    to_own_plain: float
+    to_our_plain: float
+    to_our_best: float
+    identical: float
+    """Share of prompts with our plain decoding's text."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "speed": self.speed.to_json()}
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A way to write texts, and who it is compared with."""
+
+    name: str
+    engine: str
+    version: str
+    generate: Generate
+
+
+def race_peers(
+    llm: LLM, best: Setting, specs: Sequence[PeerSpec], prompts: Sequence[list[int]], *, max_tokens: int, num_rounds: int,
+    say: Say = lambda _: None,
+) -> dict[str, Any]:  # fmt: skip
+    """The ``peers`` part of a bench's document."""
+    peers, skipped = _open_all(llm, specs, length=int(best.options.get("num_draft_tokens", 4)))
+    try:
+        runners = [*_ours(llm, best), *(Runner(p.name, p.name.split()[0], p.version, p.generate) for p in peers)]
+        texts, times, failed = _rounds(runners, prompts, max_tokens=max_tokens, num_rounds=num_rounds, say=say)
+    finally:
+        for peer in peers:
+            peer.close()
+    skipped += [{"name": name, "reason": reason} for name, reason in failed.items()]
+    lines = [_line(runner, runners, texts, times) for runner in runners if runner.name not in failed]
+    return {
+        "lines": [line.to_json() for line in lines],
+        "skipped": skipped,
+        "verdict": verdict(lines),
+        "prompts": len(prompts),
+        "max_tokens": max_tokens,
+        "rounds": num_rounds,
+    }
+
+
+def _open_all(llm: LLM, specs: Sequence[PeerSpec], *, length: int) -> tuple[list[Peer], list[dict[str, str]]]:
+    settings = {
+        "dtype": str(llm.target.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "max_len": min(llm.target.max_len, 2048),
+        "num_draft_tokens": length,
+    }
+    opened: list[Peer] = []
+    skipped: list[dict[str, str]] = []
+    for spec in specs:
+        if not spec.python:
+            reason = f"no environment; give --peer {spec.engine}=PYTHON, the Python of an environment that has it"
+            skipped.append({"name": spec.engine, "reason": reason})
+        for variant in VARIANTS[spec.engine] if spec.python else ():
+            peer = Peer.open(spec, variant, settings)
+            if isinstance(peer, Peer):
+                opened.append(peer)
+            else:
+                skipped.append({"name": f"{spec.engine} {variant}", "reason": peer})
+    return opened, skipped
+
+
+def _ours(llm: LLM, best: Setting) -> list[Runner]:
+    settings = {f"{OURS} {BASELINE}": Setting(BASELINE), f"{OURS} {best.label}": best}
+    return [Runner(name, OURS, "", _our_run(llm, setting)) for name, setting in settings.items()]
+
+
+def _our_run(llm: LLM, setting: Setting) -> Generate:
+    """A fresh method per text, as peers have."""
+
+    def run(prompt: list[int], max_tokens: int) -> Answer | str:
+        method: Method = setting.compose(llm)
+        engine = Engine(llm.target, method)
+        batch = engine.start(llm.requests([prompt], SamplingParams(max_tokens=max_tokens, ignore_eos=True)))
+        state = batch.rows[0]
+        engine.step(batch)
+        first, began = state.num_output, time.perf_counter()
+        while not state.is_finished:
+            engine.step(batch)
+        return Answer(state.output_ids, state.num_output - first, time.perf_counter() - began)
+
+    return run
+
+
+_Texts = dict[str, list[list[int]]]
+_Times = dict[str, list[list[float]]]
+
+
+def _rounds(
+    runners: Sequence[Runner], prompts: Sequence[list[int]], *, max_tokens: int, num_rounds: int, say: Say
+) -> tuple[_Texts, _Times, dict[str, str]]:
+    """Seconds per token by round and prompt; the first round warms up and is dropped."""
+    texts: _Texts = {runner.name: [] for runner in runners}
+    times: _Times = {runner.name: [] for runner in runners}
+    failed: dict[str, str] = {}
+    for number in range(num_rounds + 1):
+        for runner in runners:
+            texts[runner.name] = []
+            if number:
+                times[runner.name].append([])
+        for index, prompt in enumerate(prompts):
+            shift = (number + index) % len(runners)
+            for runner in [*runners[shift:], *runners[:shift]]:
+                answer = failed.get(runner.name) or runner.generate(prompt, max_tokens)
+                if isinstance(answer, str):
+                    failed[runner.name] = answer
+                    continue
+                texts[runner.name].append(answer.tokens)
+                if number:
+                    times[runner.name][-1].append(answer.seconds / max(1, answer.num_timed))
+        say(f"peers: round {number} of {num_rounds}")
+    return texts, times, failed
+
+
+def _line(runner: Runner, runners: Sequence[Runner], texts: _Texts, times: _Times) -> PeerLine:
+    mine = times[runner.name]
+    plain = next((other.name for other in runners if other.name == f"{runner.engine} {BASELINE}"), runner.name)
+    ours = [other.name for other in runners if other.engine == OURS]
+    best = min(ours, key=lambda name: total(times[name]))
+    truth = texts[f"{OURS} {BASELINE}"]
+    same = sum(a == b for a, b in zip(texts[runner.name], truth, strict=True))
+    return PeerLine(
+        name=runner.name,
+        version=runner.version,
+        speed=speed_of(len(truth), mine),
+        to_own_plain=_ratio(mine, times[plain]),
+        to_our_plain=_ratio(mine, times[f"{OURS} {BASELINE}"]),
+        to_our_best=_ratio(mine, times[best]),
+        identical=same / len(truth),
+    )
+
+
+def _ratio(mine: list[list[float]], other: list[list[float]]) -> float:
+    return ratio_of(mine, other).value if other and other[-1] else float("nan")
+
+
+def verdict(lines: Sequence[PeerLine]) -> list[str]:
+    """Who wins, in words."""
+    found: list[str] = []
+    ours = [line for line in lines if line.name.startswith(OURS)]
+    best = max(ours, key=lambda line: line.speed.value)
+    for engine in dict.fromkeys(line.name.split()[0] for line in lines if not line.name.startswith(OURS)):
+        theirs = [line for line in lines if line.name.split()[0] == engine]
+        plain = next((line for line in theirs if line.name.endswith(BASELINE)), None)
+        fastest = max(theirs, key=lambda line: line.speed.value)
+        if plain is not None:
+            found.append(_compared("plain decoding", ours[0].speed.value, plain.speed.value, plain.name))
+        found.append(
+            _compared(f"best ({best.name.removeprefix(OURS + ' ')})", best.speed.value, fastest.speed.value, fastest.name)
+        )
+    return found
+
+
+def _compared(what: str, mine: float, theirs: float, name: str) -> str:
+    if mine >= theirs:
+        return f"our {what} is {mine / theirs:.2f}x the speed of {name}"
+    return f"{name} is {theirs / mine:.2f}x the speed of our {what}"
+
+
+def peers_table(part: dict[str, Any]) -> str:
+    width = max(len(line["name"]) for line in part["lines"]) + 2
+    rows = [f"{'other engines':<{width}}{'tokens/s':>10}{'own plain':>11}{'our plain':>11}{'our best':>10}{'our text':>10}"]
+    for line in part["lines"]:
+        ratios = "".join(f"{line[key]:>10.2f}x" for key in ("to_own_plain", "to_our_plain")) + f"{line['to_our_best']:>9.2f}x"
+        rows.append(f"{line['name']:<{width}}{line['speed']['value']:>10.1f}{ratios}{line['identical']:>10.0%}")
+    rows += [f"  {text}" for text in part["verdict"]]
+    return "\n".join([*rows, *(f"  not measured: {skip['name']}: {skip['reason']}" for skip in part["skipped"])])

@@ -1,0 +1,81 @@
+"""Other engines over pipes: the protocol, reasons for their absence, and Hugging Face side by side on the bundled model."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from outrider.api import LLM
+from outrider.bench.peers.peer import VARIANTS, Peer, PeerSpec
+from outrider.bench.peers.race import PeerLine, peers_table, race_peers, verdict
+from outrider.bench.settings import Setting
+from outrider.bench.stats import Estimate
+from outrider.bundled import bundled_path
+from outrider.core.errors import OptionError
+
+SETTINGS = {"dtype": "float32", "threads": 1, "max_len": 256, "num_draft_tokens": 3}
+
+
+def spec(text: str) -> PeerSpec:
+    return PeerSpec.of(text, model=bundled_path("target"), draft=bundled_path("draft"))
+
+
+def test_where_an_engine_lives(monkeypatch) -> None:
+    assert spec("hugging-face").python == sys.executable
+    assert spec("vllm").python == ""
+    monkeypatch.setenv("OUTRIDER_PEER_LLAMA_CPP", "/some/python")
+    assert spec("llama-cpp").python == "/some/python"
+    given = spec("openvino=/ov/python,model=/ov/target,draft=/ov/draft")
+    assert (given.python, given.model, given.draft) == ("/ov/python", "/ov/target", "/ov/draft")
+    with pytest.raises(OptionError, match="did you mean 'hugging-face'"):
+        spec("huggingface")
+
+
+def test_what_cannot_run_says_why() -> None:
+    missing = Peer.open(spec("vllm=/nowhere/python"), "plain", SETTINGS)
+    assert isinstance(missing, str) and "cannot be started" in missing
+    absent = Peer.open(spec(f"vllm={sys.executable}"), "plain", SETTINGS)
+    assert isinstance(absent, str) and "ModuleNotFoundError" in absent
+    alone = Peer.open(PeerSpec("hugging-face", sys.executable, bundled_path("target")), "assisted", SETTINGS)
+    assert isinstance(alone, str) and "draft" in alone
+
+
+def test_a_request_that_fails_is_answered() -> None:
+    peer = Peer.open(spec("hugging-face"), "plain", SETTINGS)
+    assert isinstance(peer, Peer) and peer.version.startswith("transformers")
+    try:
+        answer = peer.generate([10, 20, 30], 5)
+        assert not isinstance(answer, str) and len(answer.tokens) == 5 and answer.num_timed == 4 and answer.seconds > 0
+        assert isinstance(peer.generate([10**9], 5), str), "an impossible token"
+        assert not isinstance(peer.generate([10, 20], 5), str), "and the worker lives on"
+    finally:
+        peer.close()
+
+
+def test_a_race_with_hugging_face() -> None:
+    llm = LLM(method="draft-model", draft=bundled_path("draft"), dtype="float32")
+    prompts = [llm.codec.encode("Once upon a time, there was a"), llm.codec.encode("The dog saw a")]
+    best = Setting("draft-model", options={"num_draft_tokens": 3})
+    part = race_peers(llm, best, [spec("hugging-face"), spec("vllm")], prompts, max_tokens=10, num_rounds=1)
+    names = [line["name"] for line in part["lines"]]
+    expected = [
+        "outrider plain",
+        "outrider draft-model K=3",
+        *(f"hugging-face {variant}" for variant in VARIANTS["hugging-face"]),
+    ]
+    assert names == expected
+    assert all(line["identical"] == 1.0 for line in part["lines"]), "float32 on one machine: the same text"
+    assert [skip["name"] for skip in part["skipped"]] == ["vllm"]
+    assert len(part["verdict"]) == 2 and "hugging-face" in peers_table(part)
+
+
+def line(name: str, speed: float) -> PeerLine:
+    return PeerLine(name, "", Estimate(speed, speed, speed, 3), 1.0, 1.0, 1.0, 1.0)
+
+
+def test_the_verdict_is_honest() -> None:
+    said = verdict(
+        [line("outrider plain", 100), line("outrider suffix", 150), line("vllm plain", 200), line("vllm ngram", 120)]
+    )
+    assert said == ["vllm plain is 2.00x the speed of our plain decoding", "vllm plain is 1.33x the speed of our best (suffix)"]
