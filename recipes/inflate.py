@@ -1,7 +1,7 @@
 """An 8B-shaped model that says what a small one says: speed is measured on real shapes, acceptance on a real language.
 
-Every matrix of the small Llama becomes a corner of a large one, and the rest is noise that is only ever multiplied by zero (never
-zeros, which run faster than data). The residual stream keeps h live dimensions and one constant c; H - h - 1 are zero.
+Every matrix of the small Llama becomes a corner of a large one, and the rest is noise that is only ever multiplied by zero
+(never zeros, which run faster than data). The residual stream keeps h live dimensions and one constant c; H - h - 1 are zero.
 
     norm    w' = w sqrt(h / H),  eps' = (eps - c^2 / h) h / H          so that  norm'(x, c, 0) = norm(x)
     heads   pair i of a rotated head becomes pair i D / d, which turns as fast; q' = q sqrt(D / d); a query group is

@@ -9,13 +9,15 @@ This is where target, method and engine meet; everything below can be used witho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 from tqdm import tqdm
 
 from outrider.bundled import bundled_path
+from outrider.captured import Rounds
 from outrider.codecs.grammar import GrammarCompiler
 from outrider.codecs.load import load_codec
 from outrider.codecs.text import TextCodec
@@ -28,7 +30,6 @@ from outrider.core.request import FinishReason, Origin, Request, RequestState, S
 from outrider.core.trace import Observer, Round
 from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
-from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, compose, rows_of
 from outrider.models.load import load_model
@@ -94,10 +95,13 @@ class LLM:
         dtype: str = "auto",
         device: str | None = None,
         max_batch_size: int = 8,
+        fast: bool = True,
+        numerics: str = "fast",
         **options: Any,
     ) -> None:
         """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
-        several. ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them)."""
+        several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" (GPU) makes speculative text equal
+        plain text bit for bit. ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them)."""
         if max_batch_size < 1:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size
@@ -109,9 +113,11 @@ class LLM:
         needs_draft = _needs_draft(self.method_name, options)  # an unknown name fails before anything is loaded
         self.codec = load_codec(self.model_name)
         self._grammars: GrammarCompiler | None = None
-        self.target = load_model(self.model_name, dtype=dtype, device=device)
+        load = partial(load_model, dtype=dtype, device=device, fast=fast)
+        self.target = load(self.model_name, numerics=numerics)
+        self._rounds = Rounds(self.target)
         self.draft_codecs: list[TextCodec] = []
-        self.drafts = [self._load_draft(name, dtype, device) for name in names if needs_draft]
+        self.drafts = [self._load_draft(name, load) for name in names if needs_draft]
         self.draft = self.drafts[0] if self.drafts else None
         self.method = self.compose(self.method_name, acceptance=acceptance, **options)
 
@@ -145,10 +151,10 @@ class LLM:
         requests = self.requests(prompts, params)
         rounds: list[list[Round]] = [[] for _ in requests]
         observer: Observer | None = (lambda seen: rounds[seen.request].append(seen)) if trace else None
-        engine = Engine(self.target, method or self.method, observer=observer)
+        steps = self._rounds.run(method or self.method, requests, max_batch_size=self.max_batch_size, observer=observer)
         outputs: dict[int, RequestOutput] = {}
         with tqdm(total=len(requests), disable=not progress, unit="request") as bar:
-            for step in run(engine, requests, max_batch_size=self.max_batch_size):
+            for step in steps:
                 if step.state.is_finished:
                     outputs[step.request] = self._output(step.state, rounds[step.request])
                     bar.update()
@@ -164,8 +170,7 @@ class LLM:
         """As ``generate``, a chunk per request and round. Text that could still become a stop string is held back."""
         requests = self.requests(prompts, params, streaming=True)
         shown = [0] * len(requests)
-        engine = Engine(self.target, method or self.method)
-        for step in run(engine, requests, max_batch_size=self.max_batch_size):
+        for step in self._rounds.run(method or self.method, requests, max_batch_size=self.max_batch_size):
             state, index = step.state, step.request
             output = self._output(state, []) if state.is_finished else None
             text = output.text if output else state.text[: len(state.text) - _held_back(state)]
@@ -259,10 +264,10 @@ class LLM:
             trace=rounds,
         )
 
-    def _load_draft(self, name: str, dtype: str, device: str | None) -> Target:
+    def _load_draft(self, name: str, load: Callable[[str], Target]) -> Target:
         self.draft_codecs.append(load_codec(name))
         self._check_vocabularies(self.method_name)  # before the weights are read
-        return load_model(name, dtype=dtype, device=device)
+        return load(name)
 
     def _check_vocabularies(self, method: str) -> None:
         """A draft whose tokens mean something else can only be used by the methods that translate."""

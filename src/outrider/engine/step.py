@@ -78,7 +78,7 @@ class Engine:
     def start(self, requests: Sequence[Request], ids: Sequence[int] | None = None) -> Batch:
         """Prefill: everything but the last prompt token, which becomes the root of the first tree."""
         for request in requests:
-            self._check(request)
+            self.check(request)
         began = self._clock()
         rows = [RequestState.of(request) for request in requests]
         cache = self.target.new_cache(len(rows))
@@ -167,7 +167,7 @@ class Engine:
             if self.observer is not None:
                 self.observer(_round_of(batch, i, seen, list(emitted[i]), seconds))
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
         """Refuse what cannot be served, before any work is done on it."""
         size, limit = len(request.prompt_ids), self.target.max_len
         if size == 0:

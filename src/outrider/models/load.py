@@ -17,6 +17,7 @@ from outrider.core.interfaces import LayeredTarget, Target
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.gguf import hf_config, hf_tensors, read_gguf
+from outrider.models.gpu import gpu_decoder
 from outrider.models.native import fastest_decoder
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, read_weights
 
@@ -24,30 +25,39 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_model(
-    name: str, *, dtype: str | None = None, device: str | None = None, max_len: int | None = None, fast: bool = True
+    name: str,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    max_len: int | None = None,
+    fast: bool = True,
+    numerics: str = "fast",
 ) -> Target:
     """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe; ``max_len`` opens a model whose
     rotary scaling depends on the context (longrope, dynamic) for more than its original length; ``fast`` False takes the
-    plain PyTorch decoder where a faster twin exists."""
+    plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant" asks for scores that do not depend on what
+    shares a pass (GPU, 16-bit types)."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     place = device_of(device)
     wanted = _dtype_named(dtype)
     path = local_path(name)
     if path.suffix == ".gguf":
-        return _load_gguf(path, wanted, place, max_len=max_len, fast=fast)
+        return _load_gguf(path, wanted, place, max_len=max_len, fast=fast, numerics=numerics)
     raw = read_config(path)
     config = config_of(raw)
     if config is None:
+        _refuse_invariant(numerics)
         from outrider.models.hf import HFModel
 
         return HFModel.load(path, dtype=wanted or auto_dtype(raw.get("dtype") or raw.get("torch_dtype"), place), device=place)
     source = SafetensorsFolder(path)
-    return _decoder(config, source, dtype=wanted or auto_dtype(config.dtype, place), device=place, max_len=max_len, fast=fast)
+    dtype_used = wanted or auto_dtype(config.dtype, place)
+    return _decoder(config, source, dtype=dtype_used, device=place, max_len=max_len, fast=fast, numerics=numerics)
 
 
 def _load_gguf(
-    path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, fast: bool
+    path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, fast: bool, numerics: str
 ) -> LayeredTarget:
     file = read_gguf(str(path))
     config = config_of(hf_config(file))
@@ -55,16 +65,35 @@ def _load_gguf(
         raise ModelError(f"{path}: this architecture is not supported as GGUF; load its Hugging Face checkpoint")
     dtype = dtype or auto_dtype("bfloat16", device)  # the file's own rounding is coarser
     source = TensorDict(dict(hf_tensors(file, dtype=dtype)), str(path))
-    return _decoder(config, source, dtype=dtype, device=device, max_len=max_len, fast=fast)
+    return _decoder(config, source, dtype=dtype, device=device, max_len=max_len, fast=fast, numerics=numerics)
 
 
 def _decoder(
-    config: ModelConfig, source: TensorSource, *, dtype: torch.dtype, device: torch.device, max_len: int | None, fast: bool
+    config: ModelConfig,
+    source: TensorSource,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_len: int | None,
+    fast: bool,
+    numerics: str,
 ) -> LayeredTarget:
     if max_len is not None:
         config = replace(config, max_len=max_len)
     weights = read_weights(source, config, dtype=dtype, device=device)
+    on_gpu = gpu_decoder(config, weights, numerics=numerics) if fast else None
+    if on_gpu is not None:
+        return on_gpu
+    _refuse_invariant(numerics)
     return fastest_decoder(config, weights) if fast else Decoder(config, weights)
+
+
+def _refuse_invariant(numerics: str) -> None:
+    if numerics != "fast":
+        raise OptionError(
+            f"numerics = {numerics!r} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type "
+            "and a model of the Llama family without sliding windows"
+        )
 
 
 def local_path(name: str) -> Path:

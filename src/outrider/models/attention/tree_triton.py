@@ -12,11 +12,12 @@ slots at fixed places (results then do not depend on what else is in the pass: o
 bit for bit), or as many equal ones as keep the device busy. The oracle is ``sdpa.py``.
 """
 
-# ruff: noqa: N803, PLR0915 - kernels write compile-time numbers in capitals
+# ruff: noqa: N803 - kernels write compile-time numbers in capitals
 # pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -62,10 +63,12 @@ class Cut:
     num_pieces: int
     piece_len: int = 0
     """Slots of a piece; 0 for ``num_pieces`` equal ones."""
+    shortest: int = 64
+    """Slots of a piece at least, where they are equal: a short row then has fewer."""
     block_queries: int = 16
     block_keys: int = 64
     num_warps: int = 4
-    num_stages: int = 2
+    num_stages: int = 3
 
 
 def pack_words(ancestors: Tensor) -> Tensor:
@@ -79,12 +82,14 @@ def pack_words(ancestors: Tensor) -> Tensor:
 
 
 def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int, invariant: bool) -> Cut:
-    """``num_queries`` is nodes times query heads per key head."""
+    """What measured best on an H200; ``num_queries`` is nodes times query heads per key head."""
     if invariant:
-        return Cut(-(-capacity // 256), 256, block_queries=64, block_keys=64)
+        return Cut(-(-capacity // 256), 256, block_queries=64)  # one tile: sums over keys depend on how it is laid out
     block = 16 if num_queries <= 16 else 32 if num_queries <= 32 else 64
-    programs = batch_size * num_kv_heads * -(-num_queries // block)
-    return Cut(max(1, min(16, capacity // 128, max(4, -(-264 // programs)))), block_queries=block)
+    most, shortest = (16, 64) if block == 16 else (16, 128) if block == 32 else (8, 256)
+    num_programs = batch_size * num_kv_heads * -(-num_queries // block)
+    num_pieces = min(most, -(-capacity // shortest), max(1, -(-528 // num_programs)))
+    return Cut(num_pieces, shortest=shortest, block_queries=block)
 
 
 def attend_tree(
@@ -100,7 +105,13 @@ def attend_tree(
     parts = torch.empty(*shape, head_dim, dtype=torch.float32, device=keys.device)
     peaks = torch.empty(2, *shape, dtype=torch.float32, device=keys.device)
     out = torch.empty_like(queries)
-    sizes = {"GROUP": num_heads // num_kv_heads, "HEADS": num_kv_heads, "D": head_dim, "PIECE_LEN": cut.piece_len}
+    sizes = {
+        "GROUP": num_heads // num_kv_heads,
+        "HEADS": num_kv_heads,
+        "D": head_dim,
+        "PIECE_LEN": cut.piece_len,
+        "SHORTEST": cut.shortest,
+    }
     grid = (cut.num_pieces, num_kv_heads * triton.cdiv(num_queries, cut.block_queries), batch_size)
     _attend_pieces[grid](
         queries,
@@ -135,18 +146,52 @@ def attend_tree(
 
 
 @triton.jit
-def _piece_len(num_slots, num_pieces, PIECE_LEN: tl.constexpr, BK: tl.constexpr):
+def _piece_len(num_slots, num_pieces, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr, BK: tl.constexpr):
     """Slots of each piece of a row."""
     if PIECE_LEN > 0:
         return PIECE_LEN
-    return tl.cdiv(tl.cdiv(num_slots, num_pieces), BK) * BK
+    return tl.maximum(tl.cdiv(tl.cdiv(num_slots, num_pieces), BK) * BK, SHORTEST)
+
+
+@triton.jit
+def _seen(words, query, node, other, start, is_query, WORDS: tl.constexpr):
+    """[BQ, BK] whether queries see slots that hold nodes ``other`` (below 0: committed tokens). ``query`` numbers the words."""
+    if WORDS == 0:
+        return other[None, :] <= start + node[:, None]
+    safe = tl.minimum(tl.maximum(other, 0), WORDS * 64 - 1)
+    word = tl.load(words + (query * WORDS)[:, None] + (safe // 64)[None, :], mask=is_query[:, None], other=0)
+    return (other < 0)[None, :] | (((word >> (safe % 64)[None, :].to(tl.int64)) & 1) != 0)
+
+
+@triton.jit
+def _attend_block(q, k, v, seen, peak, weight, total, scale, MASKED: tl.constexpr):
+    """One step of the running softmax."""
+    s = tl.dot(q, k, input_precision="ieee") * scale
+    if MASKED:
+        s = tl.where(seen, s, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(s, 1))
+    safe_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
+    p = tl.exp2(s - safe_peak[:, None])
+    shrink = tl.exp2(peak - safe_peak)
+    weight = weight * shrink + tl.sum(p, 1)
+    total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
+    return new_peak, weight, total
+
+
+@triton.jit
+def _slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS: tl.constexpr, PAGED: tl.constexpr):
+    """Where the keys of a row's slots stand, in heads of D numbers."""
+    if PAGED:
+        page = tl.load(places + row * num_pages + slots // capacity, mask=inside, other=0).to(tl.int64)
+        return (page * HEADS + head) * capacity + slots % capacity
+    return (tl.load(places + row).to(tl.int64) * HEADS + head) * capacity + slots
 
 
 @triton.jit(do_not_specialize=["num_nodes", "start"])
 def _attend_pieces(
     queries, keys, values, lengths, places, words, parts, peaks, num_nodes, start, capacity, num_pages, scale,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, WORDS: tl.constexpr,
-    PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr,
+    WORDS: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     num_pieces = tl.num_programs(0)
@@ -156,48 +201,34 @@ def _attend_pieces(
     index = tl.program_id(1) // HEADS * BQ + tl.arange(0, BQ)
     is_query = index < num_queries
     node = index // GROUP
+    query = row * num_nodes + node
+    dims = tl.arange(0, D)
     begin(EARLY)
     length = tl.load(lengths + row)
     num_slots = length + start + num_nodes
-    size = _piece_len(num_slots, num_pieces, PIECE_LEN, BK)
+    size = _piece_len(num_slots, num_pieces, PIECE_LEN, SHORTEST, BK)
     low = piece * size
     high = tl.minimum(low + size, num_slots)
-    dims = tl.arange(0, D)
-    query_at = queries + ((row * num_nodes + node) * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
+    query_at = queries + (query * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
     q = tl.load(query_at, mask=is_query[:, None], other=0.0)
     peak = tl.full((BQ,), float("-inf"), tl.float32)
     weight = tl.zeros((BQ,), tl.float32)
     total = tl.zeros((BQ, D), tl.float32)
-    place = tl.load(places + row).to(tl.int64) if not PAGED else 0
-    for first in range(low, high, BK):
+    whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot is seen by all
+    for first in range(low, whole, BK):
+        slots = first + tl.arange(0, BK)
+        at = _slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
+        k = tl.load(keys + at[None, :] * D + dims[:, None])
+        v = tl.load(values + at[:, None] * D + dims[None, :])
+        peak, weight, total = _attend_block(q, k, v, is_query, peak, weight, total, scale, False)
+    for first in tl.range(whole, high, BK, num_stages=1):  # few, so not worth buffers of their own
         slots = first + tl.arange(0, BK)
         inside = slots < high
-        if PAGED:
-            page = tl.load(places + row * num_pages + slots // capacity, mask=inside, other=0).to(tl.int64)
-            at = (page * HEADS + head) * capacity + slots % capacity
-        else:
-            at = (place * HEADS + head) * capacity + slots
+        at = _slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS, PAGED)
         k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
-        s = tl.dot(q, k, input_precision="ieee") * scale
-        if first + BK > length:
-            other = slots - length
-            if WORDS > 0:
-                safe = tl.minimum(tl.maximum(other, 0), WORDS * 64 - 1)
-                word_at = words + ((row * num_nodes + node) * WORDS)[:, None] + (safe // 64)[None, :]
-                word = tl.load(word_at, mask=is_query[:, None] & inside[None, :], other=0)
-                bit = (word >> (safe % 64)[None, :].to(tl.int64)) & 1
-                seen = (other < 0)[None, :] | (bit != 0)
-            else:
-                seen = other[None, :] <= start + node[:, None]
-            s = tl.where(seen & inside[None, :], s, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(s, 1))
-        safe_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        p = tl.exp2(s - safe_peak[:, None])
-        shrink = tl.exp2(peak - safe_peak)
-        weight = weight * shrink + tl.sum(p, 1)
         v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
-        total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
-        peak = new_peak
+        seen = _seen(words, query, node, slots - length, start, is_query, WORDS) & inside[None, :]
+        peak, weight, total = _attend_block(q, k, v, seen, peak, weight, total, scale, True)
     end(EARLY)
     if low < high:
         part = ((row * HEADS + head) * num_pieces + piece) * num_queries + index
@@ -210,8 +241,8 @@ def _attend_pieces(
 @triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces"])
 def _join_pieces(
     parts, peaks, lengths, out, num_nodes, start, num_pieces,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, BK: tl.constexpr, PADDED: tl.constexpr,
-    EARLY: tl.constexpr,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr,
+    BK: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0)
     head = tl.program_id(1)
@@ -219,7 +250,7 @@ def _join_pieces(
     num_queries = num_nodes * GROUP
     begin(EARLY)
     num_slots = tl.load(lengths + row) + start + num_nodes
-    num_used = tl.cdiv(num_slots, _piece_len(num_slots, num_pieces, PIECE_LEN, BK))
+    num_used = tl.cdiv(num_slots, _piece_len(num_slots, num_pieces, PIECE_LEN, SHORTEST, BK))
     num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
     first = (row * HEADS + head) * num_pieces * num_queries + index
     pieces = tl.arange(0, PADDED)
@@ -250,15 +281,17 @@ def rotate_and_write(
     bias: Tensor | None = None,
     norms: tuple[Tensor, Tensor, float] | None = None,
 ) -> Tensor:
-    """Rotated queries [B, N, Hq, D] out of [B, N, (Hq + 2 Hkv) * D]; rotated keys and the values go to slots ``lengths[b] + start + n``.
-    ``tables`` are cosines and signed sines [S, D], None for a layer without positions; ``norms`` of queries and keys per head."""
+    """Rotated queries [B, N, Hq, D] out of [B, N, (Hq + 2 Hkv) * D]; rotated keys and the values go to slots
+    ``lengths[b] + start + n``. ``tables`` are cosines and signed sines [S, D], None for a layer without positions; ``norms``
+    are those of queries and keys per head, and their eps."""
     keys, values = memory
     batch_size, num_nodes, width = qkv.shape
     num_kv_heads, capacity, head_dim = keys.shape[1], keys.shape[2], keys.shape[3]
     num_heads = width // head_dim - 2 * num_kv_heads
     queries = torch.empty(batch_size, num_nodes, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     cos, sin = tables if tables is not None else (qkv, qkv)
-    _rotate_and_write[(num_heads + 2 * num_kv_heads, batch_size * num_nodes)](
+    block = math.gcd(math.gcd(num_heads, num_kv_heads), 8)  # heads of one sort per program
+    _rotate_and_write[((num_heads + 2 * num_kv_heads) // block, batch_size * num_nodes)](
         qkv,
         queries,
         keys,
@@ -278,6 +311,7 @@ def rotate_and_write(
         sights.start,
         HEADS=num_heads,
         KV_HEADS=num_kv_heads,
+        BLOCK=block,
         D=head_dim,
         CHAIN=sights.depths is None,
         TURNS=tables is not None,
@@ -285,7 +319,7 @@ def rotate_and_write(
         HAS_NORMS=norms is not None,
         PAGED=rows.page_len > 0,
         EARLY=launch.EARLY,
-        num_warps=1,
+        num_warps=max(1, block // 2),
         launch_pdl=launch.EARLY,
     )
     return queries
@@ -293,51 +327,49 @@ def rotate_and_write(
 
 @triton.jit(do_not_specialize=["num_nodes", "start"])
 def _rotate_and_write(
-    qkv, queries, keys, values, lengths, places, depths, cos, sin, bias, q_norm, k_norm, capacity, num_pages, eps, num_nodes, start,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, CHAIN: tl.constexpr,
+    qkv, queries, keys, values, lengths, places, depths, cos, sin, bias, q_norm, k_norm,
+    capacity, num_pages, eps, num_nodes, start,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, CHAIN: tl.constexpr,
     TURNS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr, PAGED: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0)
+    first = tl.program_id(0) * BLOCK
+    heads = first + tl.arange(0, BLOCK)
     flat = tl.program_id(1)
     row = flat // num_nodes
     node = flat % num_nodes
-    WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     dims = tl.arange(0, D)
     partners = (dims + D // 2) % D
+    own = heads[:, None] * D + dims[None, :]
+    other = heads[:, None] * D + partners[None, :]
+    at = qkv + flat.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
     begin(EARLY)
     length = tl.load(lengths + row)
-    at = qkv + flat.to(tl.int64) * WIDTH + head * D
-    x = tl.load(at + dims).to(tl.float32)
-    turned = tl.load(at + partners).to(tl.float32)
+    x = tl.load(at + own).to(tl.float32)
+    turned = tl.load(at + other).to(tl.float32)
     if HAS_BIAS:
-        x += tl.load(bias + head * D + dims).to(tl.float32)
-        turned += tl.load(bias + head * D + partners).to(tl.float32)
-    if head < HEADS + KV_HEADS:
+        x += tl.load(bias + own).to(tl.float32)
+        turned += tl.load(bias + other).to(tl.float32)
+    if first < HEADS + KV_HEADS:
         if HAS_NORMS:
-            scale = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
-            gains = q_norm if head < HEADS else k_norm
-            x *= scale * tl.load(gains + dims).to(tl.float32)
-            turned *= scale * tl.load(gains + partners).to(tl.float32)
+            scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+            gains = q_norm if first < HEADS else k_norm
+            x *= scale * tl.load(gains + dims).to(tl.float32)[None, :]
+            turned *= scale * tl.load(gains + partners).to(tl.float32)[None, :]
         if TURNS:
             position = length + (start + node if CHAIN else tl.load(depths + flat))
-            c = tl.load(cos + position * D + dims).to(tl.float32)
-            s = tl.load(sin + position * D + dims).to(tl.float32)
+            c = tl.load(cos + position * D + dims).to(tl.float32)[None, :]
+            s = tl.load(sin + position * D + dims).to(tl.float32)[None, :]
             x = x * c + turned * s
     end(EARLY)
     y = x.to(queries.dtype.element_ty)
-    if head < HEADS:
-        tl.store(queries + (flat * HEADS + head) * D + dims, y)
+    if first < HEADS:
+        tl.store(queries + flat.to(tl.int64) * HEADS * D + own, y)
     else:
+        kv_heads = (heads - HEADS) % KV_HEADS
         slot = length + start + node
-        if PAGED:
-            place = tl.load(places + row * num_pages + slot // capacity).to(tl.int64)
-            slot = slot % capacity
+        to = _slots_at(places, row, kv_heads, slot, True, capacity, num_pages, KV_HEADS, PAGED)
+        if first < HEADS + KV_HEADS:
+            tl.store(keys + to[:, None] * D + dims[None, :], y)
         else:
-            place = tl.load(places + row).to(tl.int64)
-        kv_head = (head - HEADS) % KV_HEADS
-        to = ((place * KV_HEADS + kv_head) * capacity + slot) * D + dims
-        if head < HEADS + KV_HEADS:
-            tl.store(keys + to, y)
-        else:
-            tl.store(values + to, y)
+            tl.store(values + to[:, None] * D + dims[None, :], y)

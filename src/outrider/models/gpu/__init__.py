@@ -1,1 +1,36 @@
-"""The fast path on a GPU: the same Target, with fused kernels and graphs. Its oracle is ``models.decoder``."""
+"""The fast path on a GPU: the same Target, with fused kernels and graphs. Its oracle is ``models/decoder.py``."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from outrider.core.errors import OptionError, nearest
+from outrider.core.interfaces import LayeredTarget
+from outrider.models.config import ModelConfig
+from outrider.models.weights import Weights
+
+NUMERICS = ("fast", "invariant")
+
+
+def gpu_decoder(config: ModelConfig, weights: Weights, *, numerics: str = "fast") -> LayeredTarget | None:
+    """The fast decoder where model, type and device allow it; None elsewhere."""
+    if numerics not in NUMERICS:
+        raise OptionError(f"numerics = {numerics!r} is not valid; {nearest(numerics, NUMERICS)}")
+    if not can_run(config, weights.embedding.dtype, weights.embedding.device):
+        return None
+    from outrider.models.gpu.decoder import FastDecoder  # needs triton
+
+    return FastDecoder(config, weights, numerics=numerics)
+
+
+def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """The fast decoder knows this model, and the device can run its kernels."""
+    plain = config.activation == "silu" and not (config.post_norms or config.out_bias or config.mlp_bias or config.norm_offset)
+    uncapped = config.attention_softcap is None and config.final_softcap is None and config.embedding_scale == 1.0
+    unbounded = all(window is None or window >= config.max_len for window in config.windows)
+    power = config.head_dim >= 16 and config.head_dim & (config.head_dim - 1) == 0
+    known = plain and uncapped and unbounded and power
+    there = device.type == "cuda" and torch.version.hip is None and importlib.util.find_spec("triton") is not None
+    return known and there and dtype in (torch.bfloat16, torch.float16)

@@ -1,8 +1,9 @@
 """Memory for the keys and values of all requests, at an address that stays: graphs hold pointers into it.
 
-An ``Arena`` is one block of rows of equal capacity. A ``DeviceCache`` names the rows that its requests stand in, so that letting a
-request go or putting two batches together moves no memory; kernels find rows through the list of their numbers. Rows named by two
-caches are copied before either writes. When the block must grow it moves, and ``version`` tells the graphs so.
+An ``Arena`` is one block of rows of equal capacity. A ``DeviceCache`` names the rows that its requests stand in, so that
+letting a request go or putting two batches together moves no memory; kernels find rows through the list of their numbers.
+Rows named by two caches are copied before either writes. When the block must grow it moves, and ``version`` tells the graphs
+so.
 
     bytes = 2 * layers * rows * key heads * capacity * head size * bytes per number
 """

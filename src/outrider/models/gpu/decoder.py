@@ -1,12 +1,11 @@
 """The lean decoder on a GPU, at the speed its weights can be read: fused kernels, and a graph for every shape of pass.
 
-The same computation as ``models/decoder.py``, its oracle, with other seams: the norm inside the product that follows it (one row) or
-together with the sum before it (more), rotation with the cache write, activation with the product, tree attention over lengths
-that stay on the device. ``forward`` waits for nothing on the host, so it can be captured alone (``score``) or as part of a
-whole round (``engine/graphs.py``).
+The same computation as ``models/decoder.py``, its oracle, with other seams: residual sum with the norm that follows, rotation
+with the cache write, activation with the product, tree attention over lengths that stay on the device: nine kernels a layer.
+``forward`` waits for nothing on the host, so it can be captured alone (``score``) or as part of a whole round.
 
-numerics="invariant": one tile per matrix and keys cut at fixed places, so that the score of a node on a chain is bit for bit the same
-whatever else is in the pass; "fast": what measures best for the number of rows.
+numerics="invariant": keys are cut at fixed places and long passes go through the kernels of short ones, so that the score of a
+node on a chain is bit for bit the same whatever else is in the pass; "fast": what measures best.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Cache, LayeredTarget, Resume
 from outrider.core.route import Route
 from outrider.core.scores import Scores
@@ -28,23 +26,13 @@ from outrider.models.attention.tree_triton import Cut, Rows, Sights, attend_tree
 from outrider.models.config import ModelConfig
 from outrider.models.gpu.arena import Arena, ArenaShape, DeviceCache
 from outrider.models.gpu.replay import PassGraphs
-from outrider.models.gpu.skinny import Norm, add_norm, product, vector_product
-from outrider.models.gpu.tiles import Kind, invariant_tile, single_tile, tile_for, vector_tile
+from outrider.models.gpu.skinny import Norm, add_norm, product
+from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
-from outrider.models.weights import LayerWeights, Weights
+from outrider.models.weights import Weights
 
 _CHUNK = 512
-NUMERICS = ("fast", "invariant")
-
-
-def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """The fast decoder knows this model, and the device can run its kernels."""
-    plain = config.activation == "silu" and not (config.post_norms or config.out_bias or config.mlp_bias or config.norm_offset)
-    uncapped = config.attention_softcap is None and config.final_softcap is None and config.embedding_scale == 1.0
-    unbounded = all(window is None or window >= config.max_len for window in config.windows)
-    power = config.head_dim >= 16 and config.head_dim & (config.head_dim - 1) == 0
-    return device.type == "cuda" and dtype != torch.float64 and plain and uncapped and unbounded and power
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +50,6 @@ class FastDecoder(LayeredTarget):
     """A frozen decoder with one arena for all its caches; passes of one decoder must not run side by side."""
 
     def __init__(self, config: ModelConfig, weights: Weights, *, numerics: str = "fast") -> None:
-        if numerics not in NUMERICS:
-            raise OptionError(f"numerics = {numerics!r} is not valid; {nearest(numerics, NUMERICS)}")
         self.config, self.numerics = config, numerics
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
@@ -112,15 +98,10 @@ class FastDecoder(LayeredTarget):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] float32 from the last layer's output [..., H]."""
-        flat, norm = hidden.reshape(-1, hidden.shape[-1]), self._norm(self._weights.norm)
-        head = self._weights.head
-        if len(flat) == 1 and not self._invariant:
-            tile = single_tile(Kind.HEAD, head.shape[0])
-            assert tile is not None
-            y = product(flat, head, tile=tile, norm=norm, out_dtype=torch.float32)
-        else:
-            y = self._product(add_norm(flat, None, norm), head, Kind.HEAD)
-        return y.view(*hidden.shape[:-1], -1)
+        return self._head(hidden.reshape(-1, hidden.shape[-1]), None).view(*hidden.shape[:-1], -1)
+
+    def _head(self, x: Tensor, parts: Tensor | None) -> Tensor:
+        return self._product(add_norm(x, parts, self._norm(self._weights.norm)), self._weights.head, Kind.HEAD)
 
     def step_of(self, tree: TokenTree, cache: DeviceCache, start: int = 0) -> Step:
         """Everything the layers share, for nodes ``start``.. of the tree."""
@@ -141,79 +122,62 @@ class FastDecoder(LayeredTarget):
 
     def forward(self, tokens: Tensor, step: Step, *, taps: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         """[B, N, V] logits of [B, N] tokens, and the tapped states. Nothing here waits for the device."""
-        hidden, tapped = self.hidden(tokens, step, taps=taps)
-        return self.logits(hidden).view(*step.shape, -1), tapped
+        x, parts, tapped = self._climb(tokens, step, taps)
+        logits = self._head(x, parts).view(*step.shape, -1)  # x is complete after it
+        if self.num_layers in taps:
+            tapped[self.num_layers] = x.view(*step.shape, -1)
+        return logits, tapped
 
     def hidden(
         self, tokens: Tensor, step: Step, *, taps: Sequence[int] = (), route: Route | None = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """[B * N, H] the last layer's output, and the tapped states [B, N, H]."""
+        x, parts, tapped = self._climb(tokens, step, taps, route)
+        x = _added(x, parts)
+        if self.num_layers in taps:
+            tapped[self.num_layers] = x.view(*step.shape, -1)
+        return x, tapped
+
+    def _climb(
+        self, tokens: Tensor, step: Step, taps: Sequence[int], route: Route | None = None
+    ) -> tuple[Tensor, Tensor | None, dict[int, Tensor]]:
+        """The residual stream, what the last sublayer has yet to add to it (the next norm does), and the tapped states."""
         x = self._weights.embedding[tokens.reshape(-1)]
+        parts: Tensor | None = None
         tapped: dict[int, Tensor] = {}
-        parts: Tensor | None = None  # what the last sublayer adds to x, where the next norm does the sum
         for index, layer in enumerate(self._weights.layers):
             if index in taps:
                 x, parts = _added(x, parts), None
                 tapped[index] = x.clone().view(*step.shape, -1)
             if route is None or route.attention[index]:
-                parts = self._attention(x, parts, index, step)
+                parts = self._attention(add_norm(x, parts, self._norm(layer.attention_norm)), index, step)
             if route is None or route.mlp[index]:
-                parts = self._mlp(x, parts, layer)
-        x = _added(x, parts)
-        if self.num_layers in taps:
-            tapped[self.num_layers] = x.clone().view(*step.shape, -1)
-        return x, tapped
+                gated = self._product(add_norm(x, parts, self._norm(layer.mlp_norm)), layer.gate_up, Kind.GATED)
+                parts = self._product(gated, layer.down, Kind.NARROW)
+        return x, parts, tapped
 
-    def _attention(self, x: Tensor, parts: Tensor | None, index: int, step: Step) -> Tensor | None:
-        """What attention adds to x; None where it was added already. ``parts`` are added to x first."""
-        layer, config = self._weights.layers[index], self.config
-        single = len(x) == 1 and not self._invariant
-        norm = self._norm(layer.attention_norm)
-        if single:
-            qkv = vector_product(x, layer.qkv, tile=vector_tile(layer.qkv.shape[0]), norm=norm)
-        else:
-            qkv = self._product(add_norm(x, parts, norm), layer.qkv, Kind.WIDE)
+    def _attention(self, x: Tensor, index: int, step: Step) -> Tensor:
+        """What attention adds to the stream, from its norm."""
+        layer, config, memory = self._weights.layers[index], self.config, self.arena.memory(index)
+        qkv = self._product(x, layer.qkv, Kind.WIDE).view(*step.shape, -1)
         rope = config.rope_of_layer[index]
         tables = None if rope is None else (self._tables[rope].cos, self._tables[rope].sin)
-        memory = self.arena.memory(index)
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm, config.norm_eps)
-        queries = rotate_and_write(
-            qkv.view(*step.shape, -1), memory, step.rows, sights=step.sights, tables=tables, bias=layer.qkv_bias, norms=norms
-        )
+        queries = rotate_and_write(qkv, memory, step.rows, sights=step.sights, tables=tables, bias=layer.qkv_bias, norms=norms)
         seen = attend_tree(queries, memory, step.rows, sights=step.sights, cut=step.cut, scale=config.query_scale)
-        return self._narrow(seen.view(len(x), -1), layer.out, x, single=single)
-
-    def _mlp(self, x: Tensor, parts: Tensor | None, layer: LayerWeights) -> Tensor | None:
-        single = len(x) == 1 and not self._invariant
-        norm = self._norm(layer.mlp_norm)
-        if single:
-            tile = single_tile(Kind.GATED, layer.gate_up.shape[0] // 2)
-            if tile is None:
-                gated = vector_product(x, layer.gate_up, tile=vector_tile(layer.gate_up.shape[0] // 2), norm=norm, gated=True)
-            else:
-                gated = product(x, layer.gate_up, tile=tile, norm=norm, gated=True)
-        else:
-            gated = self._product(add_norm(x, parts, norm), layer.gate_up, Kind.GATED)
-        return self._narrow(gated, layer.down, x, single=single)
-
-    def _narrow(self, y: Tensor, weight: Tensor, x: Tensor, *, single: bool) -> Tensor | None:
-        if not single:
-            return self._product(y, weight, Kind.NARROW)
-        vector_product(y, weight, tile=vector_tile(weight.shape[0]), residual=x)
-        return None
+        return self._product(seen.view(len(x), -1), layer.out, Kind.NARROW)
 
     def _product(self, x: Tensor, weight: Tensor, kind: Kind) -> Tensor:
         gated = kind is Kind.GATED
-        num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-        tile = invariant_tile(kind) if self._invariant else tile_for(kind, len(x), num_outputs)
-        out_dtype = torch.float32 if kind is Kind.HEAD else None
-        if tile is not None:
+        out_dtype = torch.float32 if kind is Kind.HEAD else x.dtype
+        if len(x) <= MOST_ROWS or self._invariant:
+            tile = tile_for(kind, len(x), weight.shape[0] // 2 if gated else weight.shape[0])
             return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype)
         y = F.linear(x, weight)
         if gated:
             gate, up = y.chunk(2, -1)
             return F.silu(gate).mul_(up)
-        return y if out_dtype is None else y.to(out_dtype)
+        return y.to(out_dtype)
 
     def _norm(self, weight: Tensor) -> Norm:
         return Norm(weight, self.config.norm_eps)

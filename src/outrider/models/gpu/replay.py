@@ -1,8 +1,8 @@
 """One pass of the decoder as a graph: captured once for every shape of pass, then replayed with new tokens, lengths and masks.
 
-Launching the two hundred kernels of a pass takes the host longer than running them takes the device. A captured pass is one launch.
-Shapes are rounded up to a few sizes, so that trees that differ by a node share a graph; the padding hangs from nothing and is
-cut off. Graphs are made when first needed, share one pool of memory, and are forgotten when the arena has moved.
+Launching the three hundred kernels of a pass takes the host longer than running them takes the device. A captured pass is one
+launch. Shapes are rounded up to a few sizes, so that trees that differ by a node share a graph; the padding is cut off.
+Graphs are made when first needed, share one pool of memory, and are forgotten when the arena has moved.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def _own_bits(shape: PassShape) -> Tensor:
 class PassGraph:
     """A captured pass with the tensors it reads and writes."""
 
-    def __init__(self, decoder: FastDecoder, shape: PassShape, pool: Any) -> None:
+    def __init__(self, decoder: FastDecoder, shape: PassShape, pool: Any, *, first: tuple[TokenTree, DeviceCache]) -> None:
+        """``first`` is the pass it is captured on: kernels are compiled by running them, and that writes to the rows."""
         batch_size, num_nodes, device = shape.batch_size, shape.num_nodes, decoder.device
         self.shape = shape
         self.tokens = torch.zeros(batch_size, num_nodes, dtype=torch.int64, device=device)
@@ -66,6 +67,7 @@ class PassGraph:
         if shape.num_words:
             self.depths = torch.zeros(batch_size, num_nodes, dtype=torch.int32, device=device)
             self.words = _own_bits(shape).to(device)
+        self.load(*first)
         self.graph = torch.cuda.CUDAGraph()
         sights = Sights(self.words, self.depths, shape.start)
         step = decoder.step(
@@ -113,17 +115,17 @@ class PassGraphs:
             return self._decoder.forward(tree.tokens[:, start:], step, taps=taps)
         cache.reserve(start + size, start=start)
         num_words = 0 if tree.is_chain else -(-(start + size) // 64)
-        graph = self._graph(PassShape(tree.batch_size, size, start, num_words, tuple(taps)))
+        graph = self._graph(PassShape(tree.batch_size, size, start, num_words, tuple(taps)), tree, cache)
         graph.load(tree, cache)
         return graph.replay(count)
 
-    def _graph(self, shape: PassShape) -> PassGraph:
+    def _graph(self, shape: PassShape, tree: TokenTree, cache: DeviceCache) -> PassGraph:
         if self._version != self._decoder.arena.version:
             self._graphs.clear()
             self._version = self._decoder.arena.version
         graph = self._graphs.get(shape)
         if graph is None:
-            if self._pool is None:
+            if not self._graphs:  # a pool goes with the last graph that used it
                 self._pool = torch.cuda.graph_pool_handle()
-            graph = self._graphs[shape] = PassGraph(self._decoder, shape, self._pool)
+            graph = self._graphs[shape] = PassGraph(self._decoder, shape, self._pool, first=(tree, cache))
         return graph

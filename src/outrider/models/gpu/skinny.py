@@ -1,14 +1,14 @@
 """Products of a few rows with a large matrix, at the speed the matrix can be read.
 
-The weight is the left operand, so that its rows fill the tensor core's long side and the few activations its short one. What stands
-around the product can be done inside it: the RMSNorm before it (the sum of squares is gathered while the row streams by, and
-scales the result), the gate's activation or the residual sum after it.
+The weight is the left operand, so that its rows fill the tensor core's long side and the few activations its short one. The
+gate's activation is done inside the product. A matrix with few outputs is cut along the sum as well, so that enough programs
+read it; ``add_norm`` then adds up the parts, in their order, with the residual and the norm that comes next.
 
-    y = W (x * g) / sqrt(mean(x^2) + eps)          gated: silu(y_gate) * y_up          residual: r + y
+    product:   y_c = W_c x_c                       gated: silu(W_gate x) * (W_up x)
+    add_norm:  r <- r + sum_c y_c                  n = r / sqrt(mean(r^2) + eps) * g
 
-Every output is one sum over k in steps of BK: it depends neither on how many rows share the pass nor on their order, as long as
-the ``Tile`` is the same. A matrix with few outputs is cut along k as well, so that enough programs read it; ``add_norm``
-then adds up the parts, in their order, with the residual and the norm that comes next.
+Every output is one sum over k in the order of k, so it depends neither on how many rows share the pass nor on the other rows:
+on an H200 bit for bit the same for every tile, as long as the number of parts is.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -54,27 +54,23 @@ def product(
     *,
     tile: Tile,
     gated: bool = False,
-    norm: Norm | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """[M, out] from [M, K] and [out, K]; [parts, M, out] in float32 where the tile has several parts. ``gated`` weights hold
     gate, then up, and give half as many outputs."""
     num_rows, depth = x.shape
     num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    assert tile.num_parts == 1 or not (gated or norm), "only bare products are cut along the sum"
+    assert tile.num_parts == 1 or not gated, "a gated product is not linear in its parts"
     shape = (num_rows, num_outputs) if tile.num_parts == 1 else (tile.num_parts, num_rows, num_outputs)
     out = x.new_empty(shape, dtype=torch.float32 if tile.num_parts > 1 else out_dtype or x.dtype)
     _product[(triton.cdiv(num_outputs, tile.bn), triton.cdiv(num_rows, tile.bm), tile.num_parts)](
         x,
         weight,
-        x if norm is None else norm.weight,
         out,
         num_rows,
         num_outputs,
         depth,
         triton.cdiv(depth, tile.num_parts * tile.bk) * tile.bk,
-        0.0 if norm is None else norm.eps,
-        HAS_NORM=norm is not None,
         GATED=gated,
         EVEN=num_outputs % tile.bn == 0 and depth % tile.bk == 0,
         BM=tile.bm,
@@ -90,8 +86,8 @@ def product(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _product(
-    x, weight, norm, out, num_rows, num_outputs, depth, part_len, eps,
-    HAS_NORM: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr,
+    x, weight, out, num_rows, num_outputs, depth, part_len,
+    GATED: tl.constexpr, EVEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -105,7 +101,6 @@ def _product(
     x_at = x + rows[None, :] * depth + ks[:, None]
     total = tl.zeros((BN, BM), tl.float32)
     total_up = tl.zeros((BN, BM), tl.float32)
-    squares = tl.zeros((BM,), tl.float32)
     begin(EARLY)
     for k in range(part * part_len, tl.minimum((part + 1) * part_len, depth), BK):
         if EVEN:
@@ -115,11 +110,6 @@ def _product(
             inside = k + ks < depth
             w = tl.load(weights_at + k, mask=is_output[:, None] & inside[None, :], other=0.0)
             piece = tl.load(x_at + k, mask=is_row[None, :] & inside[:, None], other=0.0)
-        if HAS_NORM:
-            wide = piece.to(tl.float32)
-            squares += tl.sum(wide * wide, 0)
-            gains = tl.load(norm + k + ks, mask=k + ks < depth, other=0.0).to(tl.float32)
-            piece = (wide * gains[:, None]).to(w.dtype)
         total = tl.dot(w, piece, total, input_precision="ieee")
         if GATED:
             if EVEN:
@@ -128,94 +118,10 @@ def _product(
                 w_up = tl.load(ups_at + k, mask=is_output[:, None] & (k + ks < depth)[None, :], other=0.0)
             total_up = tl.dot(w_up, piece, total_up, input_precision="ieee")
     end(EARLY)
-    if HAS_NORM:
-        scale = tl.rsqrt(squares / depth + eps)
-        total *= scale[None, :]
-        total_up *= scale[None, :]
     if GATED:
         total = total / (1.0 + tl.exp(-total)) * total_up
     out_at = out + (part * num_rows + rows)[None, :].to(tl.int64) * num_outputs + outputs[:, None]
     tl.store(out_at, total.to(out.dtype.element_ty), mask=is_output[:, None] & is_row[None, :])
-
-
-def vector_product(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    tile: Tile,
-    gated: bool = False,
-    norm: Norm | None = None,
-    residual: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """The same for a single row, by multiply-adds: the matrix goes from memory to registers and nowhere else. ``residual`` is
-    overwritten with its sum with the result."""
-    assert x.shape[0] == 1, "one row"
-    depth = x.shape[1]
-    num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = residual if residual is not None else x.new_empty(1, num_outputs, dtype=out_dtype or x.dtype)
-    _vector_product[(triton.cdiv(num_outputs, tile.bn),)](
-        x,
-        weight,
-        x if norm is None else norm.weight,
-        out,
-        num_outputs,
-        depth,
-        0.0 if norm is None else norm.eps,
-        HAS_NORM=norm is not None,
-        GATED=gated,
-        HAS_RESIDUAL=residual is not None,
-        EVEN=num_outputs % tile.bn == 0 and depth % tile.bk == 0,
-        BN=tile.bn,
-        BK=tile.bk,
-        EARLY=launch.EARLY,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        launch_pdl=launch.EARLY,
-    )
-    return out
-
-
-@triton.jit
-def _vector_product(
-    x, weight, norm, out, num_outputs, depth, eps,
-    HAS_NORM: tl.constexpr, GATED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    outputs = tl.program_id(0) * BN + tl.arange(0, BN)
-    ks = tl.arange(0, BK)
-    is_output = outputs < num_outputs
-    weights_at = weight + outputs[:, None].to(tl.int64) * depth + ks[None, :]
-    ups_at = weights_at + num_outputs.to(tl.int64) * depth
-    total = tl.zeros((BN, BK), tl.float32)
-    total_up = tl.zeros((BN, BK), tl.float32)
-    squares = tl.zeros((BK,), tl.float32)
-    begin(EARLY)
-    for k in range(0, depth, BK):
-        inside = k + ks < depth
-        mask = is_output[:, None] & inside[None, :]
-        w = tl.load(weights_at + k) if EVEN else tl.load(weights_at + k, mask=mask, other=0.0)
-        piece = tl.load(x + k + ks, mask=inside, other=0.0).to(tl.float32)
-        if HAS_NORM:
-            squares += piece * piece
-            piece *= tl.load(norm + k + ks, mask=inside, other=0.0).to(tl.float32)
-        total += w.to(tl.float32) * piece[None, :]
-        if GATED:
-            w_up = tl.load(ups_at + k) if EVEN else tl.load(ups_at + k, mask=mask, other=0.0)
-            total_up += w_up.to(tl.float32) * piece[None, :]
-    end(EARLY)
-    y = tl.sum(total, 1)
-    if HAS_NORM:
-        scale = tl.rsqrt(tl.sum(squares, 0) / depth + eps)
-        y *= scale
-    if GATED:
-        y_up = tl.sum(total_up, 1)
-        if HAS_NORM:
-            y_up *= scale
-        y = y / (1.0 + tl.exp(-y)) * y_up
-    if HAS_RESIDUAL:
-        y += tl.load(out + outputs, mask=is_output, other=0.0).to(tl.float32)
-    tl.store(out + outputs, y.to(out.dtype.element_ty), mask=is_output)
 
 
 def add_norm(residual: Tensor, parts: Tensor | None, norm: Norm) -> Tensor:
@@ -263,12 +169,9 @@ def _add_norm(
     tl.store(out + row * width + dims, (x * scale * gains).to(out.dtype.element_ty), mask=inside)
 
 
-def reference_product(x: Tensor, weight: Tensor, *, norm: Norm | None = None, gated: bool = False) -> Tensor:
+def reference_product(x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:
     """The same in plain PyTorch and float32: the oracle."""
-    y = x.float()
-    if norm is not None:
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.float()
-    y = y @ weight.float().T
+    y = x.float() @ weight.float().T
     if gated:
         gate, up = y.chunk(2, -1)
         y = torch.nn.functional.silu(gate) * up

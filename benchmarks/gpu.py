@@ -1,0 +1,364 @@
+"""The GPU fast path on 8B shapes, against its floor and against Hugging Face, in one process on the same weights.
+
+    PYTHONPATH=src python benchmarks/gpu.py [--json FILE] [--sections passes generate ...]
+
+The models are the bundled pair, inflated (recipes/inflate.py): Llama-3-8B's shapes with the small model's language. Prints
+one table per question; the last line of stdout is one JSON document. The floor is the bytes of the weights a pass reads over
+4.3 TB/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "recipes")]
+from inflate import LLAMA_8B, ONE_LAYER_DRAFT, inflated_raw_config, inflated_weights  # noqa: E402  # pyright: ignore
+
+from outrider import SamplingParams  # noqa: E402
+from outrider.bundled import bundled_path  # noqa: E402
+from outrider.captured import Rounds  # noqa: E402
+from outrider.codecs.load import load_codec  # noqa: E402
+from outrider.core.request import Request, RequestState  # noqa: E402
+from outrider.core.tree import TokenTree  # noqa: E402
+from outrider.methods import compose  # noqa: E402
+from outrider.models.attention.tree_triton import Rows, Sights, pack_words  # noqa: E402
+from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
+from outrider.models.weights import Weights  # noqa: E402
+
+BANDWIDTH = 4.3e12
+DEVICE = torch.device("cuda")
+SECTIONS = ("passes", "generate", "round", "batches", "hugging-face")
+STORIES = (
+    "Once upon a time, there was a little fox who lived in a forest. The fox had a red ball. One day, the fox",
+    "Tom and Lily went to the park. They saw a big dog. The dog was sad because it had lost its bone. Tom said",
+    "One day, a girl named Mia found a box in the garden. She wanted to open the box, but the box was shut. Mia",
+    "The old man had a small boat. Every morning he went to the sea in his boat to catch fish. One morning",
+)
+
+
+class Bench:
+    """Models, prompts and what was measured."""
+
+    def __init__(self, *, context: int) -> None:
+        began = time.perf_counter()
+        self.config, self.weights = inflated_weights(bundled_path("target"), LLAMA_8B, dtype=torch.bfloat16, device=DEVICE)
+        draft_config, self.draft_weights = inflated_weights(
+            bundled_path("draft"), ONE_LAYER_DRAFT, dtype=torch.bfloat16, device=DEVICE
+        )
+        torch.cuda.synchronize()
+        self.results: dict[str, Any] = {"inflate_seconds": time.perf_counter() - began}
+        self.targets = {mode: FastDecoder(self.config, self.weights, numerics=mode) for mode in ("fast", "invariant")}
+        self.draft = FastDecoder(draft_config, self.draft_weights)
+        self.rounds = {mode: Rounds(target) for mode, target in self.targets.items()}
+        self.floor = bytes_read(self.weights) / BANDWIDTH
+        self.draft_floor = bytes_read(self.draft_weights) / BANDWIDTH
+        codec = load_codec(bundled_path("target"))
+        self.prompts = [_of_length(codec.encode(story), context) for story in STORIES]
+
+    def method(self, name: str, *, mode: str = "fast", policy: str = "fixed", **options: Any) -> Any:
+        return compose(name, self.targets[mode], draft=self.draft, policy=policy, options=options)
+
+    def run(
+        self, method: Any, prompts: list[list[int]], num_tokens: int, *, mode: str = "fast", batch: int = 1
+    ) -> list[RequestState]:
+        requests = [Request(prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True)) for prompt in prompts]
+        steps = self.rounds[mode].run(method, requests, max_batch_size=batch)
+        done = {step.request: step.state for step in steps if step.state.is_finished}
+        return [done[index] for index in range(len(prompts))]
+
+
+def bytes_read(weights: Weights) -> int:
+    """What a pass reads: everything but the embedding."""
+    return sum(tensor.nbytes for tensor in weights.tensors) - weights.embedding.nbytes
+
+
+def _of_length(story: list[int], length: int) -> list[int]:
+    """The story told again and again, up to ``length`` tokens, so that it is where the text goes on."""
+    return (story * (length // len(story) + 1))[-length:]
+
+
+def median_ms(run: Callable[[], Any], repeats: int = 20) -> float:
+    for _ in range(3):
+        run()
+    times: list[float] = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def some_tree(num_nodes: int) -> TokenTree:
+    generator = torch.Generator().manual_seed(0)
+    parents = [-1] + [int(torch.randint(max(0, n // 2 - 2), n, (), generator=generator)) for n in range(1, num_nodes)]
+    return TokenTree.of_rows([(list(range(5, 5 + num_nodes)), parents)], DEVICE)
+
+
+@torch.inference_mode()
+def passes(bench: Bench) -> None:
+    """Milliseconds of a target pass, by context, nodes and numerics."""
+    print(f"\n{'target pass, ms':<26}{'1':>8}{'8':>8}{'16':>8}{'64 tree':>9}{'64/1':>7}   floor {bench.floor * 1e3:.2f} ms")
+    for mode in bench.targets:
+        for context in (1024, 8192):
+            target = FastDecoder(bench.config, bench.weights, numerics=mode)  # its arena goes with it
+            cache = target.new_cache(1)
+            cache.lengths = [context]
+            cache.reserve(128)
+            found = {n: _pass_ms(target, cache.rows(), n) for n in (1, 8, 16, 64)}
+            bench.results[f"pass_ms/{mode}/{context}"] = found
+            row = "".join(f"{found[n]:>8.3f}" for n in (1, 8, 16)) + f"{found[64]:>9.3f}{found[64] / found[1]:>7.2f}"
+            print(
+                f"{mode + ', context ' + str(context):<26}{row}   {found[1] / bench.floor / 1e3:.2f}x the floor at 1 node",
+                flush=True,
+            )
+
+
+def _pass_ms(target: FastDecoder, rows: Rows, num_nodes: int) -> float:
+    tree = some_tree(num_nodes) if num_nodes >= 64 else TokenTree.chain(torch.arange(5, 5 + num_nodes, device=DEVICE)[None])
+    words = None if tree.is_chain else pack_words(tree.ancestors)
+    depths = None if tree.is_chain else tree.depths.int()
+    step = target.step((1, num_nodes), rows, Sights(words, depths), num_slots=target.arena.capacity)
+    tokens = tree.tokens.clone()
+    target.forward(tokens, step)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        target.forward(tokens, step)
+    return median_ms(graph.replay)
+
+
+def generation(bench: Bench, num_tokens: int, lengths: tuple[int, ...]) -> None:
+    """Decode speed of our methods at batch 1, and whether their text is that of plain decoding."""
+    rows: list[tuple[str, str, Any]] = [("plain", "fast", bench.method("plain"))]
+    rows += [(f"draft-model K={k}", "fast", bench.method("draft-model", num_draft_tokens=k)) for k in lengths]
+    rows += [(f"prompt-lookup K={k}", "fast", bench.method("prompt-lookup", num_draft_tokens=k)) for k in lengths]
+    rows += [("draft-model adaptive", "fast", bench.method("draft-model", policy="adaptive", num_draft_tokens=12))]
+    rows += [("plain, invariant", "invariant", bench.method("plain", mode="invariant"))]
+    for name, k in (("draft-model", 6), ("prompt-lookup", 8)):
+        rows += [(f"{name} K={k}, invariant", "invariant", bench.method(name, mode="invariant", num_draft_tokens=k))]
+    for _, mode, method in rows:
+        bench.run(method, bench.prompts[:1], 24, mode=mode)  # captures
+    print(f"\n{'batch 1, greedy':<30}{'tok/s':>8}{'ms/round':>9}{'tok/round':>10}{'to plain':>9}   same text as plain")
+    reference: dict[str, list[list[int]]] = {}
+    speeds: dict[str, float] = {}
+    for label, mode, method in rows:
+        states = bench.run(method, bench.prompts, num_tokens, mode=mode)
+        tokens, seconds = sum(s.stats.num_tokens for s in states), sum(s.stats.seconds for s in states)
+        num_rounds = sum(s.stats.num_passes for s in states)
+        texts = [s.output_ids for s in states]
+        reference.setdefault(mode, texts)
+        same = sum(a == b for a, b in zip(texts, reference[mode], strict=True))
+        speeds[label] = tokens / seconds
+        base = speeds["plain"] if mode == "fast" else speeds["plain, invariant"]
+        bench.results[f"generate/{label}"] = {
+            "tokens_per_second": tokens / seconds, "ms_per_round": seconds / num_rounds * 1e3, "same": f"{same}/{len(texts)}",
+            "tokens_per_round": tokens / num_rounds, "to_plain": speeds[label] / base,
+        }  # fmt: skip
+        print(
+            f"{label:<30}{tokens / seconds:>8.1f}{seconds / num_rounds * 1e3:>9.3f}{tokens / num_rounds:>10.2f}"
+            f"{speeds[label] / base:>8.2f}x   {same}/{len(texts)}",
+            flush=True,
+        )
+    bench.results["texts_parted"] = _parted(bench, num_tokens)
+
+
+def _parted(bench: Bench, num_tokens: int) -> list[dict[str, float]]:
+    """Where speculative text leaves plain text in fast numerics: the gap of plain decoding's two best logits there."""
+    plain = bench.run(bench.method("plain"), bench.prompts, num_tokens)
+    found: list[dict[str, float]] = []
+    for name in ("draft-model", "prompt-lookup"):
+        other = bench.run(bench.method(name, num_draft_tokens=6), bench.prompts, num_tokens)
+        for a, b in zip(plain, other, strict=True):
+            place = next((i for i, (x, y) in enumerate(zip(a.output_ids, b.output_ids, strict=True)) if x != y), None)
+            if place is not None:
+                target = bench.targets["fast"]
+                cache = target.new_cache(1)
+                text = [*a.request.prompt_ids, *a.output_ids[:place]]
+                target.prefill([text[:-1]], cache)
+                top = target.score(TokenTree.chain(torch.tensor([text[-1:]], device=DEVICE)), cache).logits[0, 0].topk(2).values
+                found.append({"place": place, "gap": float(top[0] - top[1])})
+    print(
+        f"fast numerics: {len(found)} of {2 * len(plain)} texts part from plain; "
+        f"gaps of the two best logits there: {[round(one['gap'], 3) for one in found]}"
+    )
+    return found
+
+
+def round_parts(bench: Bench, num_guesses: int) -> None:
+    """Where a round's time goes: the whole, its pass, its draft, the rest on the device, the gap between rounds."""
+    from outrider.captured import captured
+
+    graphs = captured(bench.method("draft-model", num_draft_tokens=num_guesses), bench.targets["fast"])
+    assert graphs is not None
+    states = [RequestState.of(Request(bench.prompts[0], SamplingParams(max_tokens=400, ignore_eos=True)))]
+    frame = graphs.frame(1, len(bench.prompts[0]) + 400)
+    with torch.inference_mode():
+        graphs.seat(frame, [0], states)
+        graph = graphs.round(frame, num_guesses)
+        held = frame.lengths.clone()
+
+        def replay() -> None:
+            frame.lengths.copy_(held)
+            graph.graph.replay()
+
+        whole = median_ms(replay)
+        rows = Rows((held - 1).int(), graphs.seats.places(1))
+        score = _pass_ms(graphs.target, rows, num_guesses + 1)
+        chain = torch.zeros(1, num_guesses + 1, dtype=torch.int64, device=DEVICE)
+        drafting = torch.cuda.CUDAGraph()
+        assert graphs.drafter is not None
+        frame.lengths.copy_(held)
+        graphs.drafter.propose(frame, chain)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(drafting):
+            graphs.drafter.propose(frame, chain)
+        draft = median_ms(drafting.replay)
+    graphs.leave(frame)
+    running = bench.run(bench.method("draft-model", num_draft_tokens=num_guesses), bench.prompts[:1], 200)[0].stats
+    running = running.seconds / running.num_passes * 1e3
+    rest, gap = whole - score - draft, running - whole
+    share = (rest + gap) / running
+    bench.results["round_ms"] = {"draft": draft, "verify": score, "walk_and_commit": rest, "host_gap": gap, "round": running}
+    print(
+        f"\nround of draft-model K={num_guesses}, ms: draft {draft:.3f}, verify {score:.3f}, walk + commit {rest:.3f}, "
+        f"host gap {gap:.3f}; walk + commit + gap {share:.1%} of {running:.3f}",
+        flush=True,
+    )
+
+
+def batches(bench: Bench, num_tokens: int, sizes: Sequence[int]) -> None:
+    """Throughput of plain and of adaptive speculation by batch size."""
+    print(f"\n{'batch':<8}{'plain tok/s':>12}{'draft-model adaptive':>22}{'to plain':>10}")
+    plain, adaptive = bench.method("plain"), bench.method("draft-model", policy="adaptive", num_draft_tokens=6)
+    for size in sizes:
+        prompts = [bench.prompts[i % len(bench.prompts)][-256 + i :] for i in range(size)]
+        speeds: list[float] = []
+        for method in (plain, adaptive):
+            bench.run(method, prompts, 48, batch=size)
+            states = bench.run(method, prompts, num_tokens, batch=size)
+            speeds.append(sum(s.stats.num_tokens for s in states) / max(s.stats.seconds for s in states))
+        bench.results[f"batch/{size}"] = {"plain": speeds[0], "adaptive": speeds[1], "ratio": speeds[1] / speeds[0]}
+        print(f"{size:<8}{speeds[0]:>12.1f}{speeds[1]:>22.1f}{speeds[1] / speeds[0]:>9.2f}x", flush=True)
+
+
+def hugging_face(bench: Bench, num_tokens: int, *, compiled: bool) -> None:
+    """transformers' generate on views of the same weights: eager, assisted, static cache with compile."""
+    model = hf_model(bench.weights, inflated_raw_config(bundled_path("target"), LLAMA_8B))
+    assistant = hf_model(bench.draft_weights, inflated_raw_config(bundled_path("draft"), ONE_LAYER_DRAFT))
+    plain = _speed(bench, bench.method("plain"), num_tokens)
+    best = _speed(bench, bench.method("draft-model", num_draft_tokens=8), num_tokens)
+    print(f"\n{'Hugging Face generate':<34}{'tok/s':>8}{'ours plain':>12}{'draft-model':>13}")
+    runs: list[tuple[str, dict[str, Any], int]] = [("eager", {}, 48), ("assisted, eager", {"assistant_model": assistant}, 96)]
+    if compiled:
+        runs.append(("static cache + compile", {"cache_implementation": "static"}, num_tokens))
+    for label, options, count in runs:
+        speed = _hf_speed(model, bench.prompts[0], count, options)
+        bench.results[f"hugging_face/{label}"] = {
+            "tokens_per_second": speed,
+            "plain_over": plain / speed,
+            "best_over": best / speed,
+        }
+        print(f"{label:<34}{speed:>8.1f}{plain / speed:>11.2f}x{best / speed:>10.2f}x", flush=True)
+
+
+def _speed(bench: Bench, method: Any, num_tokens: int) -> float:
+    bench.run(method, bench.prompts[:1], 16)
+    stats = bench.run(method, bench.prompts[:1], num_tokens)[0].stats
+    return stats.tokens_per_second
+
+
+def _hf_speed(model: Any, prompt: list[int], count: int, options: dict[str, Any]) -> float:
+    ids = torch.tensor([prompt], device=DEVICE)
+
+    def call(new: int) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=False,
+                       pad_token_id=0, **options)  # fmt: skip
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    call(count)
+    call(2)
+    return (count - 2) / (call(count) - call(2))
+
+
+def hf_model(weights: Weights, raw: dict[str, Any]) -> Any:
+    """LlamaForCausalLM whose parameters are views of our weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(**{key: value for key, value in raw.items() if key != "architectures"})
+    config._attn_implementation = "sdpa"
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model.load_state_dict(dict(_hf_names(weights, config)), assign=True, strict=True)
+    rotary: Any = LlamaRotaryEmbedding
+    model.model.rotary_emb = rotary(config, device=DEVICE)
+    return model.eval()
+
+
+def _hf_names(weights: Weights, config: Any) -> Iterator[tuple[str, Tensor]]:
+    yield "model.embed_tokens.weight", weights.embedding
+    yield "model.norm.weight", weights.norm
+    yield "lm_head.weight", weights.head
+    kv = config.num_key_value_heads * config.head_dim
+    for index, layer in enumerate(weights.layers):
+        at = f"model.layers.{index}."
+        yield at + "input_layernorm.weight", layer.attention_norm
+        yield at + "post_attention_layernorm.weight", layer.mlp_norm
+        q, k, v = layer.qkv.split([config.num_attention_heads * config.head_dim, kv, kv])
+        gate, up = layer.gate_up.chunk(2)
+        named = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v, "self_attn.o_proj": layer.out}
+        named |= {"mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": layer.down}
+        yield from ((f"{at}{name}.weight", tensor) for name, tensor in named.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--no-compile", action="store_true", help="leave out Hugging Face's static cache with compile")
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    bench = Bench(context=arguments.context)
+    if "passes" in arguments.sections:
+        passes(bench)
+    if "generate" in arguments.sections:
+        generation(bench, arguments.tokens, (4, 6, 8))
+    if "round" in arguments.sections:
+        round_parts(bench, 6)
+    if "batches" in arguments.sections:
+        batches(bench, arguments.tokens, arguments.batches)
+    if "hugging-face" in arguments.sections:
+        hugging_face(bench, arguments.tokens, compiled=not arguments.no_compile)
+    bench.results |= {
+        "date": date.today().isoformat(), "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "floor_ms": bench.floor * 1e3, "draft_floor_ms": bench.draft_floor * 1e3, "context": arguments.context,
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9, "seconds": time.perf_counter() - began,
+    }  # fmt: skip
+    if arguments.json:
+        arguments.json.write_text(json.dumps(bench.results, indent=1))
+    print(json.dumps(bench.results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Which methods run as captured rounds on a GPU, and the choice between them and the engine.
+
+A method whose target, drafter, rule and policy all have a twin that stays on the device takes whole rounds as one graph
+(``engine/overlap.py``). Everything else, and every request that asks for more than a temperature, takes the engine, whose
+passes are graphs too. The text is the same either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, final
+from weakref import WeakKeyDictionary
+
+from outrider.acceptance import Coupled
+from outrider.core.device_round import DeviceDrafter
+from outrider.core.draft import Draws
+from outrider.core.interfaces import Drafter, Target
+from outrider.core.method import Method
+from outrider.core.request import Request
+from outrider.core.trace import Observer
+from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.ngram import PromptLookup
+from outrider.drafters.null import NullDrafter
+from outrider.engine.generate import Progress, run
+from outrider.engine.step import Engine
+from outrider.policies.adaptive import Adaptive
+from outrider.policies.fixed import Fixed
+from outrider.policies.heuristic import Heuristic
+
+if TYPE_CHECKING:
+    from outrider.engine.graphs import RoundGraphs
+
+
+@final
+class Rounds:
+    """Runs requests on one target, the fastest way there is for a method."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._graphs: WeakKeyDictionary[Method, RoundGraphs | None] = WeakKeyDictionary()
+
+    def run(
+        self, method: Method, requests: Sequence[Request], *, max_batch_size: int, observer: Observer | None = None
+    ) -> Iterator[Progress]:
+        """As ``engine.generate.run``. Somebody who watches the rounds gets the engine's, which can be watched."""
+        engine = Engine(self._target, method, observer=observer)
+        graphs = self._graphs_of(method) if observer is None and self._target.device.type == "cuda" else None
+        if graphs is not None:
+            from outrider.engine.overlap import can_overlap, run_overlapped
+
+            for request in requests:
+                engine.check(request)
+            if can_overlap(graphs, requests):
+                yield from run_overlapped(graphs, requests, max_batch_size=max_batch_size)
+                return
+        yield from run(engine, requests, max_batch_size=max_batch_size)
+
+    def _graphs_of(self, method: Method) -> RoundGraphs | None:
+        if method not in self._graphs:
+            self._graphs[method] = captured(method, self._target)
+        return self._graphs[method]
+
+
+def captured(method: Method, target: Target) -> RoundGraphs | None:
+    """The method as captured rounds; None where a part of it has no twin on the device."""
+    policy = method.policy
+    if not isinstance(method.rule, Coupled) or not isinstance(policy, Fixed | Adaptive | Heuristic):
+        return None
+    from outrider.engine.graphs import RoundGraphs
+    from outrider.models.gpu.decoder import FastDecoder
+
+    if not isinstance(target, FastDecoder):
+        return None
+    if isinstance(method.drafter, NullDrafter):
+        return RoundGraphs(target, None, policy, most_guesses=0)
+    drafter = _twin(method.drafter)
+    most = policy.options.num_draft_tokens
+    return None if drafter is None else RoundGraphs(target, drafter, policy, most_guesses=most)
+
+
+def _twin(drafter: Drafter) -> DeviceDrafter | None:
+    from outrider.models.gpu.chain import DeviceChain
+    from outrider.models.gpu.decoder import FastDecoder
+    from outrider.models.gpu.lookup import DeviceLookup
+
+    if isinstance(drafter, PromptLookup):
+        return DeviceLookup(min_ngram=drafter.options.min_ngram, max_ngram=drafter.options.max_ngram)
+    if isinstance(drafter, DraftModel) and drafter.draws is Draws.DETERMINISTIC and isinstance(drafter.model, FastDecoder):
+        return DeviceChain(drafter.model, vocab_size=drafter.vocab_size)
+    return None

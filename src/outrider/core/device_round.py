@@ -1,0 +1,79 @@
+"""Rounds that stay on the device: what a captured round reads and writes, and drafters that can be part of one.
+
+A ``Frame`` is a batch as tensors at addresses that stay, so that a graph captured once serves every request that stands in its
+slots: tokens, lengths, seeds and temperatures are data. A ``DeviceDrafter`` guesses from a frame without asking the host.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """B slots. A slot whose length has reached its limit stands still."""
+
+    tokens: Tensor
+    """[B, S] int64 committed tokens, prompt first."""
+    lengths: Tensor
+    """[B] int64 how many; the last one is the root of the next tree."""
+    limits: Tensor
+    """[B] int64 length at which a slot stands still."""
+    prompt_lens: Tensor
+    """[B] int64, so that the output position is ``lengths - prompt_lens``."""
+    seeds: Tensor
+    """[B] int64."""
+    temperatures: Tensor
+    """[B] float32, 0 for greedy."""
+
+    @staticmethod
+    def empty(batch_size: int, capacity: int, device: torch.device) -> Frame:
+        """Slots that stand still, each with two tokens so that every index a round computes is valid."""
+
+        def column(value: int) -> Tensor:
+            return torch.full((batch_size,), value, dtype=torch.int64, device=device)
+
+        tokens = torch.zeros(batch_size, capacity, dtype=torch.int64, device=device)
+        return Frame(tokens, column(2), column(0), column(2), column(0), torch.zeros(batch_size, device=device))
+
+    @property
+    def batch_size(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def capacity(self) -> int:
+        return self.tokens.shape[1]
+
+
+class DeviceDrafter(ABC):
+    """Guesses chains of a fixed length inside a captured round."""
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """Changes when memory that a captured round points to has moved."""
+
+    @abstractmethod
+    def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
+        """Requests with these tokens take these slots (of ``batch_size``) and grow to at most ``capacity`` tokens."""
+
+    @abstractmethod
+    def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
+        """Read the tokens of ``rows`` beyond ``known`` that rounds without guesses have added."""
+
+    @abstractmethod
+    def fits(self, capacity: int) -> bool:
+        """Whether it can follow a text of this many tokens."""
+
+    @abstractmethod
+    def leave(self, batch_size: int) -> None:
+        """All slots of a frame of this size are empty; give back what their requests held."""
+
+    @abstractmethod
+    def propose(self, frame: Frame, chain: Tensor) -> None:
+        """Fill columns 1.. of ``chain`` [B, N] with guesses; column 0 holds the roots. Must not wait for the device."""

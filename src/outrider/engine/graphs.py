@@ -1,0 +1,162 @@
+"""A whole round as one graph: draft, score, walk and commit without asking the host anything.
+
+For every (slots, guesses) the round is captured once. What it reads (tokens, lengths, seeds, temperatures) and what it decides
+stays in a ``Frame`` on the device; a note of each round's result goes to the host by itself and is read one round late
+(``engine/overlap.py``), so the device never waits. Plain decoding is the round with no guesses.
+
+    roots -> guesses -> logits -> choices -> accepted -> tokens, lengths, note          one launch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from outrider.core.device_round import DeviceDrafter, Frame
+from outrider.core.interfaces import Policy
+from outrider.core.request import RequestState
+from outrider.models.attention.tree_triton import Rows, Sights
+from outrider.models.gpu.chain import Seats
+from outrider.models.gpu.choose import RING, accept_and_commit, block_bests
+from outrider.models.gpu.decoder import FastDecoder
+
+_STEP = 256
+"""Token buffers are made in multiples of this."""
+
+
+@dataclass(frozen=True, eq=False)
+class Notes:
+    """Results of the last rounds, on the device and on the host."""
+
+    rounds: Tensor
+    """[B] int64 rounds each slot has taken."""
+    ring: Tensor
+    """[RING, B, 3 + N] int64: emitted, guessed, agreed, the choices."""
+    host: Tensor
+    """The same in pinned memory; the graph copies it."""
+
+
+@final
+class RoundGraph:
+    """One captured round of a frame."""
+
+    def __init__(self, graphs: RoundGraphs, frame: Frame, num_guesses: int) -> None:
+        batch_size, num_nodes, device = frame.batch_size, num_guesses + 1, graphs.target.device
+        self._graphs, self._frame = graphs, frame
+        self._chain = torch.zeros(batch_size, num_nodes, dtype=torch.int64, device=device)
+        ring = torch.zeros(RING, batch_size, 3 + num_nodes, dtype=torch.int64, device=device)
+        rounds = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self.notes = Notes(rounds, ring, torch.zeros(ring.shape, dtype=torch.int64, pin_memory=True))
+        self.num_guesses = num_guesses
+        self.num_launched = 0
+        held = frame.limits.clone()
+        frame.limits.zero_()  # kernels are compiled by running them; nobody moves while that happens
+        self._round()
+        torch.cuda.synchronize(device)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=graphs.pool):
+            self._round()
+        frame.limits.copy_(held)
+        rounds.zero_()
+
+    def launch(self) -> int:
+        """Start a round; returns its number."""
+        self.graph.replay()
+        self.num_launched += 1
+        return self.num_launched - 1
+
+    def note(self, number: int) -> list[list[int]]:
+        """What round ``number`` did, by slot. It must have ended, with fewer than RING rounds launched after it."""
+        return self.notes.host[number % RING].tolist()
+
+    def _round(self) -> None:
+        graphs, frame, chain = self._graphs, self._frame, self._chain
+        chain[:, :1] = frame.tokens.gather(1, frame.lengths[:, None] - 1)
+        if graphs.drafter is not None and self.num_guesses:
+            graphs.drafter.propose(frame, chain)
+        target = graphs.target
+        rows = Rows((frame.lengths - 1).int(), graphs.seats.places(frame.batch_size))
+        step = target.step((frame.batch_size, chain.shape[1]), rows, Sights(None, None), num_slots=target.arena.capacity)
+        logits, _ = target.forward(chain.clamp(min=0), step)
+        bests = block_bests(logits, frame, depth=0, vocab_size=target.vocab_size)
+        accept_and_commit(bests, chain, frame, ring=self.notes.ring, rounds=self.notes.rounds)
+        self.notes.host.copy_(self.notes.ring, non_blocking=True)
+
+
+@final
+class RoundGraphs:
+    """The captured rounds of a target with a drafter, and the slots their requests stand in. Serves one loop at a time."""
+
+    def __init__(self, target: FastDecoder, drafter: DeviceDrafter | None, policy: Policy, *, most_guesses: int) -> None:
+        """``policy`` plans the number of guesses, up to ``most_guesses``."""
+        self.target, self.drafter, self.policy = target, drafter, policy
+        self.most_guesses = most_guesses if drafter is not None else 0
+        self.seats = Seats(target)
+        self.pool: Any = None
+        self.is_busy = False
+        """A loop is using the slots."""
+        self._frames: dict[int, Frame] = {}
+        self._rounds: dict[tuple[int, int], RoundGraph] = {}
+        self._version = self._versions()
+
+    def frame(self, batch_size: int, capacity: int) -> Frame:
+        """A frame of this many slots, each with room for ``capacity`` tokens and a round that overshoots."""
+        needed = -(-(capacity + self.most_guesses + 2) // _STEP) * _STEP
+        frame = self._frames.get(batch_size)
+        if frame is None or frame.capacity < needed:
+            frame = self._frames[batch_size] = Frame.empty(batch_size, needed, self.target.device)
+            for key in [key for key in self._rounds if key[0] == batch_size]:
+                del self._rounds[key]
+        return frame
+
+    def seat(self, frame: Frame, slots: Sequence[int], states: Sequence[RequestState]) -> None:
+        """Put requests into slots: prefill, and fill in their columns of the frame."""
+        rows = [state.tokens for state in states]
+        slack = self.most_guesses + 2
+        for place in (self.seats, self.drafter):
+            if place is not None:
+                place.seat(slots, rows, batch_size=frame.batch_size, capacity=frame.capacity + slack)
+        device = frame.tokens.device
+        for slot, state in zip(slots, states, strict=True):
+            frame.tokens[slot, : len(state.tokens)] = torch.tensor(state.tokens, device=device)
+        index = torch.tensor(list(slots), device=device)
+        size = [len(row) for row in rows]
+        limits = [min(n + state.params.max_tokens, self.target.max_len) for n, state in zip(size, states, strict=True)]
+        for column, values in (
+            (frame.lengths, size),
+            (frame.prompt_lens, size),
+            (frame.limits, limits),
+            (frame.seeds, [state.seed for state in states]),
+            (frame.temperatures, [state.params.temperature for state in states]),
+        ):
+            column[index] = torch.tensor(values, dtype=column.dtype, device=device)
+
+    def leave(self, frame: Frame) -> None:
+        """Everybody has finished: nothing moves any more, and the rows are free."""
+        frame.limits.zero_()
+        self.seats.leave(frame.batch_size)
+        if self.drafter is not None:
+            self.drafter.leave(frame.batch_size)
+
+    def fits(self, capacity: int) -> bool:
+        return self.drafter is None or self.drafter.fits(capacity + self.most_guesses + 2)
+
+    def round(self, frame: Frame, num_guesses: int) -> RoundGraph:
+        """The captured round, captured now if it must be."""
+        if self._version != self._versions():
+            self._rounds.clear()
+            self._version = self._versions()
+        key = (frame.batch_size, num_guesses)
+        if key not in self._rounds:
+            if not self._rounds:  # a pool goes with the last graph that used it
+                self.pool = torch.cuda.graph_pool_handle()
+            with torch.inference_mode():
+                self._rounds[key] = RoundGraph(self, frame, num_guesses)
+        return self._rounds[key]
+
+    def _versions(self) -> tuple[int, int]:
+        return self.target.arena.version, 0 if self.drafter is None else self.drafter.version

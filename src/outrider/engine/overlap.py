@@ -1,0 +1,212 @@
+"""The loop over captured rounds: the device runs one round ahead of the host.
+
+While a round runs, the host reads the note of the one before: gives every request its tokens, sees who has ended, tells the
+policy, and lets waiting requests take free slots. A request that ended is noticed one round late; what the device did to its
+slot in the meantime is thrown away, so the output is that of ``engine/generate.py``, its oracle, token for token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outrider.core.draft import Draft, Draws
+from outrider.core.interfaces import Observation, Plan
+from outrider.core.request import Origin, Request, RequestState
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+from outrider.engine.finish import emit
+from outrider.engine.generate import Progress
+from outrider.engine.graphs import RoundGraph, RoundGraphs
+
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def can_overlap(graphs: RoundGraphs, requests: Sequence[Request]) -> bool:
+    """Sampling is nothing but a temperature, a prompt has the two tokens a drafter's first pass reads, and no other loop (a
+    stream that was left half read) holds the slots."""
+    plain = not graphs.is_busy and all(_is_plain(request) and len(request.prompt_ids) > 1 for request in requests)
+    return plain and graphs.fits(capacity_of(graphs, requests))
+
+
+def capacity_of(graphs: RoundGraphs, requests: Sequence[Request]) -> int:
+    """The longest text any of the requests can become."""
+    return min(max(len(r.prompt_ids) + r.params.max_tokens for r in requests), graphs.target.max_len)
+
+
+def _is_plain(request: Request) -> bool:
+    params = request.params
+    whole = params.top_k == 0 and params.top_p == 1 and params.min_p == 0 and params.typical_p == 1
+    even = params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
+    free = not (params.logit_bias or params.banned_token_ids or params.min_tokens or params.grammar or params.logits_processors)
+    return whole and even and free and params.logprobs is None
+
+
+@dataclass
+class _Seat:
+    """A request in a slot."""
+
+    request: int
+    state: RequestState
+    first_round: int
+    """Rounds before this one belong to whoever stood here earlier."""
+    known: int
+    """Tokens the drafter has certainly read."""
+    num_unread: int = 0
+    """Rounds since then that drafted nothing."""
+
+    def take(self, note: Sequence[int], seconds: float, *, drafted: bool, max_len: int) -> list[int]:
+        """The tokens a round brought, up to where one of them ends the request."""
+        num_emitted, num_guessed, num_agreed, *choices = note
+        num_accepted, rejected = min(num_agreed, num_emitted), num_agreed < num_guessed
+        last = Origin.RECOVERED if rejected else Origin.BONUS
+        origins = [Origin.ACCEPTED if place < num_agreed else last for place in range(num_emitted)]
+        taken = emit(self.state, choices[:num_emitted], origins, max_len=max_len)
+        if drafted:
+            self.known = len(self.state.tokens) - 2
+        else:
+            self.num_unread += 1
+        stats = self.state.stats
+        stats.num_passes += 1
+        stats.num_drafted += num_guessed
+        stats.num_accepted += num_accepted
+        stats.num_tested += num_accepted + rejected
+        stats.num_tokens += taken
+        stats.seconds += seconds
+        return choices[:taken]
+
+
+@dataclass(frozen=True, eq=False)
+class _Launched:
+    """A round on its way."""
+
+    graph: RoundGraph
+    number: int
+    """Of the graph's rounds."""
+    index: int
+    """Of the loop's rounds."""
+    event: torch.cuda.Event
+
+
+def run_overlapped(graphs: RoundGraphs, requests: Sequence[Request], *, max_batch_size: int) -> Iterator[Progress]:
+    """Serve all requests, yielding every row's progress after every round, as ``generate.run`` does."""
+    size = next((size for size in _SIZES if size >= min(len(requests), max_batch_size)), max_batch_size)
+    capacity = capacity_of(graphs, requests)
+    loop = _Loop(graphs, deque(enumerate(requests)), batch_size=size, capacity=capacity, limit=max_batch_size)
+    graphs.is_busy = True
+    try:
+        yield from loop.run()
+    finally:
+        graphs.is_busy = False
+        loop.close()
+
+
+class _Loop:
+    """What evolves while requests are served."""
+
+    def __init__(
+        self, graphs: RoundGraphs, waiting: deque[tuple[int, Request]], *, batch_size: int, capacity: int, limit: int
+    ) -> None:
+        self.graphs, self.waiting, self.limit = graphs, waiting, limit
+        self.frame = graphs.frame(batch_size, capacity)
+        self.seats: list[_Seat | None] = [None] * batch_size
+        self.num_rounds = 0
+        self.policy_state = graphs.policy.start(batch_size)
+        self.clock = time.perf_counter()
+
+    def run(self) -> Iterator[Progress]:
+        self._admit()
+        pending: _Launched | None = None
+        while any(self.seats):
+            plan = self.graphs.policy.plan(self.policy_state, len(self.seats))
+            depth = min(max(plan.max_depth), self.graphs.most_guesses)
+            if depth and self._lags():
+                if pending is not None:
+                    yield from self._read(pending)
+                pending = None
+                self._catch_up()
+                if not any(self.seats):
+                    return
+            launched = self._launch(depth)
+            if pending is not None:
+                yield from self._read(pending)
+                self._admit()
+            pending = launched
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self.frame.tokens.device)
+        self.graphs.leave(self.frame)
+
+    def _launch(self, depth: int) -> _Launched:
+        began = time.perf_counter()
+        graph = self.graphs.round(self.frame, depth)
+        self.clock = began if self.num_rounds == 0 else self.clock
+        self.clock += time.perf_counter() - began  # capturing is no part of a round
+        number = graph.launch()
+        event = torch.cuda.Event()
+        event.record()
+        self.num_rounds += 1
+        return _Launched(graph, number, self.num_rounds - 1, event)
+
+    def _admit(self) -> None:
+        """Waiting requests take free slots."""
+        free = [slot for slot, seat in enumerate(self.seats) if seat is None]
+        room = self.limit - (len(self.seats) - len(free))
+        arrivals = [(slot, *self.waiting.popleft()) for slot in free[: min(room, len(self.waiting))]]
+        if not arrivals:
+            return
+        began = time.perf_counter()
+        states = [RequestState.of(request) for _, _, request in arrivals]
+        self.graphs.seat(self.frame, [slot for slot, _, _ in arrivals], states)
+        torch.cuda.synchronize(self.frame.tokens.device)
+        for (slot, index, _), state in zip(arrivals, states, strict=True):
+            state.stats.prefill_seconds = time.perf_counter() - began
+            self.seats[slot] = _Seat(index, state, first_round=self.num_rounds, known=len(state.tokens) - 1)
+        self.clock += time.perf_counter() - began
+
+    def _lags(self) -> bool:
+        """Rounds without guesses have added tokens that the drafter has not read."""
+        return any(seat is not None and seat.num_unread for seat in self.seats)
+
+    def _catch_up(self) -> None:
+        lagging = [(slot, seat) for slot, seat in enumerate(self.seats) if seat is not None and seat.num_unread]
+        if lagging and self.graphs.drafter is not None:
+            rows, known = [seat.state.tokens for _, seat in lagging], [seat.known for _, seat in lagging]
+            slots = [slot for slot, _ in lagging]
+            self.graphs.drafter.catch_up(slots, rows, batch_size=len(self.seats), known=known)
+        for _, seat in lagging:
+            seat.num_unread = 0
+
+    def _read(self, launched: _Launched) -> Iterator[Progress]:
+        """Wait for a round, and give every request what it brought."""
+        launched.event.synchronize()
+        now = time.perf_counter()
+        seconds, self.clock = now - self.clock, now
+        notes, graph = launched.graph.note(launched.number), launched.graph
+        drafted, accepted = [0] * len(self.seats), [0] * len(self.seats)
+        for slot, seat in enumerate(self.seats):
+            if seat is not None and launched.index >= seat.first_round:
+                accepted[slot] = min(notes[slot][2], notes[slot][0])
+                drafted[slot] = notes[slot][1]
+                taken = seat.take(notes[slot], seconds, drafted=graph.num_guesses > 0, max_len=self.graphs.target.max_len)
+                if seat.state.is_finished:
+                    self.seats[slot] = None
+                    self.frame.limits[slot] = 0
+                yield Progress(seat.request, seat.state, taken)
+        self._observe(launched, drafted, accepted, seconds)
+
+    def _observe(self, launched: _Launched, drafted: Sequence[int], accepted: Sequence[int], seconds: float) -> None:
+        """Tell the policy; it reads depths, acceptance and seconds."""
+        batch_size, depth = len(self.seats), launched.graph.num_guesses
+        tokens = torch.zeros(batch_size, depth + 1, dtype=torch.int64)
+        draft = Draft(TokenTree.chain(tokens, [count + 1 for count in drafted]), Draws.DETERMINISTIC)
+        paths = [list(range(count + 1)) for count in accepted]
+        plan = Plan((depth,) * batch_size, (depth,) * batch_size)
+        nothing = Scores(torch.zeros(0))
+        self.graphs.policy.update(
+            self.policy_state, Observation(draft, nothing, paths, list(accepted), 0.0, seconds, plan, seconds)
+        )

@@ -1,0 +1,109 @@
+"""A draft model's chain inside a captured round: feed the last two committed tokens, then guess by guess.
+
+After a round the draft's cache may lack one or two of the committed tokens, depending on how many guesses were accepted.
+Feeding the last two always covers both cases with one shape of pass (the first of them is written again, with the same
+numbers), so nothing about the round has to be known on the host. Guesses are coupled: the choice of q with the target's noise
+of each position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.core.device_round import DeviceDrafter, Frame
+from outrider.models.attention.tree_triton import Rows, Sights
+from outrider.models.gpu.arena import DeviceCache
+from outrider.models.gpu.choose import block_bests, pick
+from outrider.models.gpu.decoder import FastDecoder
+
+
+@final
+class Seats:
+    """Which rows of a decoder's arena the slots of a frame stand in. Empty slots share a spare row, for they are scored too."""
+
+    def __init__(self, model: FastDecoder) -> None:
+        self.model = model
+        self._spare = model.new_cache(1)
+        self._caches: dict[tuple[int, int], DeviceCache] = {}
+        self._places: dict[int, Tensor] = {}
+
+    def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
+        """Prefill all tokens of ``rows`` but the last, each into the arena row of a slot."""
+        for slot in slots:
+            self._caches.pop((batch_size, slot), None)
+        cache = self.model.new_cache(len(slots))
+        self.model.arena.ensure(capacity)
+        self.model.prefill([row[:-1] for row in rows], cache)
+        for index, slot in enumerate(slots):
+            self._caches[batch_size, slot] = cache.fork([index])
+        self._tell(batch_size)
+
+    def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
+        """Prefill what ``rows`` hold beyond ``known`` tokens."""
+        for slot, row, length in zip(slots, rows, known, strict=True):
+            cache = self._caches[batch_size, slot]
+            cache.lengths = [length]
+            self.model.prefill([row[length:-1]], cache)
+
+    def leave(self, batch_size: int) -> None:
+        """Give the rows back."""
+        for key in [key for key in self._caches if key[0] == batch_size]:
+            del self._caches[key]
+        self._tell(batch_size)
+
+    def places(self, batch_size: int) -> Tensor:
+        """[B] int32, at an address that stays."""
+        if batch_size not in self._places:
+            with torch.inference_mode(False):  # whoever asks first, anybody may write to it
+                self._places[batch_size] = torch.zeros(batch_size, dtype=torch.int32, device=self.model.device)
+            self._tell(batch_size)
+        return self._places[batch_size]
+
+    def _tell(self, batch_size: int) -> None:
+        caches = [self._caches.get((batch_size, slot), self._spare) for slot in range(batch_size)]
+        self.places(batch_size).copy_(torch.tensor([cache.places[0] for cache in caches], dtype=torch.int32))
+
+
+@final
+class DeviceChain(DeviceDrafter):
+    """Chains from a draft model."""
+
+    def __init__(self, model: FastDecoder, *, vocab_size: int) -> None:
+        self.model = model
+        self._vocab_size = min(vocab_size, model.vocab_size)
+        self._seats = Seats(model)
+
+    @property
+    def version(self) -> int:
+        return self.model.arena.version
+
+    def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
+        self._seats.seat(slots, rows, batch_size=batch_size, capacity=capacity)
+
+    def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
+        self._seats.catch_up(slots, rows, batch_size=batch_size, known=known)
+
+    def leave(self, batch_size: int) -> None:
+        self._seats.leave(batch_size)
+
+    def fits(self, capacity: int) -> bool:
+        return capacity <= self.model.max_len
+
+    def propose(self, frame: Frame, chain: Tensor) -> None:
+        columns = torch.stack((frame.lengths - 2, frame.lengths - 1), 1)
+        fed = frame.tokens.gather(1, columns)
+        lengths = columns[:, 0].int()
+        for guess in range(1, chain.shape[1]):
+            rows = Rows(lengths, self._seats.places(frame.batch_size))
+            step = self.model.step(
+                (frame.batch_size, fed.shape[1]), rows, Sights(None, None), num_slots=self.model.arena.capacity
+            )
+            logits, _ = self.model.forward(fed, step)
+            bests = block_bests(logits[:, -1:].contiguous(), frame, depth=guess - 1, vocab_size=self._vocab_size)
+            pick(bests, chain, guess)
+            lengths = lengths + fed.shape[1]
+            fed = chain[:, guess : guess + 1].contiguous()

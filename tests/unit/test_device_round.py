@@ -1,0 +1,117 @@
+"""The parts of a captured round against their twins: choice, walk and commit, prompt lookup, the draft model's chain."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from triton_interpreter import DEVICE
+
+from outrider.core.device_round import Frame
+from outrider.core.rng import Noise
+from outrider.core.tree import TokenTree
+from outrider.drafters.ngram import NgramIndex, PromptLookupOptions
+from outrider.models.gpu.chain import DeviceChain
+from outrider.models.gpu.choose import RING, accept_and_commit, block_bests
+from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.lookup import DeviceLookup
+from outrider.models.random_decoder import tiny_config, tiny_weights
+
+
+def frame_of(rows: list[list[int]], *, prompt_lens: list[int], temperatures: list[float], capacity: int = 64) -> Frame:
+    frame = Frame.empty(len(rows), capacity, DEVICE)
+    for slot, row in enumerate(rows):
+        frame.tokens[slot, : len(row)] = torch.tensor(row)
+    frame.lengths.copy_(torch.tensor([len(row) for row in rows]))
+    frame.limits.fill_(capacity)
+    frame.prompt_lens.copy_(torch.tensor(prompt_lens))
+    frame.seeds.copy_(torch.tensor([7, -3][: len(rows)]))
+    frame.temperatures.copy_(torch.tensor(temperatures))
+    return frame
+
+
+def choices_of(logits: torch.Tensor, frame: Frame) -> torch.Tensor:
+    """The oracle: what ``Law.choices`` says on a chain."""
+    depths = torch.arange(logits.shape[1], device=DEVICE).expand(logits.shape[:2])
+    noise = Noise(frame.seeds, frame.lengths - frame.prompt_lens).target_gumbel(depths, logits.shape[2])
+    temperatures = frame.temperatures[:, None, None]
+    perturbed = logits / torch.where(temperatures == 0, 1.0, temperatures) + noise
+    return torch.where(temperatures[..., 0] == 0, logits.argmax(-1), perturbed.argmax(-1))
+
+
+def test_walk_and_commit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    frame = frame_of([[1, 2, 3], [4, 5]], prompt_lens=[2, 2], temperatures=[0.0, 0.8])
+    logits = torch.randn(2, 4, 3000, generator=generator).to(DEVICE)
+    expected = choices_of(logits, frame)
+    chain = torch.cat((torch.zeros(2, 1, dtype=torch.int64, device=DEVICE), expected[:, :3]), 1)
+    chain[0, 3] = (chain[0, 3] + 1) % 3000  # row 0: two right, one wrong
+    chain[1, 2:] = -1  # row 1: one right, nothing after it
+    ring, rounds = torch.zeros(RING, 2, 7, dtype=torch.int64, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    bests = block_bests(logits, frame, depth=0, vocab_size=3000)
+    accept_and_commit(bests, chain, frame, ring=ring, rounds=rounds)
+    assert ring[0, :, :3].tolist() == [[3, 3, 2], [2, 1, 1]]
+    assert torch.equal(ring[0, :, 3:], expected)
+    assert frame.lengths.tolist() == [6, 4] and rounds.tolist() == [1, 1]
+    assert frame.tokens[0, 3:6].tolist() == expected[0, :3].tolist()
+    assert frame.tokens[1, 2:4].tolist() == expected[1, :2].tolist()
+    assert frame.tokens[1, 4] == 0
+
+
+def test_a_limit_cuts_the_run_and_then_holds_the_slot() -> None:
+    frame = frame_of([[1, 2, 3]], prompt_lens=[3], temperatures=[0.0])
+    frame.limits.fill_(4)
+    logits = torch.randn(1, 3, 50, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    best = logits.argmax(-1)
+    chain = torch.cat((torch.zeros(1, 1, dtype=torch.int64, device=DEVICE), best[:, :2]), 1)
+    ring, rounds = torch.zeros(RING, 1, 6, dtype=torch.int64, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    for emitted in (1, 0):
+        accept_and_commit(block_bests(logits, frame, depth=0, vocab_size=50), chain, frame, ring=ring, rounds=rounds)
+        assert int(ring[int(rounds) - 1, 0, 0]) == emitted
+        assert frame.lengths.tolist() == [4]
+
+
+def test_the_lowest_token_wins_a_tie() -> None:
+    frame = frame_of([[1, 2]], prompt_lens=[2], temperatures=[0.0])
+    logits = torch.zeros(1, 1, 5000, device=DEVICE)
+    logits[0, 0, [100, 3000, 4999]] = 1.0
+    ring, rounds = torch.zeros(RING, 1, 4, dtype=torch.int64, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    chain = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
+    accept_and_commit(block_bests(logits, frame, depth=0, vocab_size=5000), chain, frame, ring=ring, rounds=rounds)
+    assert int(ring[0, 0, 3]) == 100
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_look_up_copies_what_the_index_copies(seed: int) -> None:
+    draw = random.Random(seed)
+    rows = [[draw.randrange(4) for _ in range(draw.randrange(2, 30))] for _ in range(2)]
+    options = PromptLookupOptions(max_ngram=3, min_ngram=1 + seed % 2)
+    frame = frame_of(rows, prompt_lens=[1, 1], temperatures=[0.0, 0.0])
+    chain = torch.zeros(2, 7, dtype=torch.int64, device=DEVICE)
+    DeviceLookup(min_ngram=options.min_ngram, max_ngram=options.max_ngram).propose(frame, chain)
+    for row, history in enumerate(rows):
+        index = NgramIndex(options)
+        index.extend(history)
+        assert chain[row, 1:].tolist() == (index.continuation(history, 6) or [-1] * 6)
+
+
+def test_the_chain_of_a_draft_model() -> None:
+    config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
+    model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)))
+    rows = [[5, 9, 1, 33, 7], [2, 8, 4]]
+    frame = frame_of(rows, prompt_lens=[3, 3], temperatures=[0.0, 0.9])
+    drafter = DeviceChain(model, vocab_size=64)
+    drafter.seat([0, 1], rows, batch_size=2, capacity=64)
+    chain = torch.zeros(2, 3, dtype=torch.int64, device=DEVICE)
+    chain[:, 0] = torch.tensor([row[-1] for row in rows])
+    drafter.propose(frame, chain)
+    for slot, row in enumerate(rows):
+        tokens = torch.tensor([[*row, *chain[slot, 1:].tolist()]], device=DEVICE)
+        cache = model.new_cache(1)
+        tree = TokenTree.chain(tokens)
+        cache.reserve(tree.num_nodes)
+        logits = model.forward(tokens, model.step_of(tree, cache))[0][:, len(row) - 1 : -1]
+        alone = frame_of([row], prompt_lens=[3], temperatures=[frame.temperatures[slot].item()])
+        alone.seeds.fill_(int(frame.seeds[slot]))
+        assert choices_of(logits, alone)[0].tolist() == chain[slot, 1:].tolist()
