@@ -5,8 +5,10 @@
     python benchmarks/self_drafting.py --model FOLDER --prompts 12     # another model, by folder
 
 Every method is compared with plain decoding in the same process: the texts must be equal (float32), seed for seed. A guess of
-a self-drafter costs the part of the target that makes it, so tokens per pass alone say little: see the milliseconds, which are
-of this machine and for orientation only. The last line is one JSON document.
+a self-drafter costs the part of the target that makes it, so tokens per pass alone say little. ``work`` is the layers run per
+token, drafting included, over those of plain decoding: below 1 a method can pay where a pass over many nodes costs what a pass
+over one does (heads and trials of a search are not counted). Milliseconds are of this machine, for orientation only. The last
+line is one JSON document.
 """
 
 from __future__ import annotations
@@ -20,11 +22,16 @@ from typing import Any
 import torch
 from parallel_guessing import params, prompts, row_of
 
-from outrider import LLM, SamplingParams
-from outrider.core.interfaces import LayeredTarget
+from outrider import LLM, Method, SamplingParams
+from outrider.api import RequestOutput
+from outrider.core.interfaces import Drafter, LayeredTarget
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
+from outrider.drafters.draft_verify import DraftVerify
+from outrider.drafters.early_exit import EarlyExit, EarlyExitTree
+from outrider.drafters.kangaroo import Kangaroo
 from outrider.drafters.skip_search import SkipSearch, SkipSpace, find_skips
+from outrider.drafters.swift import Swift, SwiftTree
 
 SEARCHED = {"skip_attention": (5, 8, 10), "skip_mlp": (4, 7, 10, 11)}
 """What ``--parts --prompts 8 --max-tokens 96`` found for the bundled target at a share of 0.25, on four such prompts."""
@@ -42,8 +49,11 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("swift", {}),
     ("swift", {"skip_share": 0.25, "threshold": 0.5}),
     ("swift", {"skip_share": 0.25, "threshold": 0.5, "branches": True, "num_tree_nodes": 60}),
+    ("swift", {"skip_share": 0.35, "searched": True}),
+    ("swift", {"skip_share": 0.35, "searched": True, "branches": True, "num_tree_nodes": 60}),
     ("del", {}),
 )
+"""``searched``: begin with the set that 200 trials on four other prompts found, and keep it."""
 
 
 def compare(llm: LLM, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -55,16 +65,53 @@ def compare(llm: LLM, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for name, options in (("plain", {}), *CASES):
             if arguments.methods and name not in arguments.methods:
                 continue
-            outputs = llm.generate(texts, requests, method=llm.compose(name, **options))
+            method = method_of(llm, name, options)
+            outputs = llm.generate(texts, requests, method=method, trace=True)
             row = {"temperature": temperature, "method": name, "options": options, **row_of(outputs, plain)}
             tested = sum(output.stats.num_tested for output in outputs)
             row["accepted"] = round(sum(output.stats.num_accepted for output in outputs) / max(1, tested), 3)
+            row["work"] = work_of(outputs, method.drafter)
             found.append(row)
             words = " ".join(f"{key}={value}" for key, value in options.items())
-            print(f"T={temperature} {name:<13}{words:<62}{row['tokens_per_pass']:6.3f} tokens per pass, "
-                  f"{row['guesses_per_pass']:4.1f} guesses, {row['accepted']:.2f} accepted, "
+            print(f"T={temperature} {name:<13}{words:<70}{row['tokens_per_pass']:6.3f} tokens per pass, "
+                  f"{row['guesses_per_pass']:4.1f} guesses, {row['accepted']:.2f} accepted, work {row['work']}, "
                   f"{row['draft_ms']:6.2f} ms draft {row['score_ms']:6.2f} ms score  {row['equal']}", flush=True)  # fmt: skip
     return found
+
+
+def method_of(llm: LLM, name: str, options: dict[str, Any]) -> Method:
+    """A case of the table; one that is to begin with a search gets it from prompts of its own."""
+    given = dict(options)
+    if given.pop("searched", False):
+        target = llm.target
+        assert isinstance(target, LayeredTarget)
+        requests = SamplingParams(max_tokens=96, ignore_eos=True)
+        texts = [output.prompt_token_ids + output.token_ids for output in llm.generate(prompts(24)[20:], requests)]
+        memory = find_skips(target, texts, share=given["skip_share"], num_trials=200)
+        assert not memory.is_active, "a finished search is kept as it is"
+        given["memory"] = memory
+    return llm.compose(name, **given)
+
+
+def work_of(outputs: Sequence[RequestOutput], drafter: Drafter) -> float | None:
+    """Layers per token, as a share of the target's: a pass per round, and a partial one per level of its tree."""
+    match drafter:
+        case EarlyExit() | EarlyExitTree() | Kangaroo() | DraftVerify():
+            share = drafter.route.share
+        case Swift() | SwiftTree():
+            share = drafter.memory.route.share
+        case _:
+            return None
+    levels = sum(_depth(seen.parents) for output in outputs for seen in output.trace)
+    num_passes, num_tokens = (sum(vars(output.stats)[name] for output in outputs) for name in ("num_passes", "num_tokens"))
+    return round((num_passes + share * levels) / num_tokens, 3)
+
+
+def _depth(parents: Sequence[int]) -> int:
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return max(depths)
 
 
 def parts(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
