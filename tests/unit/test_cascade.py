@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
-
 from test_methods import EVERYTHING, PROMPTS, SAMPLED, serve, tokens
 from tiny_pair import VOCAB, tiny_model
 

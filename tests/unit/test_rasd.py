@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
-
 from markov import Markov
 from test_fused import Fixed, context_of, texts_of
 from test_methods import PROMPTS, serve, tokens

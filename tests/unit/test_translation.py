@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
-
 from test_methods import PROMPTS, SAMPLED, serve, tokens
 from tiny_pair import VOCAB, tiny_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from toy_codecs import letter_codec, pair_codec, toy_translation
 
 from outrider.api import LLM
