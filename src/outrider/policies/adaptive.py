@@ -19,6 +19,7 @@ the ratio, so rare matches do not argue against asking.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -40,10 +41,13 @@ _PROBE_CAP = 2.0
 """Plain rounds a probe of more than one guess may cost."""
 _CLOSE = 1.5
 """Speed, plain decoding being 1, below which it matters what a plain round costs now."""
-_REPLAN = 4
-"""Rounds a decision holds, once an engine is warm; deciding takes time too."""
+_THINKING_SHARE = 0.004
+"""Part of the time that deciding may take: a decision holds until rounds of a model have paid for it."""
+_EAGER_SHARE = 0.03
 _WARM = 64
-"""Rounds until then."""
+"""... and in an engine's first rounds, when there is more to learn."""
+_PLAIN_SAMPLE = 4
+"""One in so many plain rounds is timed."""
 _START_CREDIT = 4.0
 """Plain rounds that may be lost before anything was gained."""
 
@@ -80,9 +84,18 @@ class _Row:
     found: PositionRates
     lag: int = 0
     """Tokens emitted since the drafter was last asked for this row."""
+    num_unfaded: int = 0
+    """Of these rounds, those that the rates have not forgotten yet."""
 
     def copy(self) -> _Row:
-        return _Row(self.accepted.copy(), self.found.copy(), self.lag)
+        return _Row(self.accepted.copy(), self.found.copy(), self.lag, self.num_unfaded)
+
+    def fade(self) -> None:
+        """What was seen counts less the longer it is ago."""
+        if self.num_unfaded:
+            self.accepted.fade(self.num_unfaded)
+            self.found.fade(self.num_unfaded)
+            self.num_unfaded = 0
 
 
 @dataclass(frozen=True)
@@ -115,8 +128,10 @@ class _State(RowState):
     """What the decision rests on; None where the batch is new."""
     best: int = 0
     """The decision: length of a round that is no probe."""
-    age: int = 0
-    """Rounds since the decision."""
+    seconds: float = 0.0
+    """Time spent on rounds since the decision."""
+    is_due: bool = False
+    """Something was learnt that the decision did not know."""
     probe: int | None = None
     """Length of this round, if it is a probe."""
 
@@ -156,6 +171,9 @@ class Adaptive(Policy):
     def update(self, state: _State, observation: Observation) -> None:
         own = state.best if state.probe is None else state.probe
         planned = observation.plan.max_depth if observation.plan else (own,) * len(state.rows)
+        if state.outlook is not None and not any(planned) and self.experience.num_rounds % _PLAIN_SAMPLE:
+            self._pass_by(state, observation)
+            return
         drafted = depths_of(observation)
         depth, asked = max(drafted), any(planned)
         lag = max((row.lag for row, length in zip(state.rows, planned, strict=True) if length), default=0)
@@ -165,11 +183,26 @@ class Adaptive(Policy):
             self._learn(row, length, found=found, accepted=accepted)
         self._settle(state, observation, costs, depth=depth, asked=asked, lag=lag)
 
+    def _pass_by(self, state: _State, seen: Observation) -> None:
+        """A plain round that teaches nothing new: of these only some are looked at, since a look costs time."""
+        for row in state.rows:
+            row.lag += 1
+            row.num_unfaded += 1
+        state.seconds += seen.seconds
+        known = self.experience
+        known.num_rounds += 1
+        known.probes.settle(1.0, 0.0)
+        known.losses.settle(1.0, 0.0)
+
     def _decide(self, state: _State) -> _Outlook:
-        state.age += 1
-        if state.outlook is None or state.age >= _REPLAN or self.experience.num_rounds < _WARM:
-            state.outlook, state.age = self._look_ahead(state.rows), 0
-            state.best = state.outlook.best(self.experience.losses.balance)
+        known = self.experience
+        share = _THINKING_SHARE if known.num_rounds >= _WARM else _EAGER_SHARE
+        if state.outlook is None or state.is_due or state.seconds * share >= known.thinking.value:
+            began = time.perf_counter()
+            state.outlook = self._look_ahead(state.rows)
+            state.best = state.outlook.best(known.losses.balance)
+            state.seconds, state.is_due = 0.0, False
+            known.thinking.add(time.perf_counter() - began)
         return state.outlook
 
     def _look_ahead(self, rows: Sequence[_Row]) -> _Outlook:
@@ -179,6 +212,7 @@ class Adaptive(Policy):
         usual_found = known.found.given([1.0] * longest)
         gains, nobody = [0.0] * longest, [1.0] * longest
         for row in rows:
+            row.fade()
             found = row.found.given(usual_found)
             reach = reach_of([a * f for a, f in zip(row.accepted.inherited(usual_accepted), found, strict=True)])
             gains = [x + y for x, y in zip(gains, reach, strict=True)]
@@ -207,7 +241,7 @@ class Adaptive(Policy):
         lengths = range(wanted, best, -1) if wanted else (0,)
         probe = next((k for k in lengths if outlook.risk(k, gain) <= purse), None)
         if probe is not None:
-            known.last_probe, state.age = known.num_rounds, _REPLAN
+            known.last_probe, state.is_due = known.num_rounds, True
             known.num_probes += 1
         known.turn += probe is not None or not lengths or known.probes.is_full  # what a full purse cannot pay is skipped
         return probe
@@ -216,9 +250,9 @@ class Adaptive(Policy):
         known = self.experience
         if planned == 0:
             row.lag += 1
-            row.accepted.fade()
-            row.found.fade()
+            row.num_unfaded += 1
             return
+        row.fade()
         row.lag = 0
         if found < planned or known.found.means:  # most drafters always find a guess: nothing to count
             for rates in (row.found, known.found):
@@ -233,6 +267,7 @@ class Adaptive(Policy):
         """Book the round, at the usual cost of its depth (single rounds are noisy), or as measured if it caught up."""
         known, outlook = self.experience, state.outlook
         known.num_rounds += 1
+        state.seconds += seen.seconds
         if outlook is None:
             return
         usual = outlook.by_depth[min(depth, len(outlook.by_depth) - 1)] if asked else outlook.seconds[0]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
-from outrider.policies.costs import CostModel
+from outrider.policies.costs import CostModel, Typical
 from outrider.policies.rates import PositionRates
 
 _SHARED_MEMORY = 200.0
@@ -50,6 +50,8 @@ class Experience:
     """Acceptance by position over all requests: what is expected of a new one."""
     found: PositionRates = field(default_factory=lambda: PositionRates(_SHARED_MEMORY))
     """How often the drafter had a guess at a position when it was asked for one."""
+    thinking: Typical = field(default_factory=Typical)
+    """Seconds that a decision takes."""
     num_rounds: int = 0
     num_probes: int = 0
     turn: int = 0

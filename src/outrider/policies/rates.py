@@ -46,9 +46,9 @@ class PositionRates:
             step = (position < num_passed) - self.means[position]
             self.means[position] += step / self.weights[position]
 
-    def fade(self) -> None:
-        """Trust what was seen a little less."""
-        keep = 1 - 1 / self.horizon
+    def fade(self, num_rounds: int = 1) -> None:
+        """Trust what was seen a little less, as after so many rounds without evidence."""
+        keep = (1 - 1 / self.horizon) ** num_rounds
         self.weights = [keep * weight for weight in self.weights]
 
     def given(self, prior: Sequence[float]) -> list[float]:

@@ -52,6 +52,7 @@ struct Chain {
 };
 }
 
+static thread_local int this_thread = 0;
 static constexpr int ROWS = 32;  // rows multiplied together
 
 struct Row {
@@ -118,7 +119,7 @@ template <class T> class Runner {
     template <class F> void share(int& phase, int count, F piece) {
         std::atomic<int>& counter = counters[phase++];
         for (int i; (i = counter.fetch_add(1, std::memory_order_relaxed)) < count;) piece(i);
-        pool.meet();
+        pool.meet(this_thread);
     }
     // One piece is a run of blocks of w for all rows: its weights are read from memory once.
     template <class F> void product(int& phase, const Matrix& w, const T* x, int stride, F take) {
@@ -322,6 +323,7 @@ template <class T> class Runner {
     }
     void work(int thread) {
         int phase = 0;
+        this_thread = thread;
         embed(phase);
         for (int index = p.first_layer; index < p.last_layer; index++) {
             phase = 16 * (index - p.first_layer + 1);

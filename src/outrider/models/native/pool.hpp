@@ -1,10 +1,12 @@
 // A few threads that go through the phases of a pass together. Work inside a phase is handed out piece by piece, so a
-// thread that the system holds up does not hold up the others by more than one piece.
+// thread that the system holds up does not hold up the others by more than one piece. On a busy machine even that can be most
+// of the time; then the caller works alone for a while. Results do not depend on who computes what.
 #pragma once
 #include <pthread.h>
 #include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -39,28 +41,41 @@ class Pool {
     }
     int size() const { return size_; }
 
-    // Runs work(thread) on every thread of the pool, the caller being number 0.
+    // Runs work(thread) on every thread of the pool, the caller being number 0, or on the caller alone.
     void run(const std::function<void(int)>& work) {
+        const bool alone = size_ == 1 || alone_ > 0;
+        active_ = alone ? 1 : size_;
+        if (alone_ > 0) alone_--;
+        if (alone) return work(0);
+        const auto began = Clock::now();
+        waited_ = Clock::duration::zero();
         work_ = &work;
         running_.store(size_ - 1);
         epoch_.fetch_add(1);
         epoch_.notify_all();
         work(0);
         for (int spins = 0; running_.load() > 0; spins++) rest(spins);
+        const auto lasted = Clock::now() - began;
+        crowded_ = waited_ * 5 > lasted * 3 ? crowded_ + 1 : 0;  // more than 60 % of the time was waiting
+        if (crowded_ >= 2) alone_ = 64, crowded_ = 0;
     }
     // Nobody goes on before everybody came.
-    void meet() {
-        if (size_ == 1) return;
-        int round = round_.load();
+    void meet(int thread) {
+        if (active_ == 1) return;
+        const int round = round_.load();
         if (arrived_.fetch_add(1) == size_ - 1) {
             arrived_.store(0);
             round_.store(round + 1);
             return;
         }
+        const auto began = thread == 0 ? Clock::now() : Clock::time_point();
         for (int spins = 0; round_.load() == round; spins++) rest(spins);
+        if (thread == 0) waited_ += Clock::now() - began;
     }
 
   private:
+    using Clock = std::chrono::steady_clock;
+
     explicit Pool(int num_threads) : size_(num_threads) {
         for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { serve(i); });
     }
@@ -87,5 +102,7 @@ class Pool {
     const int size_;
     std::vector<std::thread> threads_;
     const std::function<void(int)>* work_ = nullptr;
+    Clock::duration waited_{};  // by the caller, in this pass
+    int active_ = 1, alone_ = 0, crowded_ = 0;
     std::atomic<int> epoch_{0}, running_{0}, arrived_{0}, round_{0};
 };
