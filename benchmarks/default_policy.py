@@ -1,0 +1,118 @@
+"""Is the default policy as good as the best fixed length on each family of prompts, and never slower than plain decoding?
+
+Every drafter, a useless one included (the bundled draft with its vocabulary shuffled), runs with fixed lengths and with the
+adaptive policy, in turns with plain decoding on the same prompts. Times are medians over rounds, summed over prompts.
+
+    python benchmarks/default_policy.py [--rounds 5] [--prompts 4] [--max-tokens 192] [--model DIR --draft DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider import LLM, SamplingParams
+from outrider.bench.provenance import provenance
+from outrider.bench.runner import decode
+from outrider.bench.stats import ratio_of, total
+from outrider.bench.suites import load_suites
+from outrider.bundled import bundled_path
+from outrider.core.method import Method
+
+LENGTHS = (1, 2, 3, 4, 6, 8)
+
+
+def useless_draft(folder: str) -> str:
+    """The draft model with every token standing for another one."""
+    place = Path(tempfile.mkdtemp(prefix="useless-"))
+    shutil.copytree(folder, place, dirs_exist_ok=True)
+    path = place / "model.safetensors"
+    tensors = load_file(path)
+    order = torch.randperm(len(tensors["model.embed_tokens.weight"]), generator=torch.Generator().manual_seed(0))
+    for name in {"lm_head.weight", "model.embed_tokens.weight"} & set(tensors):
+        tensors[name] = tensors[name][order].contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+    return str(place)
+
+
+def methods_of(llm: LLM, drafter: str) -> dict[str, Method]:
+    fixed = {f"K={k}": llm.compose(drafter, num_draft_tokens=k) for k in LENGTHS}
+    return {"plain": llm.compose("plain"), **fixed, "adaptive": llm.compose(drafter, policy="adaptive")}
+
+
+def measure(llm: LLM, drafter: str, suites: list[str], args: argparse.Namespace) -> list[dict]:
+    methods = methods_of(llm, drafter)
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=1)
+    prompts = {suite.name: _encode(llm, suite.first(args.prompts)) for suite in load_suites(suites)}
+    times: dict[str, dict[str, list[list[float]]]] = {suite: {name: [] for name in methods} for suite in prompts}
+    for round_number in range(args.rounds + 1):  # the first is not counted: it warms up, and the policy learns its costs
+        for suite, rows in prompts.items():
+            row_times: dict[str, list[float]] = {name: [] for name in methods}
+            for number, row in enumerate(rows):
+                names = list(methods)
+                for name in names[(round_number + number) % len(names) :] + names[: (round_number + number) % len(names)]:
+                    done = decode(llm, methods[name], [row], [params])
+                    row_times[name].append(done.seconds)
+            if round_number:
+                for name, row in row_times.items():
+                    times[suite][name].append(row)
+    return [_line(drafter, suite, by_name) for suite, by_name in times.items()]
+
+
+def _encode(llm: LLM, suite) -> list[list[int]]:
+    return [
+        llm.codec.encode(item.text) if item.text else llm.codec.encode_chat([{"role": "user", "content": item.turns[0]}])
+        for item in suite.items
+    ]
+
+
+def _line(drafter: str, suite: str, times: dict[str, list[list[float]]]) -> dict:
+    fixed = {name: total(rows) for name, rows in times.items() if name.startswith("K=")}
+    best = min(fixed, key=fixed.__getitem__)
+    against_best, against_plain = (ratio_of(times["adaptive"], times[other]) for other in (best, "plain"))
+    return {
+        "drafter": drafter,
+        "suite": suite,
+        "best": best,
+        "best_to_plain": total(times["plain"]) / fixed[best],
+        "adaptive_to_best": against_best.to_json(),
+        "adaptive_to_plain": against_plain.to_json(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--suites", default="stories,chat,summary,code")
+    parser.add_argument("--drafters", default="draft-model,useless,prompt-lookup,suffix")
+    parser.add_argument("--model")
+    parser.add_argument("--draft")
+    parser.add_argument("--dtype", default="auto")
+    args = parser.parse_args()
+    draft = args.draft or bundled_path("draft")
+    llm = LLM(args.model, draft=draft, dtype=args.dtype)
+    lines: list[dict] = []
+    print(f"{'drafter':<14} {'suite':<10} {'best fixed':>16} {'adaptive/best':>22} {'adaptive/plain':>22}")
+    for drafter in args.drafters.split(","):
+        user = LLM(args.model, draft=useless_draft(draft), dtype=args.dtype) if drafter == "useless" else llm
+        for line in measure(user, "draft-model" if drafter == "useless" else drafter, args.suites.split(","), args):
+            line["drafter"] = drafter
+            lines.append(line)
+            spans = [line[key] for key in ("adaptive_to_best", "adaptive_to_plain")]
+            cells = [f"{span['value']:.3f} ({span['low']:.2f}-{span['high']:.2f})" for span in spans]
+            best = f"{line['best']} {line['best_to_plain']:.2f}x"
+            print(f"{drafter:<14} {line['suite']:<10} {best:>16} {cells[0]:>22} {cells[1]:>22}", flush=True)
+    print(json.dumps({"lines": lines, **provenance()}))
+
+
+if __name__ == "__main__":
+    main()
