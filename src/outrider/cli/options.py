@@ -33,6 +33,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    group.add_argument("--numerics", default="fast", help="fast, or invariant: bit for bit the text of plain decoding (GPU)")
+    group.add_argument("--no-fast", dest="fast", action="store_false", help="run the plain PyTorch decoder")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +108,8 @@ def load_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
         policy=arguments.policy if arguments.policy != "fixed" or not same_method else config.get("policy", "fixed"),
         dtype=arguments.dtype if arguments.dtype != "auto" else config.get("dtype", "auto"),
         device=arguments.device or config.get("device"),
+        fast=arguments.fast,
+        numerics=arguments.numerics,
         **more,
         **options,
     )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from outrider.models.gpu.decoder import FastDecoder
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+_MOST_GRAPHS = 32
+"""Each holds its logits, which for a large pass are hundreds of megabytes: the one not used for longest goes."""
 _MOST_ROWS = 512
 """Rows of a pass beyond which launching is not what costs."""
 
@@ -123,9 +125,12 @@ class PassGraphs:
         if self._version != self._decoder.arena.version:
             self._graphs.clear()
             self._version = self._decoder.arena.version
-        graph = self._graphs.get(shape)
+        graph = self._graphs.pop(shape, None)
         if graph is None:
             if not self._graphs:  # a pool goes with the last graph that used it
                 self._pool = torch.cuda.graph_pool_handle()
-            graph = self._graphs[shape] = PassGraph(self._decoder, shape, self._pool, first=(tree, cache))
+            if len(self._graphs) >= _MOST_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+            graph = PassGraph(self._decoder, shape, self._pool, first=(tree, cache))
+        self._graphs[shape] = graph  # the last in order is the last used
         return graph
