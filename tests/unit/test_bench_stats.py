@@ -78,6 +78,23 @@ def test_compare_reports_a_regression_of_five_percent_and_no_other() -> None:
     assert "SLOWER" in changes_table(compare(before, document(20, method=0.55)), 0.02)
 
 
+def test_compare_takes_the_prompts_both_runs_have() -> None:
+    """A time limit may have cut one run shorter; its last chunks are much slower here."""
+    longer = document(10)
+    for table in [*(one["times"] for one in longer["lines"]), longer["ruler"][0]["times"]]:
+        for row in table:
+            row += [5.0, 5.0]
+    changes = compare(document(10), longer)
+    assert [change.tokens_per_pass for change in changes] == [None, None]
+    assert all(change.speed.value == pytest.approx(1) for change in changes)
+
+
+def test_compare_refuses_runs_of_something_else() -> None:
+    short, long = ({**document(0), "run": {"max_tokens": count}} for count in (8, 64))
+    with pytest.raises(OptionError, match="different things"):
+        compare(short, long)
+
+
 def test_compare_refuses_other_files() -> None:
     with pytest.raises(OptionError, match="outrider bench"):
         compare({"kind": "something"}, document(0))
@@ -91,3 +108,21 @@ def test_a_curve_is_read_between_and_beyond_its_points() -> None:
     curve = Curve(8, 1, (1, 3, 5), (1.0, 2.0, 1.5))
     assert [curve.at(n) for n in (0, 1, 2, 3, 4, 9)] == [1.0, 1.0, 1.5, 2.0, 1.75, 1.5]
     assert Curve.from_json(curve.to_json()) == curve
+
+
+def test_plots_are_well_formed_and_inside_their_frame() -> None:
+    from xml.etree import ElementTree
+
+    from outrider.bench.svg import Bar, bars, lines
+
+    many = [Bar(f"a rather long label, number {n} <&>", 0.5 + n, 0.4 + n, 0.9 + n) for n in range(5)]
+    curves = {"one": [(1.0, 2.0), (8.0, 3.0)], "two & more": [(1.0, 0.0), (64.0, 9.0)]}
+    for plot in (bars(many), lines(curves, x_title="x", y_title="y", log_x=True)):
+        root = ElementTree.fromstring(plot)
+        width, height = float(root.attrib["width"]), float(root.attrib["height"])
+        for node in root.iter():
+            for name in ("x", "x1", "x2", "cx"):
+                assert 0 <= float(node.attrib.get(name, 0)) <= width
+            for name in ("y", "y1", "y2", "cy"):
+                assert 0 <= float(node.attrib.get(name, 0)) <= height
+    assert lines({}, x_title="", y_title="") == ""

@@ -3,8 +3,8 @@
 Two questions are asked of every setting. *Speed-up*: measured against plain decoding in the same rounds, so the machine
 cancels; sees a slower method. *Speed*: tokens per unit of a fixed piece of work done in the same rounds, so that a slower
 machine cancels as far as that work resembles decoding; sees what slows plain decoding too. A change is reported when its 95 %
-interval excludes 1 and it is larger than a threshold. The decision is made on the lines over all suites, so that a
-hundred small comparisons do not make a false alarm; the others are shown.
+interval excludes 1 and it is larger than a threshold. Only prompts that both runs have are compared. The decision is made on
+the lines over all suites, so that a hundred small comparisons do not make a false alarm; the others are shown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.bench.settings import BASELINE
 from outrider.bench.stats import Estimate, Times, quotient_of
-from outrider.bench.summary import Line
+from outrider.bench.summary import ALL, Line
 from outrider.core.errors import OptionError
 
 
@@ -28,7 +28,8 @@ class Change:
     batch_size: int
     speed: Estimate
     speedup: Estimate
-    tokens_per_pass: float
+    tokens_per_pass: float | None
+    """None where the runs had different numbers of prompts."""
     counts: bool
     """Whether it takes part in the decision."""
 
@@ -50,37 +51,67 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     for document in (old, new):
         if document.get("kind") != "outrider bench":
             raise OptionError("this is not a file written by `outrider bench --json`; give two of those")
+    if _what(old) != _what(new):
+        raise OptionError(f"the two files measured different things: {_what(old)} and {_what(new)}; measure the same")
     before, after = _Run(old), _Run(new)
-    first = next(iter(before.lines.values()))
-    changes: list[Change] = []
-    for key in after.lines.keys() & before.lines.keys():
-        speed = quotient_of(after.against_ruler(key), before.against_ruler(key))
-        speedup = quotient_of(after.against_plain(key), before.against_plain(key))
-        gain = after.lines[key].tokens_per_pass / before.lines[key].tokens_per_pass
-        changes.append(Change(*key, speed, speedup, gain, counts=key[1] == first.suite))
-    if not changes:
+    keys = [key for key in after.lines if key in before.lines and key[1] != ALL]
+    if not keys:
         raise OptionError("the two files have no setting, suite and batch size in common; measure the same ones")
-    order = list(after.lines)
-    return sorted(changes, key=lambda change: order.index((change.label, change.suite, change.batch_size)))
+    suites = list(dict.fromkeys(key[1] for key in keys))
+    over_all = [] if len(suites) < 2 else list(dict.fromkeys((label, ALL, size) for label, _, size in keys))
+    return [_change(before, after, key, suites if key[1] == ALL else [key[1]]) for key in [*over_all, *keys]]
 
 
 Key = tuple[str, str, int]
 
 
+def _what(document: Mapping[str, Any]) -> dict[str, Any]:
+    run = document.get("run", {})
+    shown = {name: run[name] for name in ("max_tokens", "temperature", "ignore_eos") if name in run}
+    return {**shown, **{name: document["model"][name] for name in ("digest", "dtype") if "model" in document}}
+
+
+def _change(before: _Run, after: _Run, key: Key, suites: Sequence[str]) -> Change:
+    label, _, size = key
+    found = [suite for suite in suites if all((label, suite, size) in run.lines for run in (before, after))]
+    counts = {suite: min(run.num_chunks(suite, size) for run in (before, after)) for suite in found}
+    times = [run.times(label, counts, size) for run in (after, before)]
+    rulers = [run.ruler(counts, size) for run in (after, before)]
+    plain = [run.times(BASELINE, counts, size) for run in (after, before)]
+    whole = [run.lines.get(key) for run in (after, before)]
+    same = all(run.num_chunks(suite, size) == count for run in (before, after) for suite, count in counts.items())
+    gain = whole[0].tokens_per_pass / whole[1].tokens_per_pass if same and whole[0] and whole[1] else None
+    speed, speedup = (
+        quotient_of((times[0], rulers[0]), (times[1], rulers[1])),
+        quotient_of((times[0], plain[0]), (times[1], plain[1])),
+    )
+    return Change(*key, speed, speedup, gain, counts=len(suites) > 1 or len(before.suites) == 1)
+
+
 class _Run:
-    """A bench file as pairs of (times, baseline)."""
+    """A bench file as tables of times."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         found = [Line.from_json(line) for line in document["lines"]]
         self.lines = {(line.label, line.suite, line.batch_size): line for line in found}
+        self.suites = {line.suite for line in found} - {ALL}
         self._rulers = {(ruler["suite"], ruler["batch_size"]): ruler["times"] for ruler in document["ruler"]}
 
-    def against_plain(self, key: Key) -> tuple[Times, Times]:
-        return self.lines[key].times, self.lines[BASELINE, key[1], key[2]].times
+    def num_chunks(self, suite: str, size: int) -> int:
+        return len(self._rulers[suite, size][0])
 
-    def against_ruler(self, key: Key) -> tuple[Times, Times]:
-        """Tokens per unit of the fixed work instead of per second."""
-        return self.lines[key].times, self._rulers[key[1], key[2]]
+    def times(self, label: str, counts: Mapping[str, int], size: int) -> Times:
+        """Of the first so many chunks of each suite, side by side."""
+        return _joined([(self.lines[label, suite, size].times, count) for suite, count in counts.items()])
+
+    def ruler(self, counts: Mapping[str, int], size: int) -> Times:
+        """The fixed work's seconds beside them."""
+        return _joined([(self._rulers[suite, size], count) for suite, count in counts.items()])
+
+
+def _joined(tables: Sequence[tuple[Times, int]]) -> Times:
+    rounds = min(len(table) for table, _ in tables)
+    return [[seconds for table, count in tables for seconds in list(table[i])[:count]] for i in range(rounds)]
 
 
 def changes_table(changes: Sequence[Change], threshold: float) -> str:
@@ -104,8 +135,8 @@ def _name(change: Change) -> str:
     return f"{change.label}, {change.suite}" + (f", batch {change.batch_size}" if change.batch_size > 1 else "")
 
 
-def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f}%"
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{100 * (ratio - 1):+.1f}%"
 
 
 def _range(ratio: Estimate) -> str:

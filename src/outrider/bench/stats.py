@@ -7,7 +7,8 @@ speed on its own has nothing to cancel the machine's drift, so its interval resa
 five drawn with replacement often holds an outlier three times, as real medians hardly do, so outliers are first pulled in to
 four standard deviations (by the median deviation over all chunks).
 
-    T = sum_c median_r seconds[r, c];    interval = m + s (quantiles of resampled m - m),    s = t(df) / 1.96 sqrt(R / (R - 1))
+    T = sum_c median_r seconds[r, c];    log interval = log m + s (quantiles of resampled log m - log m),
+    s = t(df) / 1.96 sqrt(R / (R - 1))
 """
 
 from __future__ import annotations
@@ -109,4 +110,4 @@ def _interval(middle: float, drawn: np.ndarray, *, num_rounds: int, freedom: int
     student = _T_975[freedom - 1] if freedom <= len(_T_975) else 1.96 + 2.4 / freedom
     stretch = min(student / 1.96, _WIDEST) * math.sqrt(num_rounds / (num_rounds - 1))
     low, high = np.quantile(drawn, [0.025, 0.975])
-    return Estimate(middle, middle + stretch * (float(low) - middle), middle + stretch * (float(high) - middle), num_rounds)
+    return Estimate(middle, middle * (float(low) / middle) ** stretch, middle * (float(high) / middle) ** stretch, num_rounds)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 PALETTE = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b7791f", "#97266d", "#285e61", "#4a5568", "#c53030", "#3182ce")
-_WIDTH = 720
+_WIDTH = 760
+Place = Callable[[float], float]
+"""A value's place on an axis, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Bar:
 
 def bars(items: Sequence[Bar], *, unit: str = "x", mark: float | None = 1.0) -> str:
     """One bar per item; ``mark`` is the value everything is compared with."""
-    left, row = 190, 24
+    left, row = _room_for(item.label for item in items), 24
     top = max([item.high for item in items] + [mark or 0.0]) * 1.12 or 1.0
     height = row * len(items) + 30
 
@@ -51,7 +53,7 @@ def lines(
     points = [point for values in series.values() for point in values]
     if not points:
         return ""
-    left, right, bottom = 60, 170, 40
+    left, right, bottom = 60, 20 + _room_for(series), 40
     low_x, high_x = min(p[0] for p in points), max(p[0] for p in points)
     top = max(p[1] for p in points) * 1.1 or 1.0
 
@@ -75,7 +77,12 @@ def lines(
     return "".join([*parts, "</svg>"])
 
 
-def _axes(ticks: Sequence[float], top: float, *, x, y, height: int) -> str:
+def _room_for(labels: Iterable[str]) -> int:
+    """Pixels that the longest label takes."""
+    return min(320, 20 + 7 * max((len(label) for label in labels), default=10))
+
+
+def _axes(ticks: Sequence[float], top: float, *, x: Place, y: Place, height: int) -> str:
     shown = ticks if len(ticks) <= 16 else ticks[:: math.ceil(len(ticks) / 16)]
     parts = [_line(x(ticks[0]), height, x(ticks[-1]), height, "#4a5568", 1)]
     parts += [_text(x(tick), height + 15, f"{tick:g}", anchor="middle") for tick in shown]
