@@ -121,8 +121,9 @@ class LLM:
         self.draft = self.drafts[0] if self.drafts else None
         self.method = self.compose(self.method_name, acceptance=acceptance, **options)
 
-    def compose(self, name: str, *, acceptance: str | None = None, policy: str = "fixed", **options: Any) -> Method:
-        """Another method on the models already loaded, for the ``method=`` of a call."""
+    def compose(self, name: str, *, acceptance: str | None = None, policy: str | None = None, **options: Any) -> Method:
+        """Another method on the models already loaded, for the ``method=`` of a call. Without a policy, the draft length is
+        the one that pays (``adaptive``), or fixed if it is given."""
         for option in {text for row in rows_of(name, options).values() for text in row.texts} & set(options):
             texts = [options[option]] if isinstance(options[option], str) else options[option]
             options[option] = [self.codec.encode(t, add_special_tokens=False) if isinstance(t, str) else t for t in texts]
@@ -133,10 +134,15 @@ class LLM:
             self.target,
             draft=self.drafts or None,
             acceptance=acceptance,
-            policy=policy,
+            policy=policy or self._usual_policy(name, options),
             options=options,
             translation=TextTranslation(self.codec, self.draft_codecs[0]) if self.drafts and METHODS[name].foreign else None,
         )
+
+    def _usual_policy(self, name: str, options: Mapping[str, Any]) -> str:
+        """A captured round has one length; elsewhere the length is measured, unless the caller chose one."""
+        chosen = {"num_draft_tokens", "num_tree_nodes"} & set(options)
+        return "fixed" if chosen or name == "plain" or self.target.device.type == "cuda" else "adaptive"
 
     def generate(
         self,

@@ -25,7 +25,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--method", metavar="NAME", help="see `outrider methods`")
     group.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
-    group.add_argument("--policy", metavar="NAME", default="fixed", help="how the draft length is chosen (default: fixed)")
+    group.add_argument("--policy", metavar="NAME", help="how the draft length is chosen (default: adaptive, or fixed with -K)")
     group.add_argument("--num-draft-tokens", "-K", type=int, metavar="K", help="guesses per round")
     group.add_argument("--reference", action="append", default=[], metavar="FILE", help="a document to copy from (repeatable)")
     group.add_argument(
@@ -105,7 +105,7 @@ def load_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
         method=arguments.method or config.get("method"),
         draft=arguments.draft or config.get("draft"),
         acceptance=arguments.acceptance or (config.get("acceptance") if same_method else None),
-        policy=arguments.policy if arguments.policy != "fixed" or not same_method else config.get("policy", "fixed"),
+        policy=arguments.policy or (config.get("policy") if same_method else None),
         dtype=arguments.dtype if arguments.dtype != "auto" else config.get("dtype", "auto"),
         device=arguments.device or config.get("device"),
         fast=arguments.fast,

@@ -34,7 +34,6 @@ from outrider.models.weights import Weights
 _CHUNK = 256
 """Most tokens of a row per prefill pass."""
 _LANES = 16
-_TREE_ARRAYS = ("depths", "most", "temperatures", "seeds", "positions", "tokens", "parents", "numbers", "counts")
 
 
 def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -168,9 +167,8 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         wanted = (*limits, torch.tensor(temperatures), noise.seeds, noise.positions)
         tokens, parents, numbers = torch.zeros(3, len(rows), capacity, dtype=torch.int64)
         counts = torch.zeros(len(rows), dtype=torch.int32)
-        grown = TreeStruct(depth, search.width, search.num_children, capacity, search.tau)
-        for name, tensor in zip(_TREE_ARRAYS, (*wanted, tokens, parents, numbers, counts), strict=True):
-            setattr(grown, name, tensor.data_ptr())
+        arrays = (tensor.data_ptr() for tensor in (*wanted, tokens, parents, numbers, counts))
+        grown = TreeStruct(depth, search.width, search.num_children, capacity, search.tau, *arrays)
         call = self._pass(fed, cache, 0, _Wanted(last=self.num_layers), ahead=depth)
         self._tree(byref(self._model.struct), byref(call), byref(grown))
         cache.commit([range(size) for size in fed.sizes])
