@@ -1,0 +1,63 @@
+"""What a request, and the memory there is, allow of a policy's plan.
+
+A policy plans for the batch; a request may ask for fewer guesses than that or for none, and a round may have room for fewer
+nodes than the policy would like. Both only make trees smaller, which no lossless rule minds (Lemma C of docs/lossless.md):
+how long a draft is was decided before any of it was drawn.
+
+    depth_b = min(plan_b, limit_b),   nodes_b = min(plan_b, room)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from outrider.core.interfaces import Observation, Plan, Policy, RowState
+
+
+@final
+@dataclass
+class LimitedState(RowState):
+    """The wrapped policy's state, and each row's own limit."""
+
+    inner: Any
+    limits: list[int | None]
+    """Most guesses along a path of each row; None leaves it to the policy."""
+    room: int | None = None
+    """Most guesses in all of any row in the next round."""
+
+    def fork(self, rows: Sequence[int]) -> LimitedState:
+        return LimitedState(self.inner.fork(rows), [self.limits[row] for row in rows], self.room)
+
+    def join(self, other: LimitedState) -> LimitedState:
+        return LimitedState(self.inner.join(other.inner), [*self.limits, *other.limits], self.room)
+
+
+@final
+class Limited(Policy):
+    """Another policy within limits that belong to the rows."""
+
+    def __init__(self, inner: Policy) -> None:
+        self.inner = inner
+
+    def start(self, num_rows: int) -> LimitedState:
+        return LimitedState(self.inner.start(num_rows), [None] * num_rows)
+
+    def plan(self, state: LimitedState, num_rows: int) -> Plan:
+        if state.room == 0 or all(limit == 0 for limit in state.limits):
+            return Plan((0,) * num_rows, (0,) * num_rows)
+        plan = self.inner.plan(state.inner, num_rows)
+        most = [_least(limit, state.room) for limit in state.limits]
+        depth = tuple(d if m is None else min(d, m) for d, m in zip(plan.max_depth, most, strict=True))
+        nodes = (n if state.room is None else min(n, state.room) for n in plan.max_nodes)
+        return Plan(depth, tuple(n if d else 0 for n, d in zip(nodes, depth, strict=True)), plan.stop)
+
+    def update(self, state: LimitedState, observation: Observation) -> None:
+        if state.room != 0 and any(limit != 0 for limit in state.limits):
+            self.inner.update(state.inner, observation)
+
+
+def _least(first: int | None, second: int | None) -> int | None:
+    given = [value for value in (first, second) if value is not None]
+    return min(given) if given else None

@@ -1,0 +1,83 @@
+"""Memory is counted before it is used: a budget in bytes, and the largest tree that fits it.
+
+What serving needs beside the weights is keys and values of the committed tokens, the same for the nodes of a tree, and the
+logits of those nodes. All of it is known before a round. So a round that would not fit takes a smaller tree, down to the root
+alone, which is plain decoding; a batch that would not fit even then gives up its youngest request, which starts again from
+its own tokens when there is room. Admission asks that a request alone fits, so nothing that was admitted can fail. The
+idea of bounding the tree by memory is SpecMemo's (arXiv 2506.01986); the count is ours.
+
+    bytes(B, S, T) = B (slots(S + T) k + T v),    slots(n) = 1.5 n in whole blocks of 256       (cache/contiguous.py grows so)
+    k: bytes of a token in the caches of target and draft;   v: bytes of a node's logits, twice
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from outrider.core.errors import OptionError, RequestError
+
+_BLOCK = 256
+_LARGEST_TREE = 1024
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """What the memory of a batch depends on."""
+
+    num_rows: int
+    longest: int
+    """Committed tokens of the longest row: rows of a contiguous cache are as long as the longest."""
+
+    def joined(self, other: BatchSize) -> BatchSize:
+        return BatchSize(self.num_rows + other.num_rows, max(self.longest, other.longest))
+
+
+@final
+@dataclass(frozen=True)
+class MemoryModel:
+    """Bytes of batches, against a budget."""
+
+    token_bytes: int
+    """Of one token in every cache."""
+    node_bytes: int
+    """Of one node's logits, raw and adjusted."""
+    budget: int | None = None
+    """None: as much as it takes."""
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.token_bytes <= 0:
+            raise OptionError("a memory budget needs a model whose cache is known; leave memory_budget out for this one")
+
+    def bytes_of(self, batch: BatchSize, num_nodes: int) -> int:
+        """An upper bound on what a batch takes in a round of trees of ``num_nodes``, the root included."""
+        if batch.num_rows == 0:
+            return 0
+        slots = -(-3 * (batch.longest + num_nodes) // (2 * _BLOCK)) * _BLOCK
+        return batch.num_rows * (slots * self.token_bytes + num_nodes * self.node_bytes)
+
+    def largest_tree(self, batches: Sequence[BatchSize]) -> int | None:
+        """Most guesses of a row in a round of all batches; None where even the roots do not fit."""
+        if self.budget is None:
+            return _LARGEST_TREE
+        if not self._fits(batches, 1):
+            return None
+        low, high = 0, _LARGEST_TREE
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._fits(batches, middle + 1) else (low, middle - 1)
+        return low
+
+    def check(self, num_tokens: int) -> None:
+        """Refuse a request that would not fit alone, at its longest."""
+        needed = self.bytes_of(BatchSize(1, num_tokens), 1)
+        if self.budget is not None and needed > self.budget:
+            raise RequestError(
+                f"the request may grow to {num_tokens} tokens, which take {needed} bytes, and the memory budget is "
+                f"{self.budget}; shorten the prompt or max_tokens, or raise the budget"
+            )
+
+    def _fits(self, batches: Sequence[BatchSize], num_nodes: int) -> bool:
+        assert self.budget is not None
+        return sum(self.bytes_of(batch, num_nodes) for batch in batches) <= self.budget

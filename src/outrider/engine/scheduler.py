@@ -1,0 +1,303 @@
+"""Continuous batching: requests join and leave between rounds, whatever method each of them asked for.
+
+    leave -> admit -> read -> round -> leave
+
+Requests of one method share a batch, a *lane*; all lanes share the target, the slots and the memory. Every round of every lane
+is a round of ``Engine.step``; nothing a request gets depends on who else is there. Prompts are read in pieces between rounds,
+so a long one delays the others by one piece at a time. Memory is counted before it is used (``memory.py``): trees shrink first,
+then the youngest request goes back to the queue with all it has, and reads itself again later.
+
+A request's life: waiting -> arriving (its tokens are read) -> running (a row of its lane) -> finished or cancelled, and from
+running back to waiting where memory runs out. Not for several threads: ``server/worker.py`` gives it one of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+
+from outrider.cache.prefixes import PrefixStore
+from outrider.core.errors import OptionError
+from outrider.core.interfaces import Target
+from outrider.core.method import Method
+from outrider.core.request import Request, RequestState
+from outrider.core.trace import Observer
+from outrider.engine.arrival import Arrival
+from outrider.engine.generate import Progress
+from outrider.engine.limits import Limited
+from outrider.engine.memory import BatchSize, MemoryModel
+from outrider.engine.step import Batch, Engine
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How much may happen at once."""
+
+    max_rows: int = 32
+    """Requests that share rounds."""
+    prefill_tokens: int = 512
+    """Prompt tokens read between two rounds."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise OptionError(f"{name} = {value} is not valid; use at least 1")
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A request in the scheduler."""
+
+    id: int
+    state: RequestState
+    lane: Hashable
+    """Name of the method it runs with."""
+    max_draft: int | None = None
+    """Most guesses along a path; 0 is plain decoding, None leaves it to the policy."""
+
+
+@dataclass(frozen=True)
+class LaneRound:
+    """What one round of a lane did, for whoever counts."""
+
+    lane: Hashable
+    num_tokens: int
+    """Emitted by all rows."""
+    drafted: tuple[int, ...]
+    """Guesses of each row."""
+    accepted: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(eq=False)
+class _Lane:
+    engine: Engine
+    batch: Batch | None = None
+    order: list[int] = field(default_factory=list)
+
+    @property
+    def size(self) -> BatchSize:
+        rows = self.batch.rows if self.batch else []
+        return BatchSize(len(rows), max((len(row.tokens) for row in rows), default=0))
+
+
+@final
+class Scheduler:
+    """Requests in, rounds of all of them, tokens out."""
+
+    def __init__(
+        self,
+        target: Target,
+        find_method: Callable[[Hashable], Method],
+        *,
+        slots: Slots | None = None,
+        memory: MemoryModel | None = None,
+        prefixes: PrefixStore | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """``find_method`` makes the method of a lane when the first request asks for it."""
+        self.target = target
+        self.slots = slots or Slots()
+        self.memory = memory or MemoryModel(0, 0)
+        self.prefixes = prefixes
+        self._find_method = find_method
+        self._observer = observer
+        self._jobs: dict[int, Job] = {}
+        self._waiting: deque[int] = deque()
+        self._arrivals: list[tuple[Hashable, Arrival]] = []
+        self._lanes: dict[Hashable, _Lane] = {}
+        self.num_preempted = 0
+        self.watched: set[int] = set()
+        """Requests whose rounds the observer is shown."""
+        self.last_rounds: list[LaneRound] = []
+        """Those of the latest ``round``."""
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self._jobs) - len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._jobs
+
+    def check(self, request: Request, lane: Hashable) -> None:
+        """Refuse what cannot be served, before it waits."""
+        self._lane(lane).engine.check(request)
+        longest = min(len(request.prompt_ids) + request.params.max_tokens, self.target.max_len)
+        self.memory.check(longest)
+
+    def submit(self, job: Job, *, watch: bool = False) -> None:
+        """Let a request wait for its turn; it was checked. ``watch`` shows its rounds to the observer."""
+        assert job.id not in self._jobs, "a request has a number of its own"
+        self._jobs[job.id] = job
+        if watch:
+            self.watched.add(job.id)
+        self._waiting.append(job.id)
+
+    @torch.inference_mode()
+    def cancel(self, job_id: int) -> None:
+        """Forget a request, wherever it is. Its slot is free before the next round; unknown numbers are those that ended."""
+        if self._forget(job_id) is None:
+            return
+        if job_id in self._waiting:
+            self._waiting.remove(job_id)
+        self._sweep_arrivals()
+        for lane in self._lanes.values():
+            _keep(lane, [i for i, row in enumerate(lane.order) if row != job_id])
+
+    @torch.inference_mode()
+    def round(self) -> list[Progress]:
+        """One round of every lane; what it did to each of its requests."""
+        self._make_room()
+        self._admit()
+        self._read()
+        self._make_room()
+        progress: list[Progress] = []
+        self.last_rounds = []
+        for name, lane in self._lanes.items():
+            if lane.batch is not None:
+                progress += self._step(name, lane, lane.batch)
+        return progress
+
+    def check_integrity(self) -> None:
+        """When idle, nothing is held: no rows, no readers, no numbers."""
+        assert set(self._waiting) <= set(self._jobs), "a forgotten request waits"
+        held = [number for lane in self._lanes.values() for number in lane.order]
+        held += [number for _, arrival in self._arrivals for number in arrival.ids]
+        assert sorted(held) == sorted(set(self._jobs) - set(self._waiting)), "a slot is held by nobody, or twice"
+        for lane in self._lanes.values():
+            assert (lane.batch.ids if lane.batch else []) == lane.order, "a lane does not know its rows"
+
+    def _lane(self, name: Hashable) -> _Lane:
+        if name not in self._lanes:
+            method = self._find_method(name)
+            limited = Method(method.drafter, method.rule, Limited(method.policy))
+            self._lanes[name] = _Lane(Engine(self.target, limited, observer=self._observer))
+        return self._lanes[name]
+
+    def _sizes(self, *more: tuple[Hashable, BatchSize]) -> list[BatchSize]:
+        """Every lane as it will be when those who are read, and ``more``, have joined."""
+        sizes = {name: lane.size for name, lane in self._lanes.items()}
+        arriving = [(name, BatchSize(len(arrival.ids), arrival.longest)) for name, arrival in self._arrivals]
+        for name, extra in (*arriving, *more):
+            sizes[name] = sizes.get(name, BatchSize(0, 0)).joined(extra)
+        return list(sizes.values())
+
+    def _make_room(self) -> None:
+        """Cut the next trees to what memory holds; where even roots do not fit, the youngest request goes back to wait."""
+        room = self.memory.largest_tree(self._sizes())
+        while room is None:
+            self._preempt()
+            room = self.memory.largest_tree(self._sizes())
+        for lane in self._lanes.values():
+            if lane.batch is not None:
+                lane.batch.policy_state.room = room
+
+    def _preempt(self) -> None:
+        youngest = max(number for number in self._jobs if number not in self._waiting)
+        job, is_watched = self._jobs[youngest], youngest in self.watched
+        self.cancel(youngest)
+        self.submit(job, watch=is_watched)
+        self._waiting.pop()
+        self._waiting.appendleft(youngest)
+        self.num_preempted += 1
+
+    def _admit(self) -> None:
+        """Let those who waited longest in, while there are slots, memory and prompt tokens to read left."""
+        budget = self.slots.prefill_tokens - sum(arrival.num_left for _, arrival in self._arrivals)
+        while self._waiting and self.num_running < self.slots.max_rows and budget > 0:
+            job = self._jobs[self._waiting[0]]
+            size = len(job.state.tokens)
+            if self.memory.largest_tree(self._sizes((job.lane, BatchSize(1, size)))) is None:
+                return
+            self._waiting.popleft()
+            budget -= size
+            self._arrive(job)
+
+    def _arrive(self, job: Job) -> None:
+        """Requests of one lane that came together are read together, if nothing of them is known."""
+        lane = self._lane(job.lane)
+        taps = lane.engine.method.drafter.taps
+        prefix = self.prefixes.find(job.state.tokens[:-1]) if self.prefixes is not None and not taps else None
+        if prefix is None and self._arrivals and self._arrivals[-1][0] == job.lane:
+            last = self._arrivals[-1][1]
+            if last.longest < self.slots.prefill_tokens and not any(last.cache.lengths):
+                states, ids = [*last.states, job.state], [*last.ids, job.id]
+                self._arrivals[-1] = job.lane, Arrival(lane.engine, states, ids)
+                return
+        self._arrivals.append((job.lane, Arrival(lane.engine, [job.state], [job.id], prefix=prefix)))
+
+    def _read(self) -> None:
+        """Read prompts, first come first; who is read joins the lane."""
+        budget = self.slots.prefill_tokens
+        while self._arrivals and budget > 0:
+            name, arrival = self._arrivals[0]
+            before = arrival.num_left
+            batch = arrival.advance(budget)
+            budget -= max(1, before - arrival.num_left)
+            if batch is not None:
+                del self._arrivals[0]
+                self._join(name, batch)
+
+    def _join(self, name: Hashable, fresh: Batch) -> None:
+        lane = self._lane(name)
+        fresh.policy_state.limits = [self._jobs[number].max_draft for number in fresh.ids]
+        if self.prefixes is not None:
+            for row, state in enumerate(fresh.rows):
+                self.prefixes.keep(state.tokens[:-1], fresh.cache, row)
+        lane.batch = fresh if lane.batch is None else lane.batch.join(fresh)
+        lane.order = list(lane.batch.ids)
+
+    def _step(self, name: Hashable, lane: _Lane, batch: Batch) -> list[Progress]:
+        lane.engine.observer = self._observer if self.watched.intersection(batch.ids) else None
+        before = [(row.stats.num_drafted, row.stats.num_accepted, row.stats.seconds) for row in batch.rows]
+        emitted = lane.engine.step(batch)
+        self.last_rounds.append(_counted(name, batch, emitted, before))
+        progress = [Progress(*row) for row in zip(batch.ids, batch.rows, emitted, strict=True)]
+        for row, state in enumerate(batch.rows):
+            if state.is_finished:
+                self._forget(batch.ids[row])
+                if self.prefixes is not None:
+                    self.prefixes.keep(state.tokens[: batch.cache.lengths[row]], batch.cache, row)
+        _keep(lane, [row for row, state in enumerate(batch.rows) if not state.is_finished])
+        return progress
+
+    def _forget(self, job_id: int) -> Job | None:
+        self.watched.discard(job_id)
+        return self._jobs.pop(job_id, None)
+
+    def _sweep_arrivals(self) -> None:
+        """Readers without the requests that are gone; the others of a group are read anew, with what is known of none."""
+        kept: list[tuple[Hashable, Arrival]] = []
+        for name, arrival in self._arrivals:
+            rows = [row for row, number in enumerate(arrival.ids) if number in self._jobs]
+            if len(rows) == len(arrival.ids):
+                kept.append((name, arrival))
+            elif rows:
+                states, ids = [arrival.states[row] for row in rows], [arrival.ids[row] for row in rows]
+                kept.append((name, Arrival(arrival.engine, states, ids)))
+        self._arrivals = kept
+
+
+def _counted(
+    name: Hashable, batch: Batch, emitted: Sequence[Sequence[int]], before: Sequence[tuple[int, int, float]]
+) -> LaneRound:
+    drafted = tuple(row.stats.num_drafted - old[0] for row, old in zip(batch.rows, before, strict=True))
+    accepted = tuple(row.stats.num_accepted - old[1] for row, old in zip(batch.rows, before, strict=True))
+    return LaneRound(name, sum(map(len, emitted)), drafted, accepted, batch.rows[0].stats.seconds - before[0][2])
+
+
+def _keep(lane: _Lane, rows: Sequence[int]) -> None:
+    """Rows that stay in a lane."""
+    if lane.batch is not None and len(rows) < len(lane.batch.rows):
+        lane.batch = lane.batch.fork(rows) if rows else None
+        lane.order = list(lane.batch.ids) if lane.batch else []
