@@ -20,7 +20,7 @@ def models():
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("method", ["draft-model", "prompt-lookup", "best-first"])
+@pytest.mark.parametrize("method", ["draft-model", "prompt-lookup", "best-first", "hybrid", "cascade"])
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_the_text_is_that_of_plain_decoding(models, policy: str, method: str, params: SamplingParams) -> None:
     target, draft, expected = models

@@ -133,7 +133,8 @@ class Fused(Drafter):
                 share(budget - len(trie.tokens) + 1, [row[i] for i in waiting], min_chance=self.options.min_chance)
                 for budget, trie, row in zip(plan.max_nodes, tries, state.rates, strict=True)
             ]
-            asked = Plan(tuple(map(min, plan.max_depth, shares)), tuple(shares), plan.stop)
+            # Without the stop rule: what one drafter asked at a depth says nothing of the others' guesses there.
+            asked = Plan(tuple(map(min, plan.max_depth, shares)), tuple(shares))
             draft = self.drafters[index].propose(state.inner[index], context, asked)
             places = [trie.add(draft.tree, row) for row, trie in enumerate(tries)]
             state.rounds[index] = _Round(draft, asked, places)
