@@ -308,8 +308,7 @@ def hf_model(weights: Weights, raw: dict[str, Any]) -> Any:
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model.load_state_dict(dict(_hf_names(weights, config)), assign=True, strict=True)
-    rotary: Any = LlamaRotaryEmbedding
-    model.model.rotary_emb = rotary(config, device=DEVICE)
+    model.model.rotary_emb = LlamaRotaryEmbedding(config).to(DEVICE)
     return model.eval()
 
 

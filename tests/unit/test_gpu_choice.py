@@ -10,6 +10,7 @@ import torch
 from outrider.bundled import bundled_path
 from outrider.core.errors import OptionError
 from outrider.models.gpu import can_run, gpu_decoder
+from outrider.models.gpu.limits import shared_memory, stages_that_fit
 from outrider.models.load import load_model
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
@@ -54,3 +55,11 @@ def test_numerics_that_cannot_be_had_are_refused() -> None:
         load_model(bundled_path("draft"), device="cpu", numerics="invariant")
     with pytest.raises(OptionError, match="did you mean"):
         load_model(bundled_path("draft"), device="cpu", numerics="invarant")
+
+
+def test_tiles_are_cut_to_the_shared_memory_there_is() -> None:
+    assert stages_that_fit(4, 20_000, limit=232_448) == 4
+    assert stages_that_fit(4, 36_864, limit=101_376) == 2
+    assert stages_that_fit(3, 32_768, other_bytes=16_384, limit=101_376) == 2
+    assert stages_that_fit(4, 200_000, limit=101_376) == 1  # the compiler will say so if even that is too much
+    assert shared_memory() > 40_000

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
+from outrider.models.gpu.limits import stages_that_fit
 
 _WORD = 64
 _LOG2E = 1.4426950408889634
@@ -105,6 +106,7 @@ def attend_tree(
     parts = torch.empty(*shape, head_dim, dtype=torch.float32, device=keys.device)
     peaks = torch.empty(2, *shape, dtype=torch.float32, device=keys.device)
     out = torch.empty_like(queries)
+    key_bytes = cut.block_keys * head_dim * keys.element_size()
     sizes = {
         "GROUP": num_heads // num_kv_heads,
         "HEADS": num_kv_heads,
@@ -134,7 +136,7 @@ def attend_tree(
         BK=cut.block_keys,
         EARLY=launch.EARLY,
         num_warps=cut.num_warps,
-        num_stages=cut.num_stages,
+        num_stages=stages_that_fit(cut.num_stages, 2 * key_bytes, other_bytes=key_bytes * cut.block_queries // cut.block_keys),
         launch_pdl=launch.EARLY,
     )
     padded = triton.next_power_of_2(cut.num_pieces)

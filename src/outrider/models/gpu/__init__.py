@@ -33,4 +33,9 @@ def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bo
     power = config.head_dim >= 16 and config.head_dim & (config.head_dim - 1) == 0
     known = plain and uncapped and unbounded and power
     there = device.type == "cuda" and torch.version.hip is None and importlib.util.find_spec("triton") is not None
-    return known and there and dtype in (torch.bfloat16, torch.float16)
+    return known and there and dtype in (torch.bfloat16, torch.float16) and not _is_too_old(device)
+
+
+def _is_too_old(device: torch.device) -> bool:
+    """Before Ampere there is no bfloat16 arithmetic, nor copies that need not wait."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0)

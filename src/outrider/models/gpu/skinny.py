@@ -25,6 +25,7 @@ from torch import Tensor
 
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
+from outrider.models.gpu.limits import stages_that_fit
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def product(
     assert tile.num_parts == 1 or not gated, "a gated product is not linear in its parts"
     shape = (num_rows, num_outputs) if tile.num_parts == 1 else (tile.num_parts, num_rows, num_outputs)
     out = x.new_empty(shape, dtype=torch.float32 if tile.num_parts > 1 else out_dtype or x.dtype)
+    stage_bytes = (tile.bn * (2 if gated else 1) + tile.bm) * tile.bk * x.element_size()
     _product[(triton.cdiv(num_outputs, tile.bn), triton.cdiv(num_rows, tile.bm), tile.num_parts)](
         x,
         weight,
@@ -78,7 +80,7 @@ def product(
         BK=tile.bk,
         EARLY=launch.EARLY,
         num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        num_stages=stages_that_fit(tile.num_stages, stage_bytes),
         launch_pdl=launch.EARLY,
     )
     return out
