@@ -19,5 +19,5 @@ pip="$VENV/bin/python -m pip --disable-pip-version-check --quiet"
 if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
   $pip install "${TORCH:-torch==2.13.0}"
 fi
-$pip install -e ".[dev]"
+$pip install -e ".[dev,serve]"
 touch "$VENV/.ready"

@@ -38,6 +38,12 @@ class ContiguousCache(Cache):
     def capacity(self) -> int:
         return self.block.shape[4]
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token of one row."""
+        num_layers, two, _, num_heads, _, head_dim = self.block.shape
+        return num_layers * two * num_heads * head_dim * self.block.element_size()
+
     def _hold(self, block: Tensor) -> None:
         self.block = block
         self.keys, self.values = list(block[:, 0].unbind(0)), list(block[:, 1].unbind(0))

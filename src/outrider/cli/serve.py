@@ -1,0 +1,66 @@
+"""``outrider serve``: the OpenAI API on this machine, and a page to watch it at ``/``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import fields
+
+from outrider.cli.options import add_model_options, load_llm
+from outrider.core.errors import OptionError
+from outrider.server.settings import ServerSettings
+
+_FLAGS = (
+    ("max_rows", int, "requests that share rounds"),
+    ("max_requests", int, "requests in the server, waiting ones included"),
+    ("max_choices", int, "most prompts times n of one request"),
+    ("max_tokens", int, "most tokens a request may ask for"),
+    ("default_tokens", int, "tokens of a chat answer that names no limit"),
+    ("max_body_bytes", int, "largest request body"),
+    ("timeout_s", float, "longest a request may take"),
+    ("drain_s", float, "time for running requests after SIGTERM"),
+    ("prefill_tokens", int, "prompt tokens read between two rounds"),
+    ("memory_budget", int, "bytes for caches and logits (default: no limit)"),
+    ("prefix_bytes", int, "bytes for shared beginnings of prompts; 0 shares nothing"),
+)
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("serve", help="serve the OpenAI API, and a page to watch it", description=__doc__)
+    defaults = {item.name: item.default for item in fields(ServerSettings)}
+    parser.add_argument("--host", default=defaults["host"], help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=defaults["port"], help="0 takes any that is free")
+    parser.add_argument("--name", help="what the model is called in the API")
+    parser.add_argument("--api-key", action="append", default=[], help="ask for this key (repeatable; or OUTRIDER_API_KEY)")
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    add_model_options(parser)
+    group = parser.add_argument_group("limits")
+    for name, kind, text in _FLAGS:
+        flag = "--" + name.removesuffix("_s").replace("_", "-")
+        shown = "" if defaults[name] is None else f" (default: {defaults[name]:g})"
+        group.add_argument(flag, dest=name, type=kind, default=defaults[name], help=text + shown)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        from outrider.server.run import bind, log_as_json, serve
+        from outrider.server.service import Service
+    except ImportError as error:
+        raise OptionError(f"serving needs the package {error.name!r}; pip install 'outrider[serve]'") from None
+    keys = [*arguments.api_key, *filter(None, [os.environ.get("OUTRIDER_API_KEY")])]
+    limits = {name: vars(arguments)[name] for name, *_ in _FLAGS}
+    settings = ServerSettings(host=arguments.host, port=arguments.port, api_keys=tuple(keys), **limits)
+    listener = bind(settings.host, settings.port)
+    if not settings.is_local and not keys:
+        print("outrider: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
+    log_as_json(arguments.log_level)
+    service = Service(load_llm(arguments), settings, name=arguments.name)
+
+    def ready(port: int) -> None:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        print(f"outrider: {service.name} with {service.llm.method_name} at http://{host}:{port}/ (API: /v1)", flush=True)
+
+    serve(service, listener, on_ready=ready)
+    return 0

@@ -1,0 +1,144 @@
+"""The routes. What each does is in ``service.py``; what it may be asked is in ``protocol.py``."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi import Request as HttpRequest
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+import outrider
+from outrider.methods import METHODS
+from outrider.server.answers import ChatAnswer, CompletionAnswer
+from outrider.server.failures import ApiError
+from outrider.server.guard import Guard
+from outrider.server.protocol import ChatRequest, CompletionRequest
+from outrider.server.service import Service
+
+_LOG = logging.getLogger("outrider.server")
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"description": text}
+    for code, text in (
+        (400, "the request is not valid"),
+        (401, "no valid API key"),
+        (404, "no such model"),
+        (408, "the body came too slowly"),
+        (413, "the request is too large"),
+        (429, "too many requests"),
+        (504, "the request took too long"),
+    )
+}
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application for one service; the worker starts and stops with it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        service.worker.start()
+        yield
+        service.is_draining = True
+        service.worker.stop()
+
+    app = FastAPI(title="Outrider", version=outrider.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
+    _add_errors(app)
+    _add_generation(app, service)
+    _add_information(app, service)
+    return app
+
+
+def _add_generation(app: FastAPI, service: Service) -> None:
+    intake, codec = service.intake, service.llm.codec
+
+    @app.post("/v1/completions", responses=_ERRORS)
+    async def completions(body: CompletionRequest, http: HttpRequest) -> Response:
+        service.check_model(body.model)
+        usage = bool(body.stream_options and body.stream_options.include_usage)
+        answer = partial(CompletionAnswer, echo=body.echo, model=service.name, codec=codec, include_usage=usage)
+        return await service.answer(http, partial(intake.completion, body), answer, stream=body.stream)
+
+    @app.post("/v1/chat/completions", responses=_ERRORS)
+    async def chat_completions(body: ChatRequest, http: HttpRequest) -> Response:
+        service.check_model(body.model)
+        usage = bool(body.stream_options and body.stream_options.include_usage)
+        answer = partial(ChatAnswer, model=service.name, codec=codec, include_usage=usage)
+        return await service.answer(http, partial(intake.chat, body), answer, stream=body.stream)
+
+
+def _add_information(app: FastAPI, service: Service) -> None:
+    card = {"id": service.name, "object": "model", "created": int(time.time()), "owned_by": "outrider"}
+    page = files("outrider.server").joinpath("page.html").read_text(encoding="utf-8")
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{name:path}", responses={404: _ERRORS[404]})
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return card
+
+    @app.get("/v1/speculation")
+    async def speculation() -> dict[str, Any]:
+        """What the page needs to know: methods that can be asked for, and how it goes."""
+        metrics = service.metrics
+        gauges = {"net_speedup": metrics.speed.net, "waiting": service.worker.scheduler.num_waiting}
+        usable = [name for name, row in METHODS.items() if _is_usable(service, name) and row.summary]
+        return {"model": service.name, "method": service.llm.method_name, "methods": usable, **gauges}
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        is_well = service.worker.is_alive and not service.is_draining
+        state = "ok" if is_well else "draining" if service.is_draining else "the engine is not running"
+        return JSONResponse({"status": state, "requests": service.num_active}, 200 if is_well else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/", response_class=HTMLResponse)
+    async def index() -> HTMLResponse:
+        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
+
+
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+
+
+def _is_usable(service: Service, name: str) -> bool:
+    """Needs nothing that was not loaded."""
+    row = METHODS[name]
+    return not row.needs and not row.foreign and (bool(service.llm.drafts) or not row.needs_draft)
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(http: HttpRequest, error: ApiError) -> Response:
+        del http
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def not_valid(http: HttpRequest, error: RequestValidationError) -> Response:
+        del http
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body") or "body"
+        return ApiError(400, f"{where}: {first['msg']}", param=where).response()
+
+    @app.exception_handler(HTTPException)
+    async def http_error(http: HttpRequest, error: HTTPException) -> Response:
+        return ApiError(error.status_code, f"{http.method} {http.url.path}: {error.detail}").response()
+
+    @app.exception_handler(Exception)
+    async def defect(http: HttpRequest, error: Exception) -> Response:
+        _LOG.error("%s failed", http.url.path, exc_info=error)
+        return ApiError(500, "the server failed on this request; its log says why", kind="server_error").response()

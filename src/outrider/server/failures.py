@@ -1,0 +1,42 @@
+"""What goes wrong, in the words of the API: an HTTP status and ``{"error": {message, type, param, code}}``."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from fastapi.responses import JSONResponse
+
+
+@final
+class ApiError(Exception):
+    """A request that gets an error object for an answer."""
+
+    def __init__(self, status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind, self.param = status, message, kind, param
+
+    @property
+    def body(self) -> dict[str, Any]:
+        code = _CODES.get(self.status)
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": code}}
+
+    def response(self) -> JSONResponse:
+        headers = {"Retry-After": "1"} if self.status in (429, 503) else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.body, self.status, headers)
+
+
+_CODES = {401: "invalid_api_key", 404: "not_found", 413: "request_too_large", 429: "rate_limit_exceeded", 504: "timeout"}
+
+
+def busy(limit: int) -> ApiError:
+    return ApiError(429, f"the server has {limit} requests already; try again in a moment", kind="rate_limit_error")
+
+
+def broken(reason: str) -> ApiError:
+    return ApiError(500, f"the engine failed ({reason}) and was started anew; send the request again", kind="server_error")
+
+
+def late(seconds: float) -> ApiError:
+    return ApiError(504, f"the request took longer than {seconds:g} s; ask for fewer tokens", kind="timeout_error")

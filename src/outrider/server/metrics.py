@@ -1,0 +1,120 @@
+"""What is counted, under the names that dashboards of other engines know, and the one number they lack: the net speed-up.
+
+Counters of guesses carry vLLM's names. The net speed-up compares what rounds with guesses emit per second with what rounds
+without would have: those are measured too, whenever one happens (the adaptive policy sees to it), per batch size.
+
+    net = (tokens / seconds of the last rounds) / (rows / seconds of a round without guesses);   wasted = drafted - accepted
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from outrider.engine.scheduler import LaneRound
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_MOST_POSITIONS = 16
+_WINDOW = 256
+"""Rounds the live speed-up looks back."""
+_SMOOTHING = 0.1
+
+
+@final
+class Speed:
+    """Live net speed-up."""
+
+    def __init__(self) -> None:
+        self._plain: dict[int, float] = {}
+        self._recent: deque[tuple[int, int, float]] = deque(maxlen=_WINDOW)
+
+    def add(self, seen: LaneRound) -> None:
+        num_rows = len(seen.drafted)
+        if not any(seen.drafted):
+            old = self._plain.get(num_rows, seen.seconds)
+            slow = min(seen.seconds, 3 * old)  # one hiccup is not a new machine
+            self._plain[num_rows] = old + _SMOOTHING * (slow - old)
+        self._recent.append((num_rows, seen.num_tokens, seen.seconds))
+
+    @property
+    def net(self) -> float:
+        """1 where nothing is known."""
+        if not self._plain or not self._recent:
+            return 1.0
+        plain = sum(tokens / rows * self._plain_round(rows) for rows, tokens, _ in self._recent)
+        return plain / sum(seconds for *_, seconds in self._recent)
+
+    def _plain_round(self, num_rows: int) -> float:
+        """Seconds of a round without guesses, of the nearest batch size that had one."""
+        return self._plain[min(self._plain, key=lambda known: abs(known - num_rows))]
+
+
+@final
+class Metrics:
+    """The server's counters, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"outrider:{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"outrider:{name}", text, registry=registry)
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(f"outrider:{name}", text, buckets=_SECONDS, registry=registry)
+
+        self.drafts = counter("spec_decode_num_drafts", "Rounds of a request with guesses")
+        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Guesses")
+        self.accepted_tokens = counter("spec_decode_num_accepted_tokens", "Guesses the target agreed with")
+        self.per_position = counter("spec_decode_num_accepted_tokens_per_pos", "The same by depth", ("position",))
+        self.wasted = counter("spec_decode_num_wasted_tokens", "Guesses verified in vain")
+        self.rounds = counter("rounds", "Target passes")
+        self.generation_tokens = counter("generation_tokens", "Tokens emitted")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests")
+        self.requests = counter("requests", "Requests by status", ("status",))
+        self.cancelled = counter("requests_cancelled", "Choices whose client left")
+        self.failures = counter("engine_failures", "Times the engine was started anew")
+        self.waiting = gauge("num_requests_waiting", "Choices in the queue")
+        self.running = gauge("num_requests_running", "Choices that hold a slot")
+        self.preempted = gauge("num_preemptions", "Times a choice gave up its slot for memory")
+        self.net = gauge("spec_decode_net_speedup", "Tokens per second over that of decoding without guesses, live")
+        self.acceptance = gauge("spec_decode_acceptance", "Accepted over drafted, in all")
+        self.round_seconds = histogram("round_seconds", "Time of a round")
+        self.first_token = histogram("time_to_first_token_seconds", "Time from request to first token")
+        self.per_token = histogram("time_per_output_token_seconds", "Time per further token of a request")
+        self.latency = histogram("e2e_request_latency_seconds", "Time from request to answer")
+        self.speed = Speed()
+        self._totals = [0, 0]
+
+    def round(self, seen: LaneRound) -> None:
+        """Count a round of a lane."""
+        drafted, accepted = sum(seen.drafted), sum(seen.accepted)
+        self.rounds.inc()
+        self.round_seconds.observe(seen.seconds)
+        self.generation_tokens.inc(seen.num_tokens)
+        self.speed.add(seen)
+        if not drafted:
+            return
+        self.drafts.inc(sum(count > 0 for count in seen.drafted))
+        self.draft_tokens.inc(drafted)
+        self.accepted_tokens.inc(accepted)
+        self.wasted.inc(drafted - accepted)
+        for position in range(min(max(seen.accepted), _MOST_POSITIONS)):
+            self.per_position.labels(str(position)).inc(sum(count > position for count in seen.accepted))
+        self._totals[0] += drafted
+        self._totals[1] += accepted
+
+    def queue(self, num_waiting: int, num_running: int, num_preempted: int) -> None:
+        self.waiting.set(num_waiting)
+        self.running.set(num_running)
+        self.preempted.set(num_preempted)
+
+    def text(self) -> bytes:
+        """Prometheus' exposition format."""
+        self.net.set(self.speed.net)
+        self.acceptance.set(self._totals[1] / self._totals[0] if self._totals[0] else 0.0)
+        return generate_latest(self.registry)

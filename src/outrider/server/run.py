@@ -1,0 +1,94 @@
+"""Runs the application: sockets, signals, logs. SIGTERM and SIGINT let running requests finish, then the process exits 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import final
+
+import uvicorn
+
+from outrider.core.errors import OptionError
+from outrider.server.app import create_app
+from outrider.server.service import Service
+
+
+@final
+class _JsonLines(logging.Formatter):
+    """A JSON object per line; messages that are one already are merged in."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        body = json.loads(message) if message.startswith("{") else {"event": message}
+        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "level": record.levelname.lower(), **body}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+@final
+class _Server(uvicorn.Server):
+    """uvicorn's, but signals are ours: a drained server has done its work and exits 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def log_as_json(level: str = "info") -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonLines())
+    logger = logging.getLogger("outrider")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(level.upper())
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The socket, before anything is loaded: a port that is taken is known at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OptionError(f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port") from None
+    return listener
+
+
+def serve(service: Service, listener: socket.socket, *, on_ready: Callable[[int], None] | None = None) -> None:
+    """Serve until a signal; returns when everything that ran has finished, or ``drain_s`` later."""
+    settings = service.settings
+    config = uvicorn.Config(
+        create_app(service),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        timeout_keep_alive=30,
+        backlog=1024,
+        lifespan="on",
+    )
+    asyncio.run(_serve(_Server(config), service, listener, on_ready))
+
+
+async def _serve(server: _Server, service: Service, listener: socket.socket, on_ready: Callable[[int], None] | None) -> None:
+    def drain() -> None:
+        if service.is_draining:
+            server.force_exit = True
+        service.is_draining = server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, drain)
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    if on_ready is not None and server.started:
+        on_ready(listener.getsockname()[1])
+    await serving

@@ -1,0 +1,226 @@
+"""From an order to its answer: whole or as a stream, with a limit on time, and cancelled when its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, final
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from outrider.api import LLM
+from outrider.bundled import bundled_path
+from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.prefixes import PrefixStore
+from outrider.core.errors import OutriderError, nearest
+from outrider.core.method import Method
+from outrider.core.trace import Round
+from outrider.engine.memory import MemoryModel
+from outrider.engine.scheduler import Scheduler, Slots
+from outrider.server.answers import Answer
+from outrider.server.failures import ApiError, busy, late
+from outrider.server.intake import DEFAULT_LANE, Intake, Order, refusal
+from outrider.server.metrics import Metrics
+from outrider.server.settings import ServerSettings
+from outrider.server.transcript import Delta
+from outrider.server.worker import Ticket, Worker
+
+_CLIENT_LEFT = 499
+_LOGIT_COPIES = 2 * 4
+"""Bytes per vocabulary entry of a node: raw and adjusted logits, float32."""
+
+
+@final
+class Service:
+    """One model being served."""
+
+    def __init__(self, llm: LLM, settings: ServerSettings, *, name: str | None = None) -> None:
+        self.llm, self.settings = llm, settings
+        self.name = name or ("outrider-bundled" if llm.model_name == bundled_path("target") else Path(llm.model_name).name)
+        self.metrics = Metrics()
+        self.intake = Intake(llm, settings)
+        self._memory = _memory_model(llm, settings)
+        self.worker = Worker(self._new_scheduler, llm.codec, self.metrics)
+        self.num_active = 0
+        self.is_draining = False
+
+    def _new_scheduler(self, observer: Callable[[Round], None]) -> Scheduler:
+        settings = self.settings
+        return Scheduler(
+            self.llm.target,
+            self._find_method,
+            slots=Slots(settings.max_rows, settings.prefill_tokens),
+            memory=self._memory,
+            prefixes=PrefixStore(settings.prefix_bytes) if settings.prefix_bytes else None,
+            observer=observer,
+        )
+
+    def _find_method(self, lane: Any) -> Method:
+        return self.llm.method if lane == DEFAULT_LANE else self.llm.compose(lane)
+
+    def check_model(self, name: str | None) -> None:
+        if name not in (None, self.name):
+            message = f"model {name!r} is not served here; {nearest(str(name), [self.name])}"
+            raise ApiError(404, message, param="model")
+
+    async def answer(
+        self, http: HttpRequest, make_order: Callable[[], Order], make_answer: Callable[[Order], Answer], *, stream: bool
+    ) -> Response:
+        """The whole way of a request."""
+        if self.num_active >= self.settings.max_requests:
+            raise busy(self.settings.max_requests)
+        self.num_active += 1
+        run: _Run | None = None
+        try:
+            order = await run_in_threadpool(_refusing, make_order)
+            self.metrics.prompt_tokens.inc(order.num_prompt_tokens)
+            run = _Run(self, http, self.worker.submit(order), make_answer(order))
+            return await (run.stream() if stream else run.whole())
+        finally:
+            if run is None or not run.is_streaming:
+                self.num_active -= 1
+
+
+def _refusing(make_order: Callable[[], Order]) -> Order:
+    try:
+        return make_order()
+    except OutriderError as error:
+        raise refusal(error) from None
+    except (UnicodeError, TypeError) as error:  # of the tokenizer: text that is no text, as half a surrogate pair
+        raise ApiError(400, f"the text cannot be encoded ({error}); send valid Unicode") from None
+
+
+@final
+class _Run:
+    """One request on its way."""
+
+    def __init__(self, service: Service, http: HttpRequest, ticket: Ticket, answer: Answer) -> None:
+        self.service, self.http, self.ticket, self.answer = service, http, ticket, answer
+        self.is_streaming = False
+        self._first: float | None = None
+        self._deadline = asyncio.get_running_loop().time() + service.settings.timeout_s
+
+    async def whole(self) -> Response:
+        try:
+            if not await self._unless_left(self._collect()):
+                return Response(status_code=_CLIENT_LEFT)
+            return JSONResponse(self.answer.whole())
+        finally:
+            self.close()
+
+    async def stream(self) -> Response:
+        """The first delta is awaited before the status is sent, so that refusals are proper errors."""
+        deltas = self.ticket.deltas()
+        try:
+            first = await self._unless_left(self._next(deltas))
+            if first is None:
+                self.close()
+                return Response(status_code=_CLIENT_LEFT)
+        except BaseException:
+            self.close()
+            raise
+        self.is_streaming = True
+        return _EventStream(self._events(first, deltas), self.close)
+
+    def close(self) -> None:
+        """Free what the request holds, however it ended."""
+        if not self.answer.is_finished:
+            self.service.worker.cancel(self.ticket)
+        if self.is_streaming:
+            self.service.num_active -= 1
+        self._note()
+
+    async def _collect(self) -> bool:
+        deltas = self.ticket.deltas()
+        while not self.answer.is_finished:
+            self._add(await self._next(deltas))
+        return True
+
+    async def _next(self, deltas: AsyncIterator[Delta]) -> Delta:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await anext(deltas)
+        except TimeoutError:
+            raise late(self.service.settings.timeout_s) from None
+
+    def _add(self, delta: Delta) -> None:
+        if self._first is None:
+            self._first = time.perf_counter()
+            self.service.metrics.first_token.observe(self._first - self.ticket.created)
+        self.answer.add(delta)
+
+    async def _events(self, delta: Delta, deltas: AsyncIterator[Delta]) -> AsyncIterator[str]:
+        try:
+            while True:
+                self._add(delta)
+                yield _event(self.answer.chunk(delta))
+                if self.answer.is_finished:
+                    break
+                delta = await self._next(deltas)
+        except ApiError as error:
+            yield _event(error.body)
+            return
+        if self.answer.include_usage:
+            yield _event(self.answer.usage_chunk())
+        yield "data: [DONE]\n\n"
+
+    async def _unless_left(self, work: Any) -> Any:
+        """The result, or None if the client left before there was one."""
+        task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(self.http))
+        try:
+            await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for each in (task, left):
+                each.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await each
+
+    def _note(self) -> None:
+        """Histograms, and what the log says of it."""
+        now, written = time.perf_counter(), self.answer.num_tokens
+        self.service.metrics.latency.observe(now - self.ticket.created)
+        if self._first is not None and written > 1:
+            self.service.metrics.per_token.observe((now - self._first) / (written - 1))
+        stats = self.answer.speculation()
+        said = {"prompt_tokens": self.answer.order.num_prompt_tokens, "completion_tokens": written}
+        said |= {"tokens_per_pass": round(stats["tokens_per_pass"], 3), "finished": self.answer.is_finished}
+        self.http.scope.setdefault("outrider.log", {}).update(said)
+
+
+@final
+class _EventStream(StreamingResponse):
+    """Server-sent events, with a word when they are over, however they end."""
+
+    def __init__(self, events: AsyncIterator[str], close: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
+
+
+async def _disconnect(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        continue
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+
+
+def _memory_model(llm: LLM, settings: ServerSettings) -> MemoryModel:
+    caches = [model.new_cache(1) for model in (llm.target, *llm.drafts)]
+    known = [cache.token_bytes for cache in caches if isinstance(cache, ContiguousCache)]
+    token_bytes = sum(known) if len(known) == len(caches) else 0
+    return MemoryModel(token_bytes, _LOGIT_COPIES * llm.target.vocab_size, settings.memory_budget)

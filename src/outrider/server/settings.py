@@ -1,0 +1,52 @@
+"""What a server allows, with the field of the API or the flag that each limit is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from outrider.core.errors import OptionError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where to listen and how much to take."""
+
+    host: str = "127.0.0.1"
+    """Loopback, unless told otherwise."""
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    """Any of them opens /v1; none means no key is asked for."""
+    max_rows: int = 32
+    """Requests that share rounds."""
+    max_requests: int = 256
+    """Requests in the server, waiting ones included; more are answered 429."""
+    max_choices: int = 16
+    """Most prompts times ``n`` of one request."""
+    max_tokens: int = 4096
+    """Most tokens a request may ask for."""
+    default_tokens: int = 256
+    """Tokens of a chat answer that names no limit."""
+    max_body_bytes: int = 4_000_000
+    timeout_s: float = 600.0
+    """Longest a request may take."""
+    drain_s: float = 60.0
+    """Time that running requests get to finish after SIGTERM."""
+    prefill_tokens: int = 512
+    """Prompt tokens read between two rounds."""
+    memory_budget: int | None = None
+    """Bytes for caches and logits; trees shrink and requests wait to stay within."""
+    prefix_bytes: int = 256_000_000
+    """Bytes for shared beginnings; 0 shares nothing."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = vars(self)[item.name]
+            low = 0 if item.name in ("port", "prefix_bytes") else 1e-9
+            if isinstance(value, int | float) and value < low:
+                raise OptionError(f"{item.name} = {value} is not valid; use a positive number")
+
+    @property
+    def is_local(self) -> bool:
+        return self.host in LOOPBACK

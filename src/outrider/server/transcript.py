@@ -1,0 +1,78 @@
+"""One choice as it is written: text that is safe to show, the tokens behind it, where each came from.
+
+Text that could still become a stop string is held back, so what was sent is never taken back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from outrider.codecs.text import TextCodec
+from outrider.core.request import FinishReason, Request, RequestState, Stats, TokenLogprob
+from outrider.core.trace import Round
+
+
+@dataclass(frozen=True, eq=False)
+class Delta:
+    """What a round added to a choice. Made on the engine's thread, read on the server's."""
+
+    choice: int
+    text: str
+    num_tokens: int
+    logprobs: list[TokenLogprob]
+    round: dict[str, Any] | None = None
+    """The round's tree in words, for those who asked."""
+    finish_reason: str | None = None
+    stats: Stats | None = None
+    """On the last one."""
+    seed: int = 0
+
+
+@final
+@dataclass(eq=False)
+class Transcript:
+    """What was sent of a choice so far."""
+
+    choice: int
+    request: Request
+    codec: TextCodec
+    traced: bool = False
+    num_shown: int = 0
+    num_logprobs: int = 0
+    rounds: list[Round] = field(default_factory=list)
+    """Seen and not sent yet."""
+
+    def __post_init__(self) -> None:
+        self._pieces = self.codec.new_stream(self.request.prompt_ids, skip_special_tokens=False)() if self.traced else None
+
+    def advance(self, state: RequestState, new_tokens: list[int]) -> Delta:
+        finished = state.is_finished
+        text = self._whole(state) if finished else state.text[: len(state.text) - _num_held_back(state)]
+        delta, self.num_shown = text[self.num_shown :], max(self.num_shown, len(text))
+        logprobs, self.num_logprobs = state.logprobs[self.num_logprobs :], len(state.logprobs)
+        seen = self._described(self.rounds.pop()) if self.rounds else None
+        reason = state.finish_reason.value if state.finish_reason else None
+        stats = state.stats if finished else None
+        return Delta(self.choice, delta, len(new_tokens), logprobs, seen, reason, stats, state.seed)
+
+    def _whole(self, state: RequestState) -> str:
+        """The final text: cut at a stop string, and without the token that ended it."""
+        if isinstance(state.stop_match, str):
+            return state.text
+        ids = state.output_ids[:-1] if state.finish_reason is FinishReason.STOP else state.output_ids
+        skip = state.params.skip_special_tokens
+        return self.codec.decode(ids, prompt_ids=state.request.prompt_ids, skip_special_tokens=skip)
+
+    def _described(self, seen: Round) -> dict[str, Any]:
+        assert self._pieces is not None
+        pieces = [{"text": self._pieces.push(t), "origin": o.value} for t, o in zip(seen.emitted, seen.origins, strict=True)]
+        words = [self.codec.token_text(token) for token in seen.tokens]
+        return {**seen.to_json(), "words": words, "pieces": pieces}
+
+
+def _num_held_back(state: RequestState) -> int:
+    """Length of the longest end of the text with which a stop string begins."""
+    text = state.text
+    ends = (size for stop in state.params.stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    return max(ends, default=0)

@@ -1,0 +1,186 @@
+"""The engine's thread: takes orders, runs rounds while there is work, hands out what each round added.
+
+One thread owns the scheduler, so nothing in it is shared; orders and cancellations come in through a queue that is emptied
+between rounds, tokens go out through the event loop of whoever waits. A slow reader fills its own queue, bounded by the tokens
+it asked for, and delays nobody. If a round fails, everybody in it is told so, and the engine starts anew with empty hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from outrider.codecs.text import TextCodec
+from outrider.core.errors import OutriderError
+from outrider.core.request import RequestState
+from outrider.core.trace import Round
+from outrider.engine.generate import Progress
+from outrider.engine.scheduler import Job, Scheduler
+from outrider.server.failures import ApiError, broken
+from outrider.server.intake import Order, refusal
+from outrider.server.metrics import Metrics
+from outrider.server.transcript import Delta, Transcript
+
+_LOG = logging.getLogger("outrider.server")
+_IDLE_S = 0.2
+
+
+@final
+@dataclass(eq=False)
+class Ticket:
+    """An order in the worker, and the way back to who gave it."""
+
+    order: Order
+    loop: asyncio.AbstractEventLoop
+    events: asyncio.Queue[Delta | ApiError]
+    created: float = field(default_factory=time.perf_counter)
+    ids: list[int] = field(default_factory=list)
+    num_open: int = 0
+
+    def tell(self, event: Delta | ApiError) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self.events.put_nowait, event)
+        except RuntimeError:  # its loop is closed: nobody waits any more
+            return
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """What happens to the order, until all of its choices are finished."""
+        open_choices = len(self.order.requests)
+        while open_choices:
+            event = await self.events.get()
+            if isinstance(event, ApiError):
+                raise event
+            open_choices -= event.finish_reason is not None
+            yield event
+
+
+@final
+class Worker:
+    """Runs orders on a thread of its own."""
+
+    def __init__(
+        self, make_scheduler: Callable[[Callable[[Round], None]], Scheduler], codec: TextCodec, metrics: Metrics
+    ) -> None:
+        """``make_scheduler`` is given the observer; it is called again after a failure."""
+        self._make_scheduler = make_scheduler
+        self._codec = codec
+        self._metrics = metrics
+        self._inbox: queue.SimpleQueue[tuple[str, Ticket | None]] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        self._tickets: dict[int, Ticket] = {}
+        self._transcripts: dict[int, Transcript] = {}
+        self.scheduler = make_scheduler(self._see)
+        self.num_failures = 0
+        self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, order: Order) -> Ticket:
+        """From the event loop: what becomes of it is in ``Ticket.deltas``."""
+        ticket = Ticket(order, asyncio.get_running_loop(), asyncio.Queue())
+        self._inbox.put(("submit", ticket))
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more; its slots are free within a round."""
+        self._inbox.put(("cancel", ticket))
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        self._inbox.put(("stop", None))
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while self._take_orders():
+            try:
+                self._metrics.queue(self.scheduler.num_waiting, self.scheduler.num_running, self.scheduler.num_preempted)
+                if not self.scheduler.is_idle:
+                    self._hand_out(self.scheduler.round())
+                else:
+                    self.scheduler.check_integrity()
+            except Exception as error:
+                self._recover(error)
+
+    def _take_orders(self) -> bool:
+        """Empty the inbox; wait for something where nothing runs. False when it is time to stop."""
+        try:
+            wait = self.scheduler.is_idle
+            while True:
+                action, ticket = self._inbox.get(timeout=_IDLE_S) if wait else self._inbox.get_nowait()
+                wait = False
+                if ticket is None:
+                    self._fail(ApiError(503, "the server is shutting down; try another one", kind="server_error"))
+                    return False
+                self._enter(ticket) if action == "submit" else self._leave(ticket)
+        except queue.Empty:
+            return True
+
+    def _enter(self, ticket: Ticket) -> None:
+        order = ticket.order
+        try:
+            for request in order.requests:
+                self.scheduler.check(request, order.lane)
+        except OutriderError as error:
+            ticket.tell(refusal(error))
+            return
+        except Exception as error:
+            _LOG.exception("an order could not be checked")
+            ticket.tell(broken(type(error).__name__))
+            return
+        for choice, request in enumerate(order.requests):
+            number = next(self._numbers)
+            ticket.ids.append(number)
+            self._tickets[number] = ticket
+            self._transcripts[number] = Transcript(choice, request, self._codec, traced=order.trace)
+            job = Job(number, RequestState.of(request), order.lane, order.max_draft)
+            self.scheduler.submit(job, watch=order.trace)
+
+    def _leave(self, ticket: Ticket) -> None:
+        for number in ticket.ids:
+            if number in self._tickets:
+                self.scheduler.cancel(number)
+                self._forget(number)
+                self._metrics.cancelled.inc()
+
+    def _forget(self, number: int) -> None:
+        del self._tickets[number], self._transcripts[number]
+
+    def _see(self, seen: Round) -> None:
+        """The observer: rounds of those who asked for them."""
+        transcript = self._transcripts.get(seen.request)
+        if transcript is not None and transcript.traced:
+            transcript.rounds.append(seen)
+
+    def _hand_out(self, progress: Sequence[Progress]) -> None:
+        for seen in self.scheduler.last_rounds:
+            self._metrics.round(seen)
+        for step in progress:
+            ticket = self._tickets[step.request]
+            ticket.tell(self._transcripts[step.request].advance(step.state, step.new_tokens))
+            if step.state.is_finished:
+                self._forget(step.request)
+
+    def _recover(self, error: Exception) -> None:
+        """A defect of ours: everybody is told, and the engine begins again."""
+        _LOG.error("the engine failed", exc_info=error)
+        self.num_failures += 1
+        self._metrics.failures.inc()
+        self._fail(broken(type(error).__name__))
+        self.scheduler = self._make_scheduler(self._see)
+
+    def _fail(self, error: ApiError) -> None:
+        for ticket in {id(ticket): ticket for ticket in self._tickets.values()}.values():
+            ticket.tell(error)
+        self._tickets.clear()
+        self._transcripts.clear()
