@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal
+from outrider.acceptance.coupled import followed, followed_one_by_one
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import AcceptanceRule, RowDraft
 from outrider.core.params import SamplingParams
@@ -258,3 +259,22 @@ def test_walk_stays_on_the_device(rule: type[AcceptanceRule], is_chain: bool) ->
         verdict = rule().walk(Draft(tree, Draws.IID, q), law, noise)
         assert verdict.path.shape == (tree.batch_size, tree.num_nodes - 1)
         assert verdict.next_token.shape == verdict.num_accepted.shape == verdict.rejected.shape == (tree.batch_size,)
+
+
+def test_the_coupled_walk_with_and_without_a_loop() -> None:
+    """On a CPU trees are walked node by node, on a GPU without a loop: the verdicts are the same, duplicates included."""
+    chance = random.Random(5)
+    for _ in range(200):
+        rows = []
+        for _ in range(3):
+            size = chance.randrange(1, 14)
+            parents = [-1, *sorted(chance.randrange(node) for node in range(1, size))]
+            rows.append(([chance.randrange(3) for _ in range(size)], parents))
+        tree = TokenTree.of_rows(rows)
+        choices = torch.tensor([[chance.randrange(3) for _ in range(tree.num_nodes)] for _ in rows])
+        looped, batched = followed_one_by_one(tree, choices), followed(tree, choices)
+        for row, length in enumerate(batched.num_accepted.tolist()):
+            assert looped.path[row, :length].tolist() == batched.path[row, :length].tolist()
+        for left, right in ((looped.num_accepted, batched.num_accepted), (looped.next_token, batched.next_token)):
+            assert left.tolist() == right.tolist()
+        assert looped.rejected.tolist() == batched.rejected.tolist()
