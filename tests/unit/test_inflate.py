@@ -29,7 +29,7 @@ PROMPT = [11, 402, 97, 1033, 250, 18, 77]
 
 @pytest.fixture(scope="module")
 def pair() -> tuple[Decoder, Decoder]:
-    small = load_model(bundled_path("target"), dtype="float32", device="cpu")
+    small = load_model(bundled_path("target"), dtype="float32", device="cpu", fast=False)
     assert isinstance(small, Decoder)
     return small, Decoder(*inflated_weights(bundled_path("target"), SMALL, dtype=torch.float32, device=CPU))
 
