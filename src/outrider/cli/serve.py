@@ -10,6 +10,7 @@ from dataclasses import fields
 from outrider.cli.options import add_model_options, load_llm
 from outrider.core.errors import OptionError
 from outrider.server.settings import ServerSettings
+from outrider.viz.page import live_page
 
 _FLAGS = (
     ("max_rows", int, "requests that share rounds"),
@@ -62,5 +63,5 @@ def run(arguments: argparse.Namespace) -> int:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         print(f"outrider: {service.name} with {service.llm.method_name} at http://{host}:{port}/ (API: /v1)", flush=True)
 
-    serve(service, listener, on_ready=ready)
+    serve(service, listener, page=live_page(), on_ready=ready)
     return 0

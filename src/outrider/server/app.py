@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI
@@ -39,8 +38,8 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(service: Service) -> FastAPI:
-    """The application for one service; the worker starts and stops with it."""
+def create_app(service: Service, page: str = "") -> FastAPI:
+    """The application for one service, with what ``/`` shows; the worker starts and stops with it."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -54,7 +53,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
     _add_errors(app)
     _add_generation(app, service)
-    _add_information(app, service)
+    _add_information(app, service, page)
     return app
 
 
@@ -76,9 +75,8 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         return await service.answer(http, partial(intake.chat, body), answer, stream=body.stream)
 
 
-def _add_information(app: FastAPI, service: Service) -> None:
+def _add_information(app: FastAPI, service: Service, page: str) -> None:
     card = {"id": service.name, "object": "model", "created": int(time.time()), "owned_by": "outrider"}
-    page = files("outrider.server").joinpath("page.html").read_text(encoding="utf-8")
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

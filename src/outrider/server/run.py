@@ -62,11 +62,11 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(service: Service, listener: socket.socket, *, on_ready: Callable[[int], None] | None = None) -> None:
+def serve(service: Service, listener: socket.socket, *, page: str = "", on_ready: Callable[[int], None] | None = None) -> None:
     """Serve until a signal; returns when everything that ran has finished, or ``drain_s`` later."""
     settings = service.settings
     config = uvicorn.Config(
-        create_app(service),
+        create_app(service, page),
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),

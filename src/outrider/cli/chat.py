@@ -1,0 +1,117 @@
+"""``outrider chat``: talk to a model in the terminal, every token in the colour of where it came from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO, final
+
+from outrider.api import LLM
+from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of, with_grammar
+from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
+from outrider.core.errors import OutriderError
+from outrider.core.params import SamplingParams
+from outrider.core.request import RequestState
+from outrider.core.trace import Round
+from outrider.viz.trace_file import with_words
+
+_HELP = "/plain and /fast switch speculation, /temperature X, /new starts over, /quit or Ctrl+D ends"
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("chat", help="talk to a model in the terminal", description=__doc__)
+    add_model_options(parser)
+    add_sampling_options(parser)
+    parser.add_argument("--save-trace", type=Path, metavar="FILE", help="append every round, for `outrider viz`")
+    parser.set_defaults(run=run, temperature=0.7)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    llm = load_llm(arguments)
+    chat = Chat(llm, with_grammar(sampling_of(arguments), llm, arguments), trace_file=arguments.save_trace)
+    print(dim(_HELP), *([legend()] if can_colour() else []), sep="\n", file=sys.stderr)
+    while chat.turn(sys.stdin):
+        continue
+    return 0
+
+
+@final
+class Chat:
+    """A conversation, and how it is held."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, *, trace_file: Path | None = None) -> None:
+        self.llm, self.params, self.trace_file = llm, params, trace_file
+        self.methods = {"/fast": llm.method, "/plain": llm.compose("plain")}
+        self.method = llm.method
+        self.messages: list[dict[str, str]] = []
+        self.num_turns = 0
+
+    def turn(self, source: TextIO) -> bool:
+        """Read a line and answer it; False at the end."""
+        print(bold("> "), end="", flush=True, file=sys.stderr)
+        line = source.readline()
+        if not line or line.strip() == "/quit":
+            return False
+        text = line.strip()
+        try:
+            if text.startswith("/"):
+                self._command(*text.split(maxsplit=1))
+            elif text:
+                self._answer(text)
+        except OutriderError as error:
+            print(f"outrider: {error}", file=sys.stderr)
+        return True
+
+    def _command(self, name: str, value: str = "") -> None:
+        if name in self.methods:
+            self.method = self.methods[name]
+        elif name == "/new":
+            self.messages = []
+        elif name == "/temperature":
+            try:
+                self.params = replace(self.params, temperature=float(value))
+            except ValueError:
+                print(f"outrider: {value!r} is not a temperature; write a number", file=sys.stderr)
+        else:
+            print(dim(_HELP), file=sys.stderr)
+
+    def _answer(self, text: str) -> None:
+        self.messages.append({"role": "user", "content": text})
+        prompt = self._prompt()
+        request = self.llm.requests([prompt], self.params, streaming=True)[0]
+        rounds: list[Round] = []
+        engine = self.llm.engine(observer=rounds.append)
+        engine.method = self.method
+        batch = engine.start([request], [self.num_turns])
+        state, pieces = batch.rows[0], self.llm.codec.new_stream(request.prompt_ids)()
+        while not state.is_finished:
+            emitted = engine.step(batch)[0]
+            origins = state.origins[len(state.origins) - len(emitted) :]
+            print(*(coloured(pieces.push(t), o) for t, o in zip(emitted, origins)), sep="", end="", flush=True)
+        print()
+        self._close(state, rounds)
+
+    def _prompt(self) -> Any:
+        if self.llm.codec.chat_template is None:  # a base model continues what was said
+            return "\n".join(message["content"] for message in self.messages)
+        return self.llm.codec.encode_chat(self.messages)
+
+    def _close(self, state: RequestState, rounds: list[Round]) -> None:
+        stats = state.stats
+        self.messages.append({"role": "assistant", "content": state.text})
+        self.num_turns += 1
+        print(
+            dim(
+                f"{stats.num_tokens} tokens, {stats.tokens_per_second:.0f} per second, {stats.tokens_per_pass:.2f} per pass, "
+                f"{stats.acceptance:.0%} of tested guesses accepted"
+            ),
+            file=sys.stderr,
+        )
+        if self.trace_file is not None:
+            with self.trace_file.open("a", encoding="utf-8") as file:
+                for seen in rounds:
+                    line = with_words(seen.to_json(), self.llm.codec.token_text)
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")

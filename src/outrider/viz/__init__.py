@@ -1,0 +1,1 @@
+"""Pictures of what happened: they read traces (``core/trace.py``) and nothing else."""

@@ -1,0 +1,67 @@
+"""Traces as files: one round per line, in JSON; words beside the token ids where somebody knew them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.core.errors import OptionError
+from outrider.core.request import Origin
+
+_LISTS = ("tokens", "parents", "path", "emitted", "origins")
+_NUMBERS = ("draft_seconds", "seconds")
+
+WordsOf = Callable[[int], str]
+"""Text of one token."""
+
+
+def read_trace(path: Path, *, request: int | None = None, words_of: WordsOf | None = None) -> list[dict[str, Any]]:
+    """Rounds of one request, the first in the file if none is named, with words for every token."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise OptionError(f"trace {path} cannot be read ({error}); check the path") from None
+    rounds = [_round(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not rounds:
+        raise OptionError(f"trace {path} holds no rounds; record one with `outrider chat --save-trace`")
+    wanted = rounds[0].get("request") if request is None else request
+    chosen = [seen for seen in rounds if seen.get("request") == wanted]
+    if not chosen:
+        known = sorted({str(seen.get("request")) for seen in rounds})
+        raise OptionError(f"trace {path} has no request {wanted}; it has {', '.join(known)}")
+    return [with_words(seen, words_of or (lambda token: f"[{token}]")) for seen in chosen]
+
+
+def with_words(seen: dict[str, Any], words_of: WordsOf) -> dict[str, Any]:
+    """A round with the words of its tree and of what it wrote; those it has are kept."""
+    words = [words_of(token) for token in seen["tokens"]]
+    pieces = [{"text": words_of(t), "origin": o} for t, o in zip(seen["emitted"], seen["origins"], strict=True)]
+    return {"words": words, "pieces": pieces, **seen}
+
+
+def _round(line: str, where: str) -> dict[str, Any]:
+    try:
+        seen = json.loads(line)
+    except ValueError as error:
+        raise OptionError(f"{where} is not JSON ({error}); a trace has one round per line") from None
+    if not isinstance(seen, dict) or not all(isinstance(seen.get(name), list) for name in _LISTS):
+        raise OptionError(f"{where} is not a round: it needs the lists {', '.join(_LISTS)}")
+    if not all(isinstance(seen.get(name), int | float) for name in _NUMBERS):
+        raise OptionError(f"{where} is not a round: it needs the numbers {', '.join(_NUMBERS)}")
+    size = len(seen["tokens"])
+    in_order = _is_tree(seen["parents"], size) and all(isinstance(node, int) and 0 < node < size for node in seen["path"])
+    known = {origin.value for origin in Origin}
+    if not in_order or len(seen["origins"]) != len(seen["emitted"]) or not known.issuperset(seen["origins"]):
+        raise OptionError(f"{where} is not a round: its tree or its origins do not fit together")
+    return seen
+
+
+def _is_tree(parents: Sequence[Any], size: int) -> bool:
+    """The root first, every other node after its parent."""
+    return (
+        len(parents) == size > 0
+        and all(isinstance(p, int) and p < n for n, p in enumerate(parents))
+        and min(parents[1:], default=0) >= 0
+    )
