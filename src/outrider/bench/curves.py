@@ -22,6 +22,8 @@ from outrider.core.tree import TokenTree
 
 Middle = Callable[[Sequence[float]], float]
 """What stands for several timings: the median, or, to predict sums of them, the mean."""
+Clock = Callable[[], float]
+"""Seconds: ``time.perf_counter``, or ``time.process_time`` (one thread) where other programs share the machine."""
 NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
@@ -31,7 +33,7 @@ class Curve:
 
     context: int
     batch_size: int
-    nodes: tuple[int, ...]
+    nodes: tuple[float, ...]
     seconds: tuple[float, ...]
 
     def at(self, num_nodes: float) -> float:
@@ -59,6 +61,7 @@ def measure_curves(
     batch_sizes: Sequence[int] = (1,),
     repeats: int = 9,
     middle: Middle = statistics.median,
+    clock: Clock = time.perf_counter,
 ) -> list[Curve]:
     """Every combination of context and batch size that fits the model."""
     found: list[Curve] = []
@@ -66,24 +69,35 @@ def measure_curves(
         for context in contexts:
             fitting = [size for size in nodes if context + size < target.max_len]
             if fitting:
-                found.append(_curve(target, fitting, context=context, batch_size=batch_size, repeats=repeats, middle=middle))
+                found.append(
+                    _curve(target, fitting, context=context, batch_size=batch_size, timing=Timing(repeats, middle, clock))
+                )
     return found
 
 
-def _curve(target: Target, nodes: Sequence[int], *, context: int, batch_size: int, repeats: int, middle: Middle) -> Curve:
+@dataclass(frozen=True)
+class Timing:
+    """How a pass is timed."""
+
+    repeats: int
+    middle: Middle
+    clock: Clock
+
+
+def _curve(target: Target, nodes: Sequence[int], *, context: int, batch_size: int, timing: Timing) -> Curve:
     chance = random.Random(0)
     cache = target.new_cache(batch_size)
     target.prefill([[chance.randrange(target.vocab_size) for _ in range(context)] for _ in range(batch_size)], cache)
     trees = {size: _tree(target, batch_size, size, chance) for size in nodes}
     times: dict[int, list[float]] = {size: [] for size in nodes}
-    for repeat in range(repeats + 1):
+    for repeat in range(timing.repeats + 1):
         order = list(nodes)
         chance.shuffle(order)
         for size in order:
-            seconds = pass_seconds(target, trees[size], cache)
+            seconds = pass_seconds(target, trees[size], cache, clock=timing.clock)
             if repeat:  # the first of each size warms up
                 times[size].append(seconds)
-    return Curve(context, batch_size, tuple(nodes), tuple(middle(times[size]) for size in nodes))
+    return Curve(context, batch_size, tuple(nodes), tuple(timing.middle(times[size]) for size in nodes))
 
 
 def _tree(target: Target, batch_size: int, size: int, chance: random.Random) -> TokenTree:
@@ -91,14 +105,16 @@ def _tree(target: Target, batch_size: int, size: int, chance: random.Random) -> 
     return TokenTree.chain(torch.tensor(rows, device=target.device))
 
 
-def pass_seconds(target: Target, tree: TokenTree, cache: Cache) -> float:
+def pass_seconds(target: Target, tree: TokenTree, cache: Cache, *, clock: Clock = time.perf_counter) -> float:
     """One pass; the cache is as before, since nothing is committed."""
-    began = _clock(target)
+    _settle(target)
+    began = clock()
     target.score(tree, cache)
-    return _clock(target) - began
+    _settle(target)
+    return clock() - began
 
 
-def _clock(target: Target) -> float:
+def _settle(target: Target) -> None:
+    """Wait for the device."""
     if target.device.type == "cuda":
         torch.cuda.synchronize(target.device)
-    return time.perf_counter()

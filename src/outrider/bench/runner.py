@@ -74,20 +74,27 @@ class Decoded:
     """What was still there when the last request ended."""
 
 
-def decode(llm: LLM, method: Method, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Decoded:
+def decode(
+    llm: LLM,
+    method: Method,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Decoded:
     """Decode a batch to its end, prefill and rounds timed apart."""
     engine = Engine(llm.target, method)
     requests = llm.requests(list(prompts), list(params))
-    began = time.perf_counter()
+    began = clock()
     batch = engine.start(requests)
-    rows, started = batch.rows, time.perf_counter()
+    rows, started = batch.rows, clock()
     while True:
         engine.step(batch)
         running = [i for i, row in enumerate(batch.rows) if not row.is_finished]
         if not running:
             break
         batch = batch if len(running) == len(batch.rows) else batch.fork(running)
-    ended = time.perf_counter()
+    ended = clock()
     return Decoded([row.output_ids for row in rows], ended - started, started - began, batch)
 
 

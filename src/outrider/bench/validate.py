@@ -8,18 +8,27 @@ acceptance; no time of the run it predicts.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.acceptance import Coupled
 from outrider.api import LLM
 from outrider.bench.costs import RoundCosts, Sample, measure_costs, run_once, with_drafter
+from outrider.bench.curves import Clock
 from outrider.bench.settings import BASELINE
 from outrider.bench.simulate import predicted_speed
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.drafters.synthetic import Synthetic, SyntheticOptions
 from outrider.policies.fixed import Fixed, FixedOptions
+
+_SECONDS_PER_GUESS = 5e-4
+"""What a synthetic guess takes: about a tenth of a pass of the bundled target."""
+
+
+_CALIBRATED = (1, 4, 8)
+"""Lengths at which rounds that accept nothing are timed."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +64,10 @@ def validate(
     prompts: Sequence[Sequence[int]],
     *,
     rates: Sequence[float] = (0.5, 0.7, 0.9),
-    lengths: Sequence[int] = (2, 4, 8),
+    lengths: Sequence[int] = (2, 3, 6, 8),
     max_tokens: int = 64,
     num_rounds: int = 3,
-    seconds_per_guess: float = 5e-4,
+    clock: Clock = time.perf_counter,
 ) -> list[Prediction]:
     """Every rate at every length."""
     texts = known_texts(llm, prompts, max_tokens=max_tokens)
@@ -67,12 +76,12 @@ def validate(
     costs: list[RoundCosts] = []
 
     def sample(rate: float, length: int) -> Sample:
-        method = synthetic_method(llm, texts, rate=rate, length=length, seconds=seconds_per_guess)
-        return Sample(*run_once(llm, method, prompts, max_tokens=max_tokens))
+        method = synthetic_method(llm, texts, rate=rate, length=length, seconds=_SECONDS_PER_GUESS)
+        return run_once(llm, method, prompts, max_tokens=max_tokens, clock=clock)
 
     for _ in range(num_rounds):
-        plain = measure_costs(llm, prompts, max_tokens=max_tokens, repeats=7)
-        costs.append(with_drafter(plain, sample(0.0, 1), sample(0.0, max(lengths)), lengths=(1, max(lengths))))
+        plain = measure_costs(llm, prompts, max_tokens=max_tokens, repeats=7, clock=clock)
+        costs.append(with_drafter(plain, [sample(0.0, length) for length in _CALIBRATED]))
         for rate, length in cells:
             runs[rate, length].append(sample(rate, length))
     num_tokens = len(prompts) * max_tokens

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from dataclasses import asdict
 
 from outrider.bench.runner import RunConfig
@@ -47,6 +48,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--longest", type=int, default=12, help="longest draft that is considered")
     group = parser.add_argument_group("here")
     group.add_argument("--validate", action="store_true", help="predict synthetic drafters on this machine, then measure them")
+    group.add_argument(
+        "--cpu-time", action="store_true", help="count CPU seconds, for a machine that is shared; needs --threads 1"
+    )
     group.add_argument("--rounds", type=int, default=5)
     group.add_argument("--prompts", type=int, default=3, help="prompts of each of two suites")
     group.add_argument("--max-tokens", "-n", type=int, default=64)
@@ -80,11 +84,14 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _validate(arguments: argparse.Namespace) -> int:
+    if arguments.cpu_time and arguments.threads != 1:
+        raise OptionError("--cpu-time adds up the seconds of all threads; use it with --threads 1")
     llm, _ = load_pair(arguments)
     run_config = RunConfig(max_tokens=arguments.max_tokens)
     bench = Bench(suites=load_suites(["stories", "summary"]), num_prompts=arguments.prompts, run=run_config)
     prompts = [prompt for many in encode_suites(llm, bench).values() for prompt in many]
-    found = validate(llm, prompts, max_tokens=arguments.max_tokens, num_rounds=arguments.rounds)
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
+    found = validate(llm, prompts, max_tokens=arguments.max_tokens, num_rounds=arguments.rounds, clock=clock)
     print(predictions_table(found))
     worst = max(abs(one.error) for one in found)
     print(f"largest error {worst:.1%}")
