@@ -74,10 +74,10 @@ def test_the_table_of_methods_is_read_not_repeated(llm: LLM) -> None:
 
 def test_a_recorder_counts_what_the_statistics_count(llm: LLM) -> None:
     for name in ("draft-model", "best-first"):
-        method, recorder = recorded(llm.compose(name))
+        method, recorder = recorded(llm.compose(name, policy="fixed"))
         params = [SamplingParams(max_tokens=20, ignore_eos=True)] * 2
         done = decode(llm, method, [[1, 50, 60], [70, 80, 90, 100]], params)
-        stats = llm.generate([[1, 50, 60], [70, 80, 90, 100]], params, method=llm.compose(name))
+        stats = llm.generate([[1, 50, 60], [70, 80, 90, 100]], params, method=llm.compose(name, policy="fixed"))
         assert done.outputs == [output.token_ids for output in stats]
         tally = recorder.tally
         assert tally.num_guesses == sum(output.stats.num_drafted for output in stats)
