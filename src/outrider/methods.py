@@ -32,6 +32,7 @@ from outrider.drafters.draft_verify import DraftVerify, DraftVerifyOptions
 from outrider.drafters.dynamic_exit import DynamicExit, DynamicExitOptions
 from outrider.drafters.early_exit import EarlyExit, EarlyExitOptions, EarlyExitTree
 from outrider.drafters.fused import Fused, HybridOptions
+from outrider.drafters.head_rows import HEAD_ROWS
 from outrider.drafters.jacobi import Jacobi, JacobiOptions
 from outrider.drafters.kangaroo import Kangaroo, KangarooOptions
 from outrider.drafters.lookahead import Lookahead, LookaheadOptions
@@ -330,6 +331,7 @@ METHODS: Catalog[MethodRow] = Catalog(
             options=DynamicExitOptions,
             defaults={"num_draft_tokens": 18},
         ),
+        **HEAD_ROWS,
         "hybrid": MethodRow(
             summary="several drafters in one tree, places by their measured acceptance",
             paper="Quan et al. 2025, RASD's fusion (arXiv 2503.03434); the arbitration is our own",

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from tiny_heads import random_heads
 from tiny_pair import VOCAB, tiny_model
 from toy_codecs import toy_translation
 
@@ -46,9 +47,11 @@ def make(target, draft, tmp_path_factory):
     """``compose`` with what some rows need besides the models."""
     store = tmp_path_factory.mktemp("datastore") / "store"
     build_datastore([prompt * 3 for prompt in PROMPTS], store, vocab_size=VOCAB)
+    heads = {name: random_heads(name, store.parent / name) for name, row in METHODS.items() if "heads" in row.needs}
 
     def build(name: str, **arguments) -> Method:
-        options = {**arguments.pop("options", {}), **({"datastore": str(store)} if METHODS[name].needs else {})}
+        needed = {"datastore": str(store), "heads": heads.get(name)}
+        options = {**arguments.pop("options", {}), **{need: needed[need] for need in METHODS[name].needs}}
         if METHODS[name].foreign:
             arguments["translation"] = toy_translation(VOCAB)
         return compose(name, target, draft=draft, options=options, **arguments)

@@ -31,7 +31,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.catch_up import missing_from
 from outrider.drafters.draft_tree import TreeDrafter, TreeState
 from outrider.drafters.tree_candidates import coupled_scores, log_chances, plain_scores
-from outrider.drafters.tree_growth import TreeGrowth, kept_part
+from outrider.drafters.tree_growth import LevelGrowth, TreeGrowth, kept_part
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class BestFirst(TreeDrafter):
         return Draft(tree, Draws.DETERMINISTIC), pool.numbers.gather(1, origin)
 
 
-def grow_pool(growth: TreeGrowth, law: Law, *, options: BestFirstOptions, max_depth: int) -> Pool:
+def grow_pool(growth: LevelGrowth, law: Law, *, options: BestFirstOptions, max_depth: int) -> Pool:
     """The candidates that ``max_depth`` levels of the best ``width`` nodes have, from the law after the root."""
     pool = Pool.of_roots(growth)
     frontier = torch.zeros_like(pool.tokens)  # places in the pool
@@ -124,7 +124,7 @@ class Pool:
     """[P] the same in every row."""
 
     @staticmethod
-    def of_roots(growth: TreeGrowth) -> Pool:
+    def of_roots(growth: LevelGrowth) -> Pool:
         tokens = torch.tensor(growth.context.roots, device=growth.context.device)[:, None]
         return Pool(tokens, torch.full_like(tokens, -1), tokens.new_zeros(tokens.shape, dtype=torch.float32), tokens * 0, [0])
 
@@ -140,7 +140,7 @@ class Pool:
         count = min(width, self.tokens.shape[1] - begin)
         return self.chances[:, begin:].topk(count, -1).indices.sort(-1).values + begin
 
-    def expand(self, places: Tensor, growth: TreeGrowth) -> Law:
+    def expand(self, places: Tensor, growth: LevelGrowth) -> Law:
         """The draft's law after the candidates at ``places`` [B, W]."""
         first, count = growth.num_expanded, places.shape[1]
         above = self.numbers.gather(1, self.parents.gather(1, places))

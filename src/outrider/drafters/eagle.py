@@ -1,0 +1,78 @@
+"""EAGLE: one decoder layer drafts on the target's own features, as deep as one likes.
+
+The layer reads a column (feature, token after it) for every committed token and keeps keys and values of them; below the
+root it goes on with its own states instead of features. True features replace the drafted ones after every round. (EAGLE-1:
+Li et al. 2024, arXiv 2401.15077; EAGLE-3: Li et al. 2025, arXiv 2503.01840; the dynamic tree is EAGLE-2's, Li et al. 2024,
+arXiv 2406.16858.)
+
+    state(node) = layer(state(parent), e(token of node)),      q(. | node) = softmax(readout(state(node)))
+
+Best-first trees by default, where the noise of the coupled rule is known to the ranking. Lossless under every rule that is
+exact for the draws.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.cache.contiguous import ContiguousCache
+from outrider.core.draft import Draws
+from outrider.core.interfaces import Context
+from outrider.core.tree import TokenTree
+from outrider.drafters.head_growth import HeadGrowth
+from outrider.drafters.head_tree import HeadDrafter, HeadOptions, HeadState, last_of, read_columns
+from outrider.models.heads.eagle import EagleHead
+from outrider.models.heads.layer import LayerCache
+
+
+@final
+class Eagle(HeadDrafter):
+    """Trees from a layer that continues the target's features."""
+
+    def __init__(self, head: EagleHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
+        super().__init__(head, options, draws=draws)
+        self.head = head
+        assert head.config.layer is not None
+        self._layer = LayerCache(head.config.layer, dtype=self._dtype, device=self._device)
+
+    def _new_cache(self, num_rows: int) -> ContiguousCache:
+        return self._layer.new(num_rows)
+
+    def _growth(self, state: HeadState, context: Context) -> EagleGrowth:
+        assert state.cache is not None
+        root = None
+        for columns in read_columns(state, context):
+            tree = TokenTree.chain(columns.tokens, columns.sizes)
+            fused = self.head.fuse(columns.features)
+            states = self.head.step(columns.tokens, fused, self._layer.attending(tree, state.cache))
+            state.cache.commit([range(size) for size in columns.sizes])
+            here = last_of(states, columns.sizes)
+            more = torch.tensor([size > 0 for size in columns.sizes], device=here.device)[:, None, None]
+            root = here if root is None else torch.where(more, here, root)
+        assert root is not None
+        return EagleGrowth(self.head, context, root, layer=self._layer, cache=state.cache)
+
+
+@final
+class EagleGrowth(HeadGrowth):
+    """Keeps the states of the expanded nodes; the root's column is committed, so the others form a forest behind it."""
+
+    def __init__(self, head: EagleHead, context: Context, root: Tensor, *, layer: LayerCache, cache: ContiguousCache) -> None:
+        super().__init__(head, context)
+        self._eagle, self._layer, self._cache = head, layer, cache
+        self._all = root
+
+    def _root_states(self) -> Tensor:
+        return self._all
+
+    def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        above = self._all.gather(1, parents[..., None].expand(-1, -1, self._all.shape[2]))
+        size = self.num_expanded - 1
+        forest = TokenTree(self.tokens[:, 1:], self.parents[:, 1:] - 1, (size,) * len(tokens))
+        attending = self._layer.attending(forest, self._cache, size - tokens.shape[1])
+        states = self._eagle.step(tokens, above, attending)
+        self._all = torch.cat([self._all, states], 1)
+        return states

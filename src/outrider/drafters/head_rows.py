@@ -1,0 +1,65 @@
+"""The rows of trained heads for the table in ``methods.py``: every one is a folder of heads, checked against the target it
+is used with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from outrider.core.errors import ModelError
+from outrider.core.interfaces import Drafter
+from outrider.core.table import MethodRow, Parts
+from outrider.drafters.eagle import Eagle
+from outrider.drafters.head_tree import HeadOptions
+from outrider.drafters.hydra import Hydra
+from outrider.drafters.medusa import Medusa
+from outrider.models.heads import load_head
+
+
+def _builder(kind: str, drafter: Callable[..., Drafter]) -> Callable[[Parts], Drafter]:
+    def build(parts: Parts) -> Drafter:
+        head = load_head(parts.options.heads, parts.target)
+        if head.config.kind != kind:
+            found = head.config.kind
+            raise ModelError(f"{parts.options.heads} holds {found} heads and the method is {kind!r}; use method {found!r}")
+        return drafter(head, parts.options, draws=parts.draws)
+
+    return build
+
+
+_SHARED: dict[str, Any] = {"options": HeadOptions, "needs": ("heads",)}
+
+HEAD_ROWS: dict[str, MethodRow] = {
+    "medusa": MethodRow(
+        summary="heads on the target's last state guess the next tokens at once (trained)",
+        paper="Cai et al. 2024, Medusa (arXiv 2401.10774)",
+        drafter=Medusa,
+        build=_builder("medusa", Medusa),
+        defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+        **_SHARED,
+    ),
+    "hydra": MethodRow(
+        summary="heads that read each other's guesses (trained)",
+        paper="Ankner et al. 2024, Hydra (arXiv 2402.05109)",
+        drafter=Hydra,
+        build=_builder("hydra", Hydra),
+        defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+        **_SHARED,
+    ),
+    "eagle1": MethodRow(
+        summary="a layer that predicts the target's features, token by token (trained)",
+        paper="Li et al. 2024, EAGLE (arXiv 2401.15077), EAGLE-2's trees (arXiv 2406.16858)",
+        drafter=Eagle,
+        build=_builder("eagle1", Eagle),
+        defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+        **_SHARED,
+    ),
+    "eagle3": MethodRow(
+        summary="a layer on three layers of the target, trained on its own drafts (trained)",
+        paper="Li et al. 2025, EAGLE-3 (arXiv 2503.01840)",
+        drafter=Eagle,
+        build=_builder("eagle3", Eagle),
+        defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+        **_SHARED,
+    ),
+}

@@ -1,0 +1,37 @@
+"""The target's own ends, read from its folder: embedding, final norm, output matrix. Heads are built around copies of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.core.errors import ModelError
+from outrider.models.config import config_of
+from outrider.models.gguf import hf_config, hf_tensors, read_gguf
+from outrider.models.heads.folder import Ends
+from outrider.models.load import local_path, read_config
+from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource
+
+
+def read_target(name: str) -> tuple[dict[str, Any], Ends]:
+    """``config.json`` of a target and its ends, in float32."""
+    path = local_path(name)
+    raw, source = _gguf(path) if path.suffix == ".gguf" else (read_config(path), SafetensorsFolder(path))
+    config = config_of(raw)
+    if config is None:
+        raise ModelError(
+            f"{name}: heads can be trained for the lean decoder's families (Llama, Mistral, Qwen, Phi-3, Gemma), and this is "
+            f"{raw.get('model_type')!r}"
+        )
+    shape = (config.vocab_size, config.hidden_size)
+    embedding = source.take("model.embed_tokens.weight", *shape).float()
+    norm = source.take("model.norm.weight", config.hidden_size).float() + config.norm_offset
+    readout = embedding if config.tied_head else source.take("lm_head.weight", *shape).float()
+    return raw, Ends(embedding * config.embedding_scale, norm, readout, config.tied_head and config.embedding_scale == 1.0)
+
+
+def _gguf(path: Path) -> tuple[dict[str, Any], TensorSource]:
+    file = read_gguf(str(path))
+    return dict(hf_config(file)), TensorDict(dict(hf_tensors(file, dtype=torch.float32)), str(path))

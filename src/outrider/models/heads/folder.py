@@ -1,0 +1,205 @@
+"""Folders of trained heads: made for a target, written, read, and held against the target they are used with.
+
+A folder is complete: it carries copies of what the heads share with the target (embedding, final norm, output matrix), so
+that any target can use it, whatever runs that target. Tensors are written first to a file beside, then moved: a full disk
+or a kill leaves the old checkpoint whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider.core.errors import ModelError
+from outrider.core.interfaces import Target
+from outrider.models.heads.config import HeadConfig, default_taps, head_config
+from outrider.models.heads.eagle import Eagle1Head, Eagle3Head
+from outrider.models.heads.head import Head
+from outrider.models.heads.legacy import legacy_names
+from outrider.models.heads.medusa import HydraHead, MedusaHead
+from outrider.models.load import read_config
+from outrider.models.weights import SafetensorsFolder
+
+_MODULES: Mapping[str, type[Head]] = {"medusa": MedusaHead, "hydra": HydraHead, "eagle1": Eagle1Head, "eagle3": Eagle3Head}
+_SKIPPED = frozenset({"t2d"})
+_CLOSE = 0.98
+"""Cosine between the stored signature and the target's below which they are different models."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """The target's own embedding, final norm and output matrix."""
+
+    embedding: Tensor
+    norm: Tensor
+    readout: Tensor
+    tied: bool
+
+
+def new_head(config: HeadConfig, ends: Ends, *, ids: Tensor | None = None, seed: int = 0) -> Head:
+    """Untrained heads for a target. ``ids`` are the target's tokens they can say, ascending; all of them by default."""
+    torch.manual_seed(seed)
+    head = _MODULES[config.kind](config)
+    ids = torch.arange(config.vocab_size) if ids is None else ids
+    if len(ids) != config.draft_vocab_size:
+        raise ModelError(f"{len(ids)} tokens were given for a draft vocabulary of {config.draft_vocab_size}")
+    with torch.no_grad():
+        head.d2t.copy_(ids - torch.arange(len(ids)))
+        for name, parameter in head.named_parameters():
+            if name == "embed_tokens.weight":
+                parameter.copy_(ends.embedding)
+            elif name == "target_norm.weight":
+                parameter.copy_(ends.norm)
+            elif name.startswith(("lm_head", "lm_heads")):
+                parameter.copy_(ends.readout[ids] if parameter.shape[0] != len(ends.readout) else ends.readout)
+    head.freeze()
+    return head
+
+
+def new_config(kind: str, target: Mapping[str, Any], **changes: Any) -> HeadConfig:
+    """Heads for the target with this ``config.json``. ``changes`` override: num_heads, num_blocks, own_readouts, prefix,
+    intermediate_size, draft_vocab_size, taps."""
+    layers = int(target["num_hidden_layers"])
+    keys = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim rms_norm_eps hidden_act".split()
+    keys += "rope_theta rope_scaling rope_parameters max_position_embeddings vocab_size bos_token_id eos_token_id".split()
+    raw: dict[str, Any] = {key: target[key] for key in keys if key in target}
+    ours = {"kind": kind, "target_layers": layers, "tied": bool(target.get("tie_word_embeddings", False))}
+    ours["taps"] = list(changes.pop("taps", None) or default_taps(kind, layers))
+    for name in ("num_blocks", "own_readouts", "prefix"):
+        if name in changes:
+            ours[name] = changes.pop(name)
+    raw |= {"num_hidden_layers": 1, "tie_word_embeddings": False, "attention_bias": False, "outrider": ours, **changes}
+    raw["draft_vocab_size"] = raw.get("draft_vocab_size") or raw["vocab_size"]
+    raw |= _format_keys(kind, raw)
+    return head_config(raw, origin=f"new {kind} heads")
+
+
+def _format_keys(kind: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    if kind in ("medusa", "hydra"):
+        name = {"medusa": "MedusaModel", "hydra": "HydraModel"}[kind]
+        return {"model_type": kind, "architectures": [name], "num_heads": raw.get("num_heads", 4)}
+    name = {"eagle1": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}[kind]
+    return {"model_type": "llama", "architectures": [name]}
+
+
+def signature_of(target: Target, hidden_size: int) -> tuple[float, ...]:
+    """The target's logits of sixteen tokens at a fixed state, scaled to length 1."""
+    state = torch.cos(torch.arange(hidden_size, dtype=torch.float32) * 0.7).to(target.device, target.dtype)
+    with torch.inference_mode():
+        logits = target.logits(state[None, None])[0, 0].float().cpu()
+    chosen = logits[torch.linspace(0, target.vocab_size - 1, 16).long()]
+    chosen = chosen - chosen.mean()
+    return tuple(round(value, 5) for value in (chosen / chosen.norm().clamp(min=1e-6)).tolist())
+
+
+def check_target(config: HeadConfig, target: Target, *, origin: str) -> None:
+    """Refuse heads that were made for another target."""
+    facts = {"layers": (config.target_layers, target.num_layers), "tokens": (config.vocab_size, target.vocab_size)}
+    for name, (theirs, ours) in facts.items():
+        if theirs != ours:
+            raise ModelError(
+                f"{origin}: these heads were made for a target with {theirs} {name} and this one has {ours}; "
+                "use the target they were trained for, or train heads for this one: outrider train"
+            )
+    if config.signature:
+        mine = torch.tensor(signature_of(target, config.hidden_size))
+        if float(mine @ torch.tensor(config.signature)) < _CLOSE:
+            raise ModelError(
+                f"{origin}: these heads were made for another target of the same shape (its output matrix differs); "
+                "use the target they were trained for, or train heads for this one: outrider train"
+            )
+
+
+def save_head(head: Head, folder: Path, *, dtype: torch.dtype = torch.bfloat16, notes: Mapping[str, Any] | None = None) -> None:
+    """Write a folder whole, or leave the one that is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: _stored(tensor, dtype) for name, tensor in head.state_dict().items()}
+    if head.config.draft_vocab_size != head.config.vocab_size:
+        known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+        known[head.target_ids.cpu()] = True
+        state["t2d"] = known
+    raw = {**head.config.raw, "dtype": str(dtype).removeprefix("torch.")}
+    raw["outrider"] = {**raw.get("outrider", {}), "signature": list(head.config.signature)}
+    try:
+        replace_file(folder / "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"}))
+        replace_file(folder / "config.json", lambda path: path.write_text(json.dumps(raw, indent=2) + "\n"))
+        if notes is not None:
+            replace_file(folder / "provenance.json", lambda path: path.write_text(json.dumps(notes, indent=2) + "\n"))
+    except (OSError, RuntimeError) as error:
+        raise ModelError(
+            f"{folder} cannot be written ({error}); the last checkpoint there is whole: free space, resume"
+        ) from error
+
+
+def replace_file(path: Path, write: Any) -> None:
+    """Write beside, then move over."""
+    beside = path.with_name(path.name + ".new")
+    try:
+        write(beside)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous().clone()
+
+
+def load_head(
+    folder: str | Path, target: Target | None = None, *, dtype: torch.dtype | None = None, ends: Ends | None = None
+) -> Head:
+    """The heads in a folder, on the target's device, checked against the target. ``ends`` fill in what a public checkpoint
+    leaves to the target."""
+    folder = Path(folder)
+    config = head_config(read_config(folder), origin=str(folder))
+    if target is not None:
+        if not config.target_layers or not config.taps:
+            layers = target.num_layers
+            config = replace(config, target_layers=layers, taps=config.taps or default_taps(config.kind, layers))
+        check_target(config, target, origin=str(folder))
+    source = SafetensorsFolder(folder)
+    head = _MODULES[config.kind](config)
+    renamed = legacy_names(source.names, config.kind)
+    state = {ours: source.read(theirs) for ours, theirs in renamed.items() if ours not in _SKIPPED}
+    wanted = head.state_dict()
+    if "d2t" not in state:
+        state["d2t"] = wanted["d2t"]
+    if ends is not None:
+        state = {**_from_ends(wanted, ends), **state}
+    _check_tensors(state, wanted, folder)
+    head.load_state_dict(state)
+    head.requires_grad_(False)
+    device = torch.device("cpu") if target is None else target.device
+    return head.to(device, dtype or (torch.float32 if target is None or device.type == "cpu" else target.dtype)).eval()
+
+
+def _from_ends(wanted: Mapping[str, Tensor], ends: Ends) -> dict[str, Tensor]:
+    found = {"embed_tokens.weight": ends.embedding, "target_norm.weight": ends.norm, "lm_head.weight": ends.readout}
+    return {name: tensor for name, tensor in found.items() if name in wanted and wanted[name].shape == tensor.shape}
+
+
+def _check_tensors(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path) -> None:
+    missing = sorted(set(wanted) - set(state))
+    if missing:
+        raise ModelError(
+            f"{folder}: tensor {missing[0]!r} is missing ({len(missing)} in all); the file is cut short, or it leaves them "
+            "to the target: `outrider inspect` says which"
+        )
+    unknown = sorted(set(state) - set(wanted))
+    if unknown:
+        raise ModelError(f"{folder}: tensor {unknown[0]!r} belongs to no such heads; config.json and weights do not fit")
+    for name, tensor in state.items():
+        if tensor.shape != wanted[name].shape:
+            raise ModelError(
+                f"{folder}: tensor {name!r} has shape {list(tensor.shape)} and config.json asks for {list(wanted[name].shape)}"
+                "; weights and config belong to different heads"
+            )

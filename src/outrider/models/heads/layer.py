@@ -1,0 +1,186 @@
+"""The decoder layer that EAGLE heads and Hydra++'s prefix have, and the three ways its attention is computed.
+
+In training all places of packed texts go through at once. Step k of EAGLE-3's training-time test looks at the true entries
+up to its own place and at its own drafted entries of steps 1 .. k, as it will when it drafts (Li et al. 2025, arXiv
+2503.01840):
+
+    softmax over  [ q_k(t) . k_0(j), j <= t ;   q_k(t) . k_i(t), i = 1 .. k ],      rotated as position t + i of step i
+
+While drafting, keys and values stand in a cache: those of committed places first, drafted nodes behind them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outrider.cache.contiguous import ContiguousCache
+from outrider.core.tree import TokenTree
+from outrider.models.attention import Sight, SightMaker, attend
+from outrider.models.config import ModelConfig
+from outrider.models.heads.head import Norm, Packed
+from outrider.models.layers import rotate
+from outrider.models.rope import RotaryTable
+
+_ATTENTION_MASKED = -1e9
+
+
+class Attending(ABC):
+    """How queries, keys and values [B, heads, N, D] become [B, heads, N, D]."""
+
+    @abstractmethod
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor: ...
+
+
+class HeadAttention(nn.Module):
+    """Grouped self-attention from inputs of any width."""
+
+    def __init__(self, config: ModelConfig, width: int) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        wide, narrow = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(width, wide, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(width, narrow, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(width, narrow, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(wide, config.hidden_size, bias=config.out_bias)
+
+    def forward(self, x: Tensor, attending: Attending) -> Tensor:
+        heads = (p(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return self.o_proj(attending(*heads).transpose(1, 2).flatten(2))
+
+
+class HeadMlp(nn.Module):
+    """The gated feed-forward part."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.mlp_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.mlp_size, bias=False)
+        self.down_proj = nn.Linear(config.mlp_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class HeadLayer(nn.Module):
+    """Attention and MLP around a residual stream. Attention reads the stream as it is, the stream after a norm, or an
+    embedding and the stream side by side, each after a norm of its own."""
+
+    def __init__(self, config: ModelConfig, *, num_norms: int) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.norm_eps
+        self.self_attn = HeadAttention(config, 2 * size if num_norms == 2 else size)
+        self.mlp = HeadMlp(config)
+        self.post_attention_layernorm = Norm(size, eps)
+        self.input_layernorm = Norm(size, eps) if num_norms else None
+        self.hidden_norm = Norm(size, eps) if num_norms == 2 else None
+
+    def forward(self, states: Tensor, attending: Attending, embedded: Tensor | None = None) -> Tensor:
+        states = states + self.self_attn(self._entering(states, embedded), attending)
+        return states + self.mlp(self.post_attention_layernorm(states))
+
+    def _entering(self, states: Tensor, embedded: Tensor | None) -> Tensor:
+        if self.input_layernorm is None:
+            return states
+        if self.hidden_norm is None:
+            return self.input_layernorm(states)
+        return torch.cat([self.input_layernorm(embedded), self.hidden_norm(states)], -1)
+
+
+class Rotations:
+    """Rotary tables of a layer on any device, made when asked for."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._tables: dict[torch.device, RotaryTable] = {}
+
+    def at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [B, 1, N, D] of [B, N] positions."""
+        config, device = self._config, positions.device
+        if device not in self._tables:
+            self._tables[device] = RotaryTable(
+                config.ropes[0], config.head_dim, context_len=config.max_len, dtype=torch.float32, device=device
+            )
+        table = self._tables[device]
+        table.reach(config.max_len + 64 if device.type == "cuda" else int(positions.max()) + 1)
+        return table.cos[positions][:, None].to(dtype), table.sin[positions][:, None].to(dtype)
+
+
+@final
+class PackedAttending(Attending):
+    """All places of packed texts. Each call is the next step: the first one is ordinary causal attention."""
+
+    def __init__(self, batch: Packed, rotations: Rotations, config: ModelConfig) -> None:
+        self._positions, self._rotations, self._config = batch.positions, rotations, config
+        self._sight = batch.sight
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        step = len(self._keys)
+        rotation = self._rotations.at(self._positions + step, queries.dtype)
+        groups = self._config.num_heads // self._config.num_kv_heads
+        queries, keys = rotate(queries, rotation), rotate(keys, rotation).repeat_interleave(groups, 1)
+        self._keys.append(keys)
+        self._values.append(values.repeat_interleave(groups, 1))
+        scale = self._config.query_scale
+        if step == 0:
+            return F.scaled_dot_product_attention(queries, keys, self._values[0], attn_mask=self._safe_sight(), scale=scale)
+        return self._with_own(queries * scale)
+
+    def _safe_sight(self) -> Tensor:
+        """Padding looks at itself, so that no softmax is empty."""
+        eye = torch.eye(self._sight.shape[-1], dtype=torch.bool, device=self._sight.device)
+        return self._sight | eye
+
+    def _with_own(self, queries: Tensor) -> Tensor:
+        """True entries up to here, and the drafted ones of this very place."""
+        true = (queries @ self._keys[0].transpose(2, 3)).float().masked_fill(~self._safe_sight(), _ATTENTION_MASKED)
+        own = torch.stack([(queries * keys).sum(-1) for keys in self._keys[1:]], -1).float()
+        weights = torch.softmax(torch.cat([true, own], -1), -1).to(queries.dtype)
+        length = true.shape[-1]
+        seen = weights[..., :length] @ self._values[0]
+        for index, values in enumerate(self._values[1:]):
+            seen = seen + weights[..., length + index, None] * values
+        return seen
+
+
+@final
+class CachedAttending(Attending):
+    """Nodes of trees over a cache, which the new keys and values are written to."""
+
+    def __init__(self, cache: ContiguousCache, rotation: tuple[Tensor, Tensor], sight: Sight, config: ModelConfig) -> None:
+        self._cache, self._rotation, self._sight, self._config = cache, rotation, sight, config
+
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        batch_size, num_heads, num_nodes, head_dim = queries.shape
+        queries, keys = rotate(queries, self._rotation), rotate(keys, self._rotation)
+        all_keys, all_values = self._cache.write(0, keys, values)
+        folded = queries.reshape(batch_size, self._config.num_kv_heads, -1, head_dim)
+        seen = attend(folded, all_keys, all_values, sight=self._sight, scale=self._config.query_scale)
+        return seen.reshape(batch_size, num_heads, num_nodes, head_dim)
+
+
+@final
+class LayerCache:
+    """Makes caches for one layer, and the attention of nodes over them."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._config, self._dtype, self._device = config, dtype, device
+        self._rotations = Rotations(config)
+        self._sights = SightMaker((None,), config.num_heads // config.num_kv_heads, dtype=dtype)
+
+    def new(self, batch_size: int) -> ContiguousCache:
+        shape = (batch_size, self._config.num_kv_heads, self._config.head_dim)
+        return ContiguousCache.empty(1, shape, dtype=self._dtype, device=self._device)
+
+    def attending(self, tree: TokenTree, cache: ContiguousCache, start: int = 0) -> CachedAttending:
+        """Attention of nodes ``start``.. of the trees behind each row's committed entries."""
+        cache.reserve(tree.num_nodes, start=start)
+        positions = tree.depths[:, start:] + torch.tensor(cache.lengths, device=self._device)[:, None]
+        sight = self._sights(tree, cache.lengths, start)[None]
+        return CachedAttending(cache, self._rotations.at(positions, self._dtype), sight, self._config)
