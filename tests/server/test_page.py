@@ -1,0 +1,120 @@
+"""The page in a real browser: it writes, colours, draws, races and replays, with the keyboard alone, and asks nobody else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("websockets")
+
+from browser import CHROMIUM, Browser
+from serving import Served
+
+from outrider.cli.main import main
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; apt-get install chromium")]
+_ENTER, _ESCAPE, _CONTROL = 13, 27, 2
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Served() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture()
+def browser(chromium: Browser) -> Browser:
+    chromium.problems, chromium.addresses = [], []
+    return chromium
+
+
+def _is_done(status: str) -> str:
+    return f"document.getElementById('status').textContent === '{status}'"
+
+
+def test_typed_prompt_becomes_coloured_tokens(served: Served, browser: Browser, tmp_path: Path) -> None:
+    browser.open(served.address)
+    browser.until("document.getElementById('method').options.length > 3")
+    browser.value("document.getElementById('tokens').value = 60; document.getElementById('guesses').value = 4")
+    browser.value("document.getElementById('method').value = 'draft-tree'; document.getElementById('prompt').value = ''")
+    browser.value("document.getElementById('prompt').focus()")
+    browser.type("One day, a little cat")
+    browser.press("Enter", code=_ENTER, modifiers=_CONTROL)
+    browser.until(_is_done("Done."))
+    origins = browser.value("[...document.querySelectorAll('.answer .t')].map(node => node.classList[1])")
+    assert 20 <= len(origins) <= 60 and set(origins) <= {"accepted", "recovered", "bonus"}
+    assert browser.value("document.querySelectorAll('#tree svg rect').length") >= 1
+    assert "guessed" in browser.value("document.getElementById('tree-text').textContent")
+    assert float(browser.value("document.getElementById('g-pass').textContent")) >= 1
+    for scheme in ("light", "dark"):
+        browser.prefer(scheme)
+        browser.picture(tmp_path / f"{scheme}.png")
+    assert (tmp_path / "light.png").read_bytes() != (tmp_path / "dark.png").read_bytes()
+    assert not browser.problems
+    assert all(address.startswith(served.address) for address in browser.addresses)
+
+
+def test_race_finishes_with_identical_texts(served: Served, browser: Browser) -> None:
+    browser.open(served.address)
+    browser.until("document.getElementById('method').options.length > 3")
+    browser.value("document.getElementById('tokens').value = 40; document.getElementById('go').click()")
+    browser.until(_is_done("Done."))
+    browser.value("document.getElementById('race').click()")
+    browser.until("document.getElementById('race-result').textContent.includes('as fast')")
+    assert "the texts are identical" in browser.value("document.getElementById('race-result').textContent")
+    assert browser.value("document.getElementById('plain-bar').value") == 1
+    assert browser.value("document.getElementById('fast-bar').value") == 1
+    browser.value("document.getElementById('at').value = 1; document.getElementById('at').dispatchEvent(new Event('input'))")
+    assert browser.value("document.getElementById('tree-text').textContent").startswith("Round 1:")
+    assert not browser.problems
+
+
+def test_escape_stops(served: Served, browser: Browser) -> None:
+    browser.open(served.address)
+    browser.until("document.getElementById('method').options.length > 3")
+    browser.value("document.getElementById('tokens').value = 900; document.getElementById('go').click()")
+    browser.until("document.querySelectorAll('.answer .t').length > 5")
+    browser.press("Escape", code=_ESCAPE)
+    browser.until(_is_done("Stopped."))
+
+
+def test_errors_are_told(served: Served, browser: Browser) -> None:
+    browser.open(served.address)
+    browser.until("document.getElementById('method').options.length > 3")
+    browser.value("document.getElementById('tokens').value = 999999; document.getElementById('go').click()")
+    browser.until("document.getElementById('status').textContent.includes('at most 4096')")
+
+
+def test_every_control_has_a_name(served: Served, browser: Browser) -> None:
+    browser.open(served.address)
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    controls = {"button", "textbox", "combobox", "spinbutton", "progressbar", "ProgressIndicator", "slider", "log"}
+    seen = [node for node in nodes if node.get("role", {}).get("value") in controls and not node["ignored"]]
+    assert len(seen) >= 12
+    for node in seen:
+        assert node.get("name", {}).get("value"), node
+
+
+def test_a_recorded_trace_replays(browser: Browser, tmp_path: Path) -> None:
+    first = {"request": 0, "position": 0, "tokens": [1, 2, 3, 4], "parents": [-1, 0, 0, 1], "path": [1], "emitted": [2, 9]}
+    first |= {"origins": ["accepted", "recovered"], "draft_seconds": 0.001, "score_seconds": 0.002, "seconds": 0.004}
+    second = {**first, "position": 2, "tokens": [9], "parents": [-1], "path": [], "emitted": [5], "origins": ["bonus"]}
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(json.dumps(first) + "\n" + json.dumps(second) + "\n")
+    assert main(["viz", str(trace)]) == 0
+    browser.open(f"file://{tmp_path / 'trace.html'}")
+    assert browser.value("document.getElementById('talk').textContent") == "[2][9][5]"
+    browser.value("at.value = 1; at.dispatchEvent(new Event('input'))")
+    assert browser.value("document.getElementById('talk').textContent") == "[2][9]"
+    assert browser.value("document.querySelectorAll('#tree rect').length") == 5
+    assert not browser.problems

@@ -1,0 +1,205 @@
+"""Every response equals what the same request gets alone, whatever shares its rounds; and afterwards nothing is held."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+from functools import cache
+
+import pytest
+import torch
+
+from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.prefixes import PrefixStore
+from outrider.core.errors import OptionError, RequestError
+from outrider.core.method import Method
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request, RequestState
+from outrider.engine.generate import run
+from outrider.engine.memory import BatchSize, MemoryModel
+from outrider.engine.scheduler import Job, Scheduler, Slots
+from outrider.engine.step import Engine
+from outrider.methods import compose
+from outrider.models.decoder import Decoder
+from outrider.models.random_decoder import tiny_config, tiny_decoder
+
+_METHODS = ("draft-model", "prompt-lookup", "plain", "draft-tree", "suffix", "early-exit")
+_KAPPA = 2 * 2 * 2 * 8 * 4
+"""Bytes of a token in the tiny target's cache: layers, keys and values, heads, head size, float32."""
+
+
+@cache
+def _target() -> Decoder:
+    return tiny_decoder(tiny_config(max_position_embeddings=1024))
+
+
+@cache
+def _method(name: Hashable) -> Method:
+    draft = tiny_decoder(noise=0.3) if name in ("draft-model", "draft-tree") else None
+    return compose(str(name), _target(), draft=draft, policy="adaptive" if name == "draft-model" else "fixed")
+
+
+def _alone(request: Request) -> RequestState:
+    *_, last = run(Engine(_target(), _method("plain")), [request], max_batch_size=1)
+    return last.state
+
+
+def _random_request(rng: random.Random) -> Request:
+    longest = rng.choice([40, 40, 40, 160])
+    common = list(range(1, 25)) if rng.random() < 0.4 else []
+    prompt = [*common, *(rng.randrange(64) for _ in range(rng.randint(1, longest)))]
+    params = SamplingParams(
+        max_tokens=rng.randint(1, 24),
+        temperature=rng.choice([0.0, 0.7, 1.0]),
+        top_p=rng.choice([1.0, 0.9]),
+        frequency_penalty=rng.choice([0.0, 0.5]),
+        logit_bias={3: -2.0} if rng.random() < 0.2 else {},
+        stop_token_ids=(5,) if rng.random() < 0.3 else (),
+        logprobs=rng.choice([None, None, 2]),
+        seed=rng.randrange(1 << 40),
+    )
+    return Request(prompt, params)
+
+
+def _serve(scheduler: Scheduler, requests: list[Request], rng: random.Random) -> tuple[dict[int, RequestState], set[int]]:
+    """All requests at random times, some cancelled; those that finished, and those that were given up."""
+    finished: dict[int, RequestState] = {}
+    cancelled: set[int] = set()
+    coming = list(enumerate(requests))
+    while coming or not scheduler.is_idle:
+        for _ in range(rng.randint(0, 4)):
+            if coming:
+                number, request = coming.pop(0)
+                lane = rng.choice(_METHODS)
+                scheduler.check(request, lane)
+                scheduler.submit(Job(number, RequestState.of(request), lane, rng.choice([None, None, 0, 2])))
+        for step in scheduler.round():
+            if step.state.is_finished:
+                finished[step.request] = step.state
+        if rng.random() < 0.15:
+            number = rng.randrange(len(requests) - len(coming)) if len(requests) > len(coming) else 0
+            cancelled.add(number)
+            scheduler.cancel(number)
+        scheduler.check_integrity()
+    return finished, cancelled
+
+
+@pytest.mark.slow()
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_to_alone_under_any_load(seed: int) -> None:
+    """500 requests per seed, in turns through six methods, with too little memory for all of them."""
+    rng = random.Random(seed)
+    requests = [_random_request(rng) for _ in range(500)]
+    budget = 5 * 256 * _KAPPA + 40_000
+    memory, prefixes = MemoryModel(_KAPPA, 2 * 4 * 64, budget), PrefixStore(200_000)
+    scheduler = Scheduler(_target(), _method, slots=Slots(8, 48), memory=memory, prefixes=prefixes)
+    finished, cancelled = _serve(scheduler, requests, rng)
+    assert len(finished) > 350 and set(range(500)) == set(finished) | cancelled
+    for number, state in finished.items():
+        alone = _alone(requests[number])
+        assert (state.tokens, state.finish_reason) == (alone.tokens, alone.finish_reason), number
+        assert [entry.token for entry in state.logprobs] == [entry.token for entry in alone.logprobs]
+        torch.testing.assert_close(
+            torch.tensor([e.logprob for e in state.logprobs]),
+            torch.tensor([e.logprob for e in alone.logprobs]),
+            atol=1e-4,
+            rtol=0,
+        )
+    assert scheduler.num_preempted > 0
+    assert scheduler.is_idle and scheduler.num_running == scheduler.num_waiting == 0 and not scheduler.watched
+    assert prefixes.num_hits > 20 and prefixes.num_bytes <= prefixes.budget
+
+
+def test_preempted_requests_lose_nothing() -> None:
+    """Rows grow past a block, so the budget that held them does not any more."""
+    rng = random.Random(5)
+    requests = [
+        Request(
+            [rng.randrange(64) for _ in range(150)], SamplingParams(max_tokens=60, temperature=1.0, seed=i, ignore_eos=True)
+        )
+        for i in range(4)
+    ]
+    memory = MemoryModel(_KAPPA, 512, 3 * (256 * _KAPPA + 20 * 512))
+    scheduler = Scheduler(_target(), _method, slots=Slots(4, 512), memory=memory)
+    for number, request in enumerate(requests):
+        scheduler.submit(Job(number, RequestState.of(request), "draft-model"))
+    finished: dict[int, RequestState] = {}
+    while not scheduler.is_idle:
+        finished |= {step.request: step.state for step in scheduler.round() if step.state.is_finished}
+        held = [lane.batch.cache for lane in scheduler._lanes.values() if lane.batch]
+        assert sum(cache.block.nbytes for cache in held if isinstance(cache, ContiguousCache)) <= (memory.budget or 0)
+    assert scheduler.num_preempted > 0
+    for number, request in enumerate(requests):
+        assert finished[number].tokens == _alone(request).tokens
+
+
+def test_cancelled_rows_are_gone_before_the_next_round() -> None:
+    scheduler = Scheduler(_target(), _method)
+    for number in range(3):
+        params = SamplingParams(max_tokens=100, ignore_eos=True)
+        scheduler.submit(Job(number, RequestState.of(Request([1, 2, number], params)), "plain"))
+    assert {step.request for step in scheduler.round()} == {0, 1, 2}
+    scheduler.cancel(1)
+    assert scheduler.num_running == 2
+    assert {step.request for step in scheduler.round()} == {0, 2}
+    scheduler.cancel(1)  # again: it is gone already
+
+
+def test_a_long_prompt_does_not_hold_up_the_others() -> None:
+    scheduler = Scheduler(_target(), _method, slots=Slots(4, 64))
+    scheduler.submit(Job(0, RequestState.of(Request([1, 2], SamplingParams(max_tokens=50, ignore_eos=True))), "plain"))
+    scheduler.round()
+    scheduler.submit(Job(1, RequestState.of(Request([3] * 500, SamplingParams(max_tokens=2))), "plain"))
+    rounds_before = 0
+    while not any(step.request == 1 for step in scheduler.round()):
+        rounds_before += 1
+    assert rounds_before == 500 // 64
+
+
+def test_trees_shrink_to_the_memory_there_is() -> None:
+    memory = MemoryModel(100, 1000, budget=2 * (256 * 100 + 11 * 1000))
+    assert memory.largest_tree([BatchSize(2, 100)]) == 10  # 11 nodes, one of them the root
+    assert memory.largest_tree([BatchSize(1, 100)]) > 10
+    assert memory.largest_tree([BatchSize(2, 200)]) is None
+    assert memory.largest_tree([]) > 0
+
+
+def test_what_can_never_fit_is_refused_before_it_waits() -> None:
+    scheduler = Scheduler(_target(), _method, memory=MemoryModel(_KAPPA, 512, 300 * _KAPPA))
+    with pytest.raises(RequestError, match="memory budget"):
+        scheduler.check(Request([1] * 200, SamplingParams(max_tokens=50)), "plain")
+    with pytest.raises(OptionError, match="unknown method"):
+        scheduler.check(Request([1], SamplingParams()), "plane")
+    with pytest.raises(OptionError, match="cache is known"):
+        MemoryModel(0, 512, 1000)
+
+
+def test_shared_beginnings_hold_what_a_prefill_would() -> None:
+    target, store = _target(), PrefixStore(1 << 20)
+    tokens = list(range(1, 41))
+    cache = target.new_cache(2)
+    target.prefill([tokens, tokens[:30]], cache)
+    store.keep(tokens, cache, 0)
+    store.keep([*tokens[:20], *range(50, 60)], _prefilled([*tokens[:20], *range(50, 60)]), 0)
+    for wanted, known in (([*tokens[:35], 63, 63], 35), ([*tokens[:20], 50, 51, 63], 22), (tokens, 40)):
+        found = store.find(wanted)
+        assert isinstance(found, ContiguousCache) and found.lengths == [known]
+        fresh = _prefilled(wanted[:known])
+        torch.testing.assert_close(found.block[..., :known, :], fresh.block[..., :known, :], atol=1e-5, rtol=0)
+    assert store.find(list(range(30, 60))) is None
+
+
+def test_the_store_keeps_to_its_budget() -> None:
+    store = PrefixStore(3 * 40 * _KAPPA)
+    for first in range(8):
+        tokens = [first, *range(1, 40)]
+        store.keep(tokens, _prefilled(tokens), 0)
+        assert store.num_bytes <= store.budget
+    assert store.find([7, *range(1, 40)]) is not None
+    assert store.find([0, *range(1, 40)]) is None
+
+
+def _prefilled(tokens: list[int]) -> ContiguousCache:
+    cache = _target().new_cache(1)
+    _target().prefill([tokens], cache)
+    return cache
