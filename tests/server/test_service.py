@@ -1,0 +1,193 @@
+"""The application in this process: failures of the engine, limits, what a fuzzer finds, what a stream may show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+httpx = pytest.importorskip("httpx")
+
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from outrider import LLM  # noqa: E402
+from outrider.core.errors import OptionError  # noqa: E402
+from outrider.engine.scheduler import LaneRound  # noqa: E402
+from outrider.server.app import create_app  # noqa: E402
+from outrider.server.metrics import Metrics, Speed  # noqa: E402
+from outrider.server.service import Service  # noqa: E402
+from outrider.server.settings import ServerSettings  # noqa: E402
+
+
+@cache
+def _llm() -> LLM:
+    return LLM()
+
+
+@asynccontextmanager
+async def _serving(**limits: Any) -> AsyncIterator[tuple[Service, Any]]:
+    service = Service(_llm(), ServerSettings(**limits))
+    transport = httpx.ASGITransport(create_app(service), raise_app_exceptions=False)
+    service.worker.start()
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+            yield service, client
+    finally:
+        service.worker.stop()
+
+
+def _run(work: Callable[[Service, Any], Awaitable[None]], **limits: Any) -> None:
+    async def main() -> None:
+        async with _serving(**limits) as (service, client):
+            await work(service, client)
+
+    asyncio.run(main())
+
+
+def test_a_broken_engine_says_so_and_recovers() -> None:
+    async def work(service: Service, client: Any) -> None:
+        def explode() -> Any:
+            raise RuntimeError("planted")
+
+        service.worker.scheduler.round = explode  # type: ignore[method-assign]
+        broken = await client.post("/v1/completions", json={"prompt": "Once"})
+        assert broken.status_code == 500 and broken.json()["error"]["type"] == "server_error"
+        well = await client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})
+        assert well.status_code == 200 and service.worker.num_failures == 1
+
+    _run(work)
+
+
+def test_time_limits_hold_and_free_the_slot() -> None:
+    async def work(service: Service, client: Any) -> None:
+        body = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True}
+        late = await client.post("/v1/completions", json=body)
+        assert late.status_code == 504 and late.json()["error"]["code"] == "timeout"
+        stream = await client.post("/v1/completions", json={**body, "stream": True})
+        last = stream.text.strip().split("\n\n")[-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "timeout_error"
+        await asyncio.sleep(0.5)
+        assert service.worker.scheduler.is_idle and service.num_active == 0
+
+    _run(work, timeout_s=0.3)
+
+
+def test_memory_budget_is_kept_and_told() -> None:
+    async def work(service: Service, client: Any) -> None:
+        del service
+        refused = await client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 1900})
+        assert refused.status_code == 400 and "memory budget" in refused.json()["error"]["message"]
+        bodies = [{"prompt": "Once upon a", "max_tokens": 20, "seed": i} for i in range(6)]
+        answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+        assert [answer.status_code for answer in answers] == [200] * 6
+
+    _run(work, memory_budget=12_000_000)
+
+
+def test_stop_strings_are_never_shown_in_part() -> None:
+    async def work(service: Service, client: Any) -> None:
+        del service
+        body = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 40, "stop": ["little girl named"], "stream": True}
+        answer = await client.post("/v1/completions", json=body)
+        chunks = [json.loads(e.removeprefix("data: ")) for e in answer.text.strip().split("\n\n")[:-1]]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == ", there was a "
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+    _run(work)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def _bodies(schema: dict[str, Any], always: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Fields of the API's own description, with values that are likely, or anything."""
+    likely: dict[str, st.SearchStrategy[Any]] = {
+        "prompt": st.text(max_size=12)
+        | st.lists(st.integers(-2, 5000), max_size=4)
+        | st.lists(st.text(max_size=5), max_size=3),
+        "stop": st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=5),
+        "logit_bias": st.dictionaries(st.integers(-5, 5000).map(str), st.floats(-120, 120), max_size=3),
+        "response_format": st.fixed_dictionaries({"type": st.sampled_from(["text", "json_object", "json_schema"])}),
+        "speculation": st.sampled_from(["off", "auto", {"method": "suffix"}, {"max_tokens": 2, "trace": True}]),
+        "stream": st.booleans(),
+    }
+    numbers = st.integers(-3, 30) | st.floats(-3, 30) | st.sampled_from([10**20, -(10**20), 1e308])
+    fields = {name: likely.get(name, numbers | _JSON) | _JSON for name in schema["properties"] if name not in always}
+    few = st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True)
+    chosen = few.flatmap(lambda names: st.fixed_dictionaries({name: fields[name] for name in names}))
+    return chosen.map(lambda extra: {**always, **extra})
+
+
+@pytest.mark.slow()
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_fuzzer_finds_no_500(path: str) -> None:
+    async def work(service: Service, client: Any) -> None:
+        described = (await client.get("/openapi.json")).json()
+        reference = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        schema = described["components"]["schemas"][reference.split("/")[-1]]
+        always: dict[str, Any] = {"max_tokens": 3}
+        always |= {"prompt": "Once"} if path.endswith("/v1/completions") else {"messages": [{"role": "user", "content": "Hi"}]}
+        loop, seen, typed = asyncio.get_running_loop(), set[int](), {"content-type": "application/json"}
+
+        @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
+        @given(st.one_of(_bodies(schema, always), _bodies(schema, {"max_tokens": 3})))
+        def fuzz(body: dict[str, Any]) -> None:
+            asked = asyncio.run_coroutine_threadsafe(client.post(path, content=json.dumps(body), headers=typed), loop)
+            answer = asked.result(60)
+            seen.add(answer.status_code)
+            assert answer.status_code in (200, 400), (answer.text, body)
+            assert answer.status_code == 200 or set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+        await asyncio.to_thread(fuzz)
+        assert seen == {200, 400} and service.worker.num_failures == 0
+
+    _run(work)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"null", b"[1]", b'{"prompt": "\\ud800"}', b"[" * 5000, b'{"prompt": NaN}', b"\xff"]
+)
+def test_rubbish_gets_an_error_object(content: bytes) -> None:
+    async def work(service: Service, client: Any) -> None:
+        del service
+        answer = await client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+    _run(work)
+
+
+def test_live_speed_up() -> None:
+    speed = Speed()
+    assert speed.net == 1.0
+    for _ in range(50):
+        speed.add(LaneRound("", 1, (0,), (0,), 0.01))
+    assert speed.net == pytest.approx(1.0)
+    for _ in range(256):
+        speed.add(LaneRound("", 3, (4,), (2,), 0.015))
+    assert speed.net == pytest.approx(2.0)
+
+
+def test_guesses_are_counted_by_position() -> None:
+    metrics = Metrics()
+    metrics.round(LaneRound("", 6, (4, 4), (3, 1), 0.01))
+    text = metrics.text().decode()
+    assert 'accepted_tokens_per_pos_total{position="0"} 2.0' in text
+    assert 'accepted_tokens_per_pos_total{position="2"} 1.0' in text
+    assert "num_wasted_tokens_total 4.0" in text
+
+
+def test_settings_refuse_nonsense() -> None:
+    with pytest.raises(OptionError, match="max_rows"):
+        ServerSettings(max_rows=0)
+    assert ServerSettings().is_local
