@@ -1,0 +1,181 @@
+"""What is learned: the interface between a method and the one training loop, and the objective of all heads.
+
+    loss = sum_k decay^k mean_t D(p(t + 1 + k), q_k(t))  [ + weight * mean_t SmoothL1(state_k(t), feature(t + 1 + k))  for
+    EAGLE-1 ]
+
+p is the target's law, made again from its last state for a few thousand places at a time and thrown away, as q is; both
+come back in the backward pass. So memory grows with the vocabulary once, not once per head and place. A place is a *hit* at
+depth k if the likeliest tokens agree; the accepted length is 1 + the mean number of hits before the first miss, which is
+what greedy decoding of a chain would get.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from outrider.core.errors import OptionError
+from outrider.core.interfaces import Target
+from outrider.models.heads import Head, Packed, save_head
+from outrider.models.heads.eagle import EagleHead
+from outrider.train.divergence import divergence
+
+_CHUNK = 1 << 24
+"""Most logits made at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one batch gave."""
+
+    loss: Tensor
+    hits: list[Tensor]
+    """[R, L] per depth: the likeliest tokens agree."""
+    valid: list[Tensor]
+    """[R, L] per depth: there is something to agree with."""
+
+    def accepted(self) -> tuple[Tensor, Tensor]:
+        """Sum over places of the hits before the first miss, and the number of places; only places with all depths."""
+        whole = torch.stack(self.valid).all(0)
+        runs = torch.stack(self.hits).int().cumprod(0).sum(0)
+        return (runs * whole).sum(), whole.sum()
+
+    def rates(self) -> Tensor:
+        """[K, 2] hits given that all before were hits, and the number of such places, by depth."""
+        alive, found = torch.ones_like(self.hits[0]), list[Tensor]()
+        for hit, valid in zip(self.hits, self.valid, strict=True):
+            asked = alive & valid
+            alive = asked & hit
+            found.append(torch.stack([alive.sum(), asked.sum()]))
+        return torch.stack(found)
+
+
+class Objective(ABC):
+    """A method's part of the training loop."""
+
+    name: str
+    module: nn.Module
+    taps: tuple[int, ...]
+    """Target layers it reads."""
+
+    @abstractmethod
+    def __call__(self, batch: Packed) -> Outcome: ...
+
+    @abstractmethod
+    def save(self, folder: Path, notes: dict[str, Any]) -> None:
+        """Write what was learned, with where it came from."""
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """What heads learn from."""
+
+    num_depths: int = 4
+    """Depths trained: EAGLE's training-time test; at most the number of heads for others."""
+    decay: float = 0.8
+    """Weight of each depth, relative to the one before."""
+    loss: str = "forward"
+    feature_weight: float = 0.0
+    """Of the distance to the target's next features (EAGLE-1)."""
+    noise: float = 0.0
+    """Features are moved by uniform noise up to this share of their size."""
+
+    def __post_init__(self) -> None:
+        divergence(self.loss)
+        if self.num_depths < 1 or not 0 < self.decay <= 1:
+            found = f"num_depths = {self.num_depths}, decay = {self.decay}"
+            raise OptionError(f"{found} are not valid; use at least one depth and a decay above 0 and up to 1")
+
+
+@final
+class HeadObjective(Objective):
+    """Heads against the target's laws."""
+
+    def __init__(self, head: Head, target: Target, settings: HeadSettings | None = None, *, compiled: bool = False) -> None:
+        self.name, self.module, self.taps = head.config.kind, head, head.config.taps
+        self.head, self.target, self.settings = head, target, settings or HeadSettings()
+        whole = head.config.draft_vocab_size == head.config.vocab_size
+        self._ids = None if whole else head.target_ids.to(target.device)
+        self._compare: Callable[..., tuple[Tensor, Tensor]] = _comparison(divergence(self.settings.loss))
+        if compiled:
+            self._compare = torch.compile(self._compare, dynamic=False)
+
+    def __call__(self, batch: Packed) -> Outcome:
+        settings, total = self.settings, batch.last.new_zeros((), dtype=torch.float32)
+        hits, valids = list[Tensor](), list[Tensor]()
+        for depth, states in enumerate(self.head.depths(self._noisy(batch), settings.num_depths)):
+            valid = batch.valid(depth + 1)
+            loss, hit = self._depth(batch, depth, states, valid)
+            if settings.feature_weight:
+                loss = loss + settings.feature_weight * self._distance(batch, depth, states, valid)
+            total = total + settings.decay**depth * loss
+            hits.append(hit & valid)
+            valids.append(valid)
+        return Outcome(total, hits, valids)
+
+    def save(self, folder: Path, notes: dict[str, Any]) -> None:
+        save_head(self.head, folder, notes=notes)
+
+    def _noisy(self, batch: Packed) -> Packed:
+        if not self.settings.noise or not self.module.training:
+            return batch
+        size = batch.features.float().pow(2).mean(-1, keepdim=True).sqrt().to(batch.features.dtype)
+        moved = batch.features + (torch.rand_like(batch.features) * 2 - 1) * self.settings.noise * size
+        return Packed(batch.tokens, moved, batch.last, batch.segments, batch.positions, batch.supervised)
+
+    def _depth(self, batch: Packed, depth: int, states: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean divergence over valid places, and the hits."""
+        last = batch.shifted(batch.last, depth + 1).flatten(0, 1)
+        flat, mask = states.flatten(0, 1), valid.flatten()
+        size = max(1, _CHUNK // self.head.config.vocab_size)
+        total, hits = states.new_zeros((), dtype=torch.float32), list[Tensor]()
+        for begin in range(0, len(flat), size):
+            part = slice(begin, begin + size)
+            pieces = (flat[part], last[part], mask[part])
+            loss, hit = checkpoint(self._chunk, depth, *pieces, use_reentrant=False)  # type: ignore[misc]
+            total = total + loss
+            hits.append(hit)
+        return total / mask.sum().clamp(min=1), torch.cat(hits).view_as(valid)
+
+    def _chunk(self, depth: int, states: Tensor, last: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            teacher = self.target.logits(last)
+        return self._compare(self.head.readout(depth, states), teacher, mask, self._ids)
+
+    def _distance(self, batch: Packed, depth: int, states: Tensor, valid: Tensor) -> Tensor:
+        """To the features that the target will have there."""
+        assert isinstance(self.head, EagleHead), "only EAGLE's states are features"
+        with torch.no_grad():
+            wanted = self.head.fuse(batch.shifted(batch.features, depth + 1))
+        distance = F.smooth_l1_loss(states.float(), wanted.float(), reduction="none").mean(-1)
+        return (distance * valid).sum() / valid.sum().clamp(min=1)
+
+
+def _comparison(loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def compare(logits: Tensor, teacher: Tensor, mask: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sum of the losses at places of the mask, and where the likeliest tokens agree. Places whose likeliest token the draft
+        cannot say teach nothing."""
+        teacher, logits = teacher.float(), logits.float()
+        best = teacher.argmax(-1)
+        if ids is not None:
+            teacher = teacher[..., ids]
+            best = torch.where(ids[teacher.argmax(-1)] == best, teacher.argmax(-1), -1)
+        losses = loss_of(teacher.log_softmax(-1), logits.log_softmax(-1))
+        return (losses * (mask & (best >= 0))).sum(), logits.argmax(-1) == best
+
+    return compare
+
+
+def accepted_length(outcomes: Sequence[Outcome]) -> float:
+    """Tokens per pass that a chain of all depths would get, the target's own token included."""
+    sums = [outcome.accepted() for outcome in outcomes]
+    runs, places = sum(int(s) for s, _ in sums), sum(int(n) for _, n in sums)
+    return 1 + runs / max(1, places)

@@ -1,0 +1,85 @@
+"""What a killed run needs to go on exactly: weights, optimiser, random numbers, step and judgements, in one file that is
+replaced whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.core.errors import ModelError, OptionError
+from outrider.models.heads.folder import replace_file
+
+if TYPE_CHECKING:
+    from outrider.train.loop import Run
+
+_NAME = "state.pt"
+_MAY_CHANGE = ("max_steps", "max_seconds", "judge_every", "save_every", "patience", "learning_rate", "bf16")
+"""Settings that a run may go on with though they were others before."""
+
+
+def save_state(out: Path, runs: Sequence[Run], step: int, elapsed: float, settings: dict[str, Any]) -> None:
+    """Replace the state, or leave the old one whole."""
+    out.mkdir(parents=True, exist_ok=True)
+    state: dict[str, Any] = {
+        "step": step,
+        "elapsed": elapsed,
+        "settings": settings,
+        "random": torch.get_rng_state(),
+        "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "runs": {
+            run.objective.name: {
+                "module": run.objective.module.state_dict(),
+                "optimizer": run.optimizer.state_dict(),
+                "best": run.best,
+                "since_best": run.since_best,
+                "history": run.history,
+            }
+            for run in runs
+        },
+    }
+    try:
+        replace_file(out / _NAME, lambda path: torch.save(state, path))
+    except (OSError, RuntimeError) as error:
+        raise ModelError(
+            f"{out / _NAME} cannot be written ({error}); the state before it is whole: make room, resume"
+        ) from error
+
+
+def load_state(out: Path, runs: Sequence[Run], settings: dict[str, Any]) -> tuple[int, float]:
+    """Put everything back; returns the next step and the seconds spent. Nothing to put back: 0, 0."""
+    path = out / _NAME
+    if not path.is_file():
+        return 0, 0.0
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file makes the unpickler say
+        raise ModelError(f"{path} cannot be read ({error}); remove it to begin anew") from None
+    _check(path, state, runs, settings)
+    for run in runs:
+        mine = state["runs"][run.objective.name]
+        run.objective.module.load_state_dict(mine["module"])
+        run.optimizer.load_state_dict(mine["optimizer"])
+        run.best, run.since_best, run.history = mine["best"], mine["since_best"], list(mine["history"])
+    torch.set_rng_state(state["random"])
+    if state["random_cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["random_cuda"])
+    return int(state["step"]), float(state["elapsed"])
+
+
+def _check(path: Path, state: dict[str, Any], runs: Sequence[Run], settings: dict[str, Any]) -> None:
+    names = sorted(run.objective.name for run in runs)
+    if sorted(state["runs"]) != names:
+        raise OptionError(
+            f"{path} is a run of {', '.join(sorted(state['runs']))} and this one is of {', '.join(names)}; use another --out"
+        )
+    for name, value in settings.items():
+        before = state["settings"].get(name)
+        same = before == value or (isinstance(value, float) and isinstance(before, float) and math.isclose(before, value))
+        if not same and name not in _MAY_CHANGE:
+            raise OptionError(
+                f"{path} was made with {name} = {before!r}, not {value!r}; resume with that, or use another --out"
+            )

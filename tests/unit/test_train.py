@@ -1,0 +1,193 @@
+"""The trainer: it learns, goes on exactly after a kill, keeps the best checkpoint, and fails with its reason."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_heads import CHANGES, random_head
+from tiny_pair import VOCAB, tiny_model
+
+from outrider.core.errors import ModelError, OptionError
+from outrider.models.heads import load_head
+from outrider.train.data import Corpus, Document, read_documents
+from outrider.train.divergence import DIVERGENCES
+from outrider.train.features import compute, pack, places_of
+from outrider.train.loop import Settings, train
+from outrider.train.objective import HeadObjective, HeadSettings, Outcome, accepted_length
+
+TARGET = tiny_model()
+SMALL = Settings(max_steps=6, batch_size=4, row_len=48, judge_every=3, save_every=2, learning_rate=3e-3, warmup_steps=1)
+
+
+def texts(count: int = 24) -> list[Document]:
+    """Texts that the target wrote greedily: what there is to learn."""
+    found = []
+    for seed in range(count):
+        tokens = [random.Random(seed).randrange(VOCAB) for _ in range(3)]
+        cache = TARGET.new_cache(1)
+        for _ in range(12 + seed % 9):
+            TARGET.prefill([tokens[cache.lengths[0] :]], cache)
+            cache.truncate([len(tokens) - 1])
+            from outrider.core.tree import TokenTree
+
+            logits = TARGET.score(TokenTree.chain(torch.tensor([tokens[-1:]])), cache).logits
+            tokens.append(int(logits.argmax()))
+        found.append(Document(tuple(tokens), 3))
+    return found
+
+
+CORPUS = Corpus.of(texts(), held_out=6)
+
+
+def objective(kind: str, **settings) -> HeadObjective:
+    head = random_head(kind).float()
+    head.freeze()
+    return HeadObjective(head, TARGET, HeadSettings(num_depths=3, **settings))
+
+
+@pytest.mark.parametrize("kind", list(CHANGES))
+def test_heads_learn(kind: str, tmp_path: Path) -> None:
+    more = {"feature_weight": 0.5, "noise": 0.05} if kind == "eagle1" else {}
+    settings = Settings(max_steps=40, batch_size=8, row_len=48, judge_every=20, learning_rate=5e-3, warmup_steps=2)
+    run = train([objective(kind, **more)], TARGET, CORPUS, tmp_path, settings=settings, notes={"data": "toy"})[0]
+    begin = train([objective(kind, **more)], TARGET, CORPUS, tmp_path / "x", settings=Settings(max_steps=1, batch_size=1))[0]
+    assert run.best > begin.history[0]["accepted_length"]
+    head = load_head(tmp_path / kind, TARGET)
+    assert head.config.kind == kind
+    notes = json.loads((tmp_path / kind / "provenance.json").read_text())
+    assert notes["data"] == "toy" and notes["accepted_length"] == run.best and notes["settings"]["max_steps"] == 40
+    assert "tokens per pass" in (tmp_path / kind / "acceptance.svg").read_text()
+
+
+def test_what_is_the_targets_own_stays(tmp_path: Path) -> None:
+    one = objective("eagle1")
+    before = {name: p.clone() for name, p in one.head.named_parameters()}
+    train([one], TARGET, CORPUS, tmp_path, settings=SMALL)
+    same = {name for name, p in one.head.named_parameters() if torch.equal(p, before[name])}
+    assert same == {"embed_tokens.weight", "target_norm.weight", "lm_head.weight"}
+
+
+def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
+    """Killed between two saves, two methods at once, with noise from the random numbers."""
+    whole = [objective("medusa"), objective("eagle3", noise=0.1)]
+    train(whole, TARGET, CORPUS, tmp_path / "whole", settings=SMALL)
+
+    class Killed(BaseException):
+        pass
+
+    again = [objective("medusa"), objective("eagle3", noise=0.1)]
+    calls = 0
+    inner = again[1]._noisy
+
+    def dies(batch):
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise Killed
+        return inner(batch)
+
+    again[1]._noisy = dies  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        train(again, TARGET, CORPUS, tmp_path / "killed", settings=SMALL)
+    resumed = [objective("medusa"), objective("eagle3", noise=0.1)]
+    runs = train(resumed, TARGET, CORPUS, tmp_path / "killed", settings=SMALL)
+    for mine, other in zip(whole, resumed, strict=True):
+        for (name, a), b in zip(mine.head.named_parameters(), other.head.parameters(), strict=True):
+            assert torch.equal(a, b), name
+    assert [entry["step"] for entry in runs[0].history][-1] == 6
+    with pytest.raises(OptionError, match="batch_size = 4, not 5"):
+        train(resumed, TARGET, CORPUS, tmp_path / "killed", settings=Settings(**{**vars(SMALL), "batch_size": 5}))
+    with pytest.raises(OptionError, match="is a run of eagle3, medusa"):
+        train(resumed[:1], TARGET, CORPUS, tmp_path / "killed", settings=SMALL)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_before_the_weights(tmp_path: Path) -> None:
+    one = objective("medusa")
+    train([one], TARGET, CORPUS, tmp_path, settings=SMALL)
+    with torch.no_grad():
+        one.head.blocks[0].layers[0].weight.fill_(torch.nan)  # type: ignore[union-attr]
+    with pytest.raises(ModelError, match=r"loss of step 0 is nan.*last good checkpoint"):
+        train([one], TARGET, CORPUS, tmp_path / "other", settings=SMALL)
+    assert load_head(tmp_path / "medusa", TARGET)
+
+
+def test_a_full_disk_leaves_the_last_state_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train([objective("medusa")], TARGET, CORPUS, tmp_path, settings=SMALL)
+    before = (tmp_path / "state.pt").read_bytes()
+
+    def full(state: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("outrider.train.state.torch.save", full)
+    with pytest.raises(ModelError, match="the state before it is whole"):
+        train([objective("medusa")], TARGET, CORPUS, tmp_path, settings=Settings(**{**vars(SMALL), "max_steps": 9}))
+    assert (tmp_path / "state.pt").read_bytes() == before
+
+
+def test_a_method_that_no_longer_improves_stops(tmp_path: Path) -> None:
+    settings = Settings(**{**vars(SMALL), "max_steps": 50, "judge_every": 1, "patience": 2, "learning_rate": 1e-12})
+    run = train([objective("medusa")], TARGET, CORPUS, tmp_path, settings=settings)[0]
+    assert run.is_done and len(run.history) == 3
+
+
+def test_accepted_length_counts_until_the_first_miss() -> None:
+    hits = [torch.tensor([[1, 1, 0, 1]]).bool(), torch.tensor([[1, 0, 1, 1]]).bool()]
+    valid = [torch.tensor([[1, 1, 1, 1]]).bool(), torch.tensor([[1, 1, 1, 0]]).bool()]
+    outcome = Outcome(torch.zeros(()), hits, valid)
+    assert accepted_length([outcome]) == pytest.approx(1 + (2 + 1 + 0) / 3)
+    assert outcome.rates().tolist() == [[3, 4], [1, 2]]
+
+
+def test_the_loss_of_packed_rows_is_that_of_single_ones() -> None:
+    one, documents = objective("eagle3"), CORPUS.held_out[:4]
+    losses = []
+    for row_len in (1, 64):
+        states = compute(TARGET, documents, one.taps)
+        batch = pack(states, documents, one.taps, row_len=row_len, last=TARGET.num_layers)
+        losses.append(float(one(batch).loss.detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_places_do_not_overlap() -> None:
+    lengths = [5, 9, 3, 3, 7, 1]
+    taken = set()
+    for length, (row, column) in zip(lengths, places_of(lengths, 10), strict=True):
+        cells = {(row, column + i) for i in range(length)}
+        assert not cells & taken and column + length <= 10
+        taken |= cells
+
+
+@pytest.mark.parametrize("name", list(DIVERGENCES))
+def test_divergences_are_least_where_the_laws_agree(name: str) -> None:
+    torch.manual_seed(0)
+    log_p, log_q = torch.randn(5, 7).log_softmax(-1), torch.randn(5, 7).log_softmax(-1)
+    same, other = DIVERGENCES[name](log_p, log_p), DIVERGENCES[name](log_p, log_q)
+    if name != "ce":
+        assert torch.allclose(same, torch.zeros(5), atol=1e-5) and (other > same).all()
+    p, q = log_p.exp(), log_q.exp()
+    known = {"forward": (p * (p / q).log()).sum(-1), "reverse": (q * (q / p).log()).sum(-1), "tvd": (p - q).abs().sum(-1) / 2}
+    if name in known:
+        torch.testing.assert_close(other, known[name], atol=1e-5, rtol=1e-4)
+
+
+def test_documents_come_from_many_formats(tmp_path: Path) -> None:
+    import numpy as np
+
+    np.save(tmp_path / "flat.npy", np.arange(30))
+    np.save(tmp_path / "flat_starts.npy", np.array([0, 12]))
+    np.save(tmp_path / "rows.npy", np.ones((2, 9), dtype=np.int64))
+    (tmp_path / "own.jsonl").write_text(json.dumps({"tokens": list(range(20)), "prompt_len": 15}) + "\n")
+    files = [tmp_path / name for name in ("flat.npy", "rows.npy", "own.jsonl")]
+    found = read_documents(files, None, max_len=10)
+    assert [len(d.tokens) for d in found] == [10, 10, 8, 9, 9, 10, 10]
+    assert [d.begin for d in found[-2:]] == [10, 5]
+    with pytest.raises(OptionError, match="does not exist"):
+        read_documents([tmp_path / "no.npy"], None, max_len=10)
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    with pytest.raises(OptionError, match=r"bad.jsonl:1 has no 'text'"):
+        read_documents([tmp_path / "bad.jsonl"], None, max_len=10)
