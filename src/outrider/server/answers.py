@@ -12,7 +12,7 @@ from typing import Any, final
 from outrider.codecs.text import TextCodec
 from outrider.core.request import Stats, TokenLogprob
 from outrider.server.intake import Order
-from outrider.server.transcript import Delta
+from outrider.server.transcript import Added
 
 
 class Answer(ABC):
@@ -27,16 +27,16 @@ class Answer(ABC):
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.include_usage = include_usage
-        self.deltas: list[list[Delta]] = [[] for _ in order.requests]
+        self.deltas: list[list[Added]] = [[] for _ in order.requests]
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Added) -> None:
         self.deltas[delta.choice].append(delta)
 
     def whole(self) -> dict[str, Any]:
         choices = [self._choice(index, parts) for index, parts in enumerate(self.deltas)]
         return {**self._frame(self.kind), "choices": choices, "usage": self.usage(), "speculation": self.speculation()}
 
-    def chunk(self, delta: Delta) -> dict[str, Any]:
+    def chunk(self, delta: Added) -> dict[str, Any]:
         choice = self._chunk_choice(delta, is_first=len(self.deltas[delta.choice]) == 1)
         frame = {**self._frame(self.chunk_kind), "choices": [choice]}
         if self.is_finished:
@@ -79,15 +79,15 @@ class Answer(ABC):
         }
 
     @abstractmethod
-    def _choice(self, index: int, parts: Sequence[Delta]) -> dict[str, Any]: ...
+    def _choice(self, index: int, parts: Sequence[Added]) -> dict[str, Any]: ...
 
     @abstractmethod
-    def _chunk_choice(self, delta: Delta, *, is_first: bool) -> dict[str, Any]: ...
+    def _chunk_choice(self, delta: Added, *, is_first: bool) -> dict[str, Any]: ...
 
     def _frame(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "system_fingerprint": None}
 
-    def _with_rounds(self, choice: dict[str, Any], parts: Sequence[Delta]) -> dict[str, Any]:
+    def _with_rounds(self, choice: dict[str, Any], parts: Sequence[Added]) -> dict[str, Any]:
         rounds = [delta.round for delta in parts if delta.round is not None]
         return {**choice, "rounds": rounds} if self.order.trace else choice
 
@@ -102,13 +102,13 @@ class CompletionAnswer(Answer):
         super().__init__(order, **more)
         self.echo = echo
 
-    def _choice(self, index: int, parts: Sequence[Delta]) -> dict[str, Any]:
+    def _choice(self, index: int, parts: Sequence[Added]) -> dict[str, Any]:
         text = (self.order.prompts[index] if self.echo else "") + "".join(delta.text for delta in parts)
         choice = {"index": index, "text": text, "finish_reason": parts[-1].finish_reason}
         choice["logprobs"] = self._logprobs([entry for delta in parts for entry in delta.logprobs], index)
         return self._with_rounds(choice, parts)
 
-    def _chunk_choice(self, delta: Delta, *, is_first: bool) -> dict[str, Any]:
+    def _chunk_choice(self, delta: Added, *, is_first: bool) -> dict[str, Any]:
         choice = self._choice(delta.choice, [delta])
         return choice if is_first or not self.echo else {**choice, "text": delta.text}
 
@@ -128,7 +128,7 @@ class ChatAnswer(Answer):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def _choice(self, index: int, parts: Sequence[Delta]) -> dict[str, Any]:
+    def _choice(self, index: int, parts: Sequence[Added]) -> dict[str, Any]:
         text = "".join(delta.text for delta in parts)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if self.order.function is not None:
@@ -137,7 +137,7 @@ class ChatAnswer(Answer):
         choice = {"index": index, "message": message, "finish_reason": parts[-1].finish_reason, "logprobs": logprobs}
         return self._with_rounds(choice, parts)
 
-    def _chunk_choice(self, delta: Delta, *, is_first: bool) -> dict[str, Any]:
+    def _chunk_choice(self, delta: Added, *, is_first: bool) -> dict[str, Any]:
         content: dict[str, Any] = {"role": "assistant"} if is_first else {}
         if self.order.function is None:
             content["content"] = delta.text

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,7 +16,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-import outrider
 from outrider.methods import METHODS
 from outrider.server.answers import ChatAnswer, CompletionAnswer
 from outrider.server.failures import ApiError
@@ -49,7 +49,7 @@ def create_app(service: Service, page: str = "") -> FastAPI:
         service.is_draining = True
         service.worker.stop()
 
-    app = FastAPI(title="Outrider", version=outrider.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Outrider", version=version("outrider"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
     _add_errors(app)
     _add_generation(app, service)

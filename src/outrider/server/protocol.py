@@ -6,6 +6,7 @@ other name is refused, so that nobody relies on an option that is not there.
 
 from __future__ import annotations
 
+from abc import ABC
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
@@ -16,7 +17,7 @@ StopText = Annotated[str, Field(min_length=1, max_length=256)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class _Strict(BaseModel):
+class _Strict(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -69,7 +70,7 @@ class ToolChoice(_Strict):
     function: FunctionName
 
 
-class SamplingFields(_Strict):
+class SamplingFields(_Strict, ABC):
     """What both kinds of request share."""
 
     model: str | None = None

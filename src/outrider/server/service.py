@@ -29,7 +29,7 @@ from outrider.server.failures import ApiError, busy, late
 from outrider.server.intake import DEFAULT_LANE, Intake, Order, refusal
 from outrider.server.metrics import Metrics
 from outrider.server.settings import ServerSettings
-from outrider.server.transcript import Delta
+from outrider.server.transcript import Added
 from outrider.server.worker import Ticket, Worker
 
 _CLIENT_LEFT = 499
@@ -143,20 +143,20 @@ class _Run:
             self._add(await self._next(deltas))
         return True
 
-    async def _next(self, deltas: AsyncIterator[Delta]) -> Delta:
+    async def _next(self, deltas: AsyncIterator[Added]) -> Added:
         try:
             async with asyncio.timeout_at(self._deadline):
                 return await anext(deltas)
         except TimeoutError:
             raise late(self.service.settings.timeout_s) from None
 
-    def _add(self, delta: Delta) -> None:
+    def _add(self, delta: Added) -> None:
         if self._first is None:
             self._first = time.perf_counter()
             self.service.metrics.first_token.observe(self._first - self.ticket.created)
         self.answer.add(delta)
 
-    async def _events(self, delta: Delta, deltas: AsyncIterator[Delta]) -> AsyncIterator[str]:
+    async def _events(self, delta: Added, deltas: AsyncIterator[Added]) -> AsyncIterator[str]:
         try:
             while True:
                 self._add(delta)

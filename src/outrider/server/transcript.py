@@ -14,7 +14,7 @@ from outrider.core.trace import Round
 
 
 @dataclass(frozen=True, eq=False)
-class Delta:
+class Added:
     """What a round added to a choice. Made on the engine's thread, read on the server's."""
 
     choice: int
@@ -46,7 +46,7 @@ class Transcript:
     def __post_init__(self) -> None:
         self._pieces = self.codec.new_stream(self.request.prompt_ids, skip_special_tokens=False)() if self.traced else None
 
-    def advance(self, state: RequestState, new_tokens: list[int]) -> Delta:
+    def advance(self, state: RequestState, new_tokens: list[int]) -> Added:
         finished = state.is_finished
         text = self._whole(state) if finished else state.text[: len(state.text) - _num_held_back(state)]
         delta, self.num_shown = text[self.num_shown :], max(self.num_shown, len(text))
@@ -54,7 +54,7 @@ class Transcript:
         seen = self._described(self.rounds.pop()) if self.rounds else None
         reason = state.finish_reason.value if state.finish_reason else None
         stats = state.stats if finished else None
-        return Delta(self.choice, delta, len(new_tokens), logprobs, seen, reason, stats, state.seed)
+        return Added(self.choice, delta, len(new_tokens), logprobs, seen, reason, stats, state.seed)
 
     def _whole(self, state: RequestState) -> str:
         """The final text: cut at a stop string, and without the token that ended it."""

@@ -26,7 +26,7 @@ from outrider.engine.scheduler import Job, Scheduler
 from outrider.server.failures import ApiError, broken
 from outrider.server.intake import Order, refusal
 from outrider.server.metrics import Metrics
-from outrider.server.transcript import Delta, Transcript
+from outrider.server.transcript import Added, Transcript
 
 _LOG = logging.getLogger("outrider.server")
 _IDLE_S = 0.2
@@ -39,18 +39,18 @@ class Ticket:
 
     order: Order
     loop: asyncio.AbstractEventLoop
-    events: asyncio.Queue[Delta | ApiError]
+    events: asyncio.Queue[Added | ApiError]
     created: float = field(default_factory=time.perf_counter)
     ids: list[int] = field(default_factory=list)
     num_open: int = 0
 
-    def tell(self, event: Delta | ApiError) -> None:
+    def tell(self, event: Added | ApiError) -> None:
         try:
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
         except RuntimeError:  # its loop is closed: nobody waits any more
             return
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncIterator[Added]:
         """What happens to the order, until all of its choices are finished."""
         open_choices = len(self.order.requests)
         while open_choices:
