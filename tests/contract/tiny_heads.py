@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from tiny_pair import _RAW, VOCAB
 
-from outrider.models.heads.folder import Ends, new_config, new_head, save_head
+from outrider.models.heads.ends import Ends
+from outrider.models.heads.folder import new_config, new_head, save_head
 from outrider.models.heads.head import Head
 
 CHANGES: dict[str, dict[str, Any]] = {

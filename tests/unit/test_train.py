@@ -15,7 +15,7 @@ from outrider.core.errors import ModelError, OptionError
 from outrider.models.heads import load_head
 from outrider.train.data import Corpus, Document, read_documents
 from outrider.train.divergence import DIVERGENCES
-from outrider.train.features import compute, pack, places_of
+from outrider.train.features import Rows, compute, places_of
 from outrider.train.loop import Settings, train
 from outrider.train.objective import HeadObjective, HeadSettings, Outcome, accepted_length
 
@@ -147,9 +147,8 @@ def test_the_loss_of_packed_rows_is_that_of_single_ones() -> None:
     one, documents = objective("eagle3"), CORPUS.held_out[:4]
     losses = []
     for row_len in (1, 64):
-        states = compute(TARGET, documents, one.taps)
-        batch = pack(states, documents, one.taps, row_len=row_len, last=TARGET.num_layers)
-        losses.append(float(one(batch).loss.detach()))
+        rows = Rows(compute(TARGET, documents, one.taps), documents, row_len=row_len, last=TARGET.num_layers)
+        losses.append(float(one(rows.packed(one.taps)).loss.detach()))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 

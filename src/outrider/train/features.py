@@ -7,6 +7,7 @@ will have when it is generated; then documents are laid end to end in rows, so t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import Tensor
@@ -36,35 +37,39 @@ def compute(target: Target, documents: Sequence[Document], taps: Sequence[int]) 
     return {tap: list(found[tap]) for tap in wanted}
 
 
-def pack(
-    states: dict[int, list[Tensor]], documents: Sequence[Document], taps: Sequence[int], *, row_len: int, last: int
-) -> Packed:
-    """The documents in rows, with the states of ``taps`` side by side; ``last`` is the tap of the last layer's output."""
-    lengths = [len(document.tokens) for document in documents]
-    row_len = max(row_len, *lengths)
-    places = places_of(lengths, row_len)
-    num_rows, device = 1 + max(row for row, _ in places), states[last][0].device
-    if num_rows == len(documents) and min(lengths) == row_len:  # nothing to pack
-        places = [(index, 0) for index in range(num_rows)]
-    tokens = torch.zeros(num_rows, row_len, dtype=torch.int64)
-    segments, positions = torch.full_like(tokens, -1), torch.zeros_like(tokens)
-    supervised = torch.zeros_like(tokens, dtype=torch.bool)
-    for index, (document, (row, column)) in enumerate(zip(documents, places, strict=True)):
-        end = column + lengths[index]
-        tokens[row, column:end] = torch.tensor(document.tokens)
-        segments[row, column:end] = index
-        positions[row, column:end] = torch.arange(lengths[index])
-        supervised[row, column + document.begin : end] = True
-    on = [tensor.to(device) for tensor in (tokens, segments, positions, supervised)]
-    laid = {tap: _laid(states[tap], places, num_rows, row_len) for tap in {*taps, last}}
-    features = torch.cat([laid[tap] for tap in taps], -1)
-    return Packed(on[0], features, laid[last], on[1], on[2], on[3])
+@final
+class Rows:
+    """Documents in rows of ``row_len`` places; ``last`` is the tap of the last layer's output."""
+
+    def __init__(self, states: dict[int, list[Tensor]], documents: Sequence[Document], *, row_len: int, last: int) -> None:
+        lengths = [len(document.tokens) for document in documents]
+        row_len = max(row_len, *lengths)
+        places = places_of(lengths, row_len)
+        num_rows, self._last = 1 + max(row for row, _ in places), last
+        tokens = torch.zeros(num_rows, row_len, dtype=torch.int64)
+        segments, positions = torch.full_like(tokens, -1), torch.zeros_like(tokens)
+        supervised = torch.zeros_like(tokens, dtype=torch.bool)
+        for index, (document, (row, column)) in enumerate(zip(documents, places, strict=True)):
+            end = column + lengths[index]
+            tokens[row, column:end] = torch.tensor(document.tokens)
+            segments[row, column:end] = index
+            positions[row, column:end] = torch.arange(lengths[index])
+            supervised[row, column + document.begin : end] = True
+        device = states[last][0].device
+        self._laid = {tap: _laid(found, places, num_rows, row_len) for tap, found in states.items()}
+        self._facts = [tensor.to(device) for tensor in (tokens, segments, positions, supervised)]
+
+    def packed(self, taps: Sequence[int]) -> Packed:
+        """With the states of ``taps`` side by side."""
+        tokens, segments, positions, supervised = self._facts
+        features = torch.cat([self._laid[tap].float() for tap in taps], -1)
+        return Packed(tokens, features, self._laid[self._last], segments, positions, supervised)
 
 
 def _laid(states: Sequence[Tensor], places: Sequence[tuple[int, int]], num_rows: int, row_len: int) -> Tensor:
     """[R, L, H]"""
-    if all(len(state) == row_len for state in states):
-        return torch.stack(list(states))
+    if len(states) == num_rows and all(len(state) == row_len for state in states):
+        return torch.stack([state for _, state in sorted(zip(places, states, strict=True), key=lambda pair: pair[0])])
     rows = states[0].new_zeros(num_rows, row_len, states[0].shape[1])
     for state, (row, column) in zip(states, places, strict=True):
         rows[row, column : column + len(state)] = state

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Target
-from outrider.train.data import Corpus
-from outrider.train.features import compute, pack
+from outrider.train.data import Corpus, Document
+from outrider.train.features import Rows, compute
 from outrider.train.objective import Objective, Outcome, accepted_length
 from outrider.train.plot import acceptance_plot
 from outrider.train.state import load_state, save_state
@@ -148,7 +148,9 @@ def _optimizer(module: nn.Module, settings: Settings) -> torch.optim.AdamW:
         {"params": [p for p in learned if p.dim() > 1], "weight_decay": settings.weight_decay},
         {"params": [p for p in learned if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, betas=(0.9, 0.95))
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=settings.learning_rate, betas=(0.9, 0.95), fused=learned[0].is_cuda
+    )
 
 
 @final
@@ -170,9 +172,8 @@ class _Loop:
         settings = self.settings
         warm = min(1.0, (step + 1) / max(1, settings.warmup_steps))
         rate = settings.learning_rate * warm * (settings.final_rate + (1 - settings.final_rate) * (1 - share))
-        outcomes = self._outcomes(self.corpus.batch(step, settings.batch_size, settings.seed))
         losses: dict[str, float] = {}
-        for run, outcome in outcomes:
+        for run, outcome in self._outcomes(self.corpus.batch(step, settings.batch_size, settings.seed)):
             for group in run.optimizer.param_groups:
                 group["lr"] = rate
             losses[run.objective.name] = run.learn(outcome.loss, settings, step)
@@ -193,14 +194,12 @@ class _Loop:
                 if say is not None:
                     say(f"step {step}: {run.objective.name} {length:.3f} tokens per pass, {run.history[-1]['by_depth']}")
 
-    def _outcomes(self, documents: Any) -> list[tuple[Run, Outcome]]:
-        """Every live run's outcome on the same documents."""
+    def _outcomes(self, documents: Sequence[Document]) -> Iterator[tuple[Run, Outcome]]:
+        """Every live run's outcome on the same documents, one after the other: no two are in memory at once."""
         last, device = self.target.num_layers, self.target.device
-        states = compute(self.target, documents, self._taps)
-        found: list[tuple[Run, Outcome]] = []
+        rows = Rows(compute(self.target, documents, self._taps), documents, row_len=self.settings.row_len, last=last)
         for run in self.runs:
             if not run.is_done:
-                batch = pack(states, documents, run.objective.taps, row_len=self.settings.row_len, last=last)
                 with torch.autocast(device.type, torch.bfloat16, enabled=self.settings.bf16):
-                    found.append((run, run.objective(batch)))
-        return found
+                    outcome = run.objective(rows.packed(run.objective.taps))
+                yield run, outcome

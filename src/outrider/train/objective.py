@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from outrider.models.heads.eagle import EagleHead
 from outrider.train.divergence import divergence
 
 _CHUNK = 1 << 24
-"""Most logits made at a time."""
+"""Most logits made at a time, unless an objective is told otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +99,22 @@ class HeadSettings:
 class HeadObjective(Objective):
     """Heads against the target's laws."""
 
-    def __init__(self, head: Head, target: Target, settings: HeadSettings | None = None, *, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        head: Head,
+        target: Target,
+        settings: HeadSettings | None = None,
+        *,
+        compiled: bool = False,
+        chunk: int = _CHUNK,
+        recompute: bool = True,
+    ) -> None:
+        """``compiled`` fuses the comparison of laws, for a GPU; ``chunk`` is how many logits exist at a time; without
+        ``recompute`` they are kept for the backward pass, which is faster where there is memory."""
         self.name, self.module, self.taps = head.config.kind, head, head.config.taps
         self.head, self.target, self.settings = head, target, settings or HeadSettings()
+        self._recompute = recompute
+        self._chunk_len = max(1, chunk // head.config.vocab_size)
         whole = head.config.draft_vocab_size == head.config.vocab_size
         self._ids = None if whole else head.target_ids.to(target.device)
         self._compare: Callable[..., tuple[Tensor, Tensor]] = _comparison(divergence(self.settings.loss))
@@ -135,15 +148,19 @@ class HeadObjective(Objective):
         """Mean divergence over valid places, and the hits."""
         last = batch.shifted(batch.last, depth + 1).flatten(0, 1)
         flat, mask = states.flatten(0, 1), valid.flatten()
-        size = max(1, _CHUNK // self.head.config.vocab_size)
+        size = self._chunk_len
         total, hits = states.new_zeros((), dtype=torch.float32), list[Tensor]()
         for begin in range(0, len(flat), size):
             part = slice(begin, begin + size)
             pieces = (flat[part], last[part], mask[part])
-            loss, hit = checkpoint(self._chunk, depth, *pieces, use_reentrant=False)  # type: ignore[misc]
+            loss, hit = self._again(depth, *pieces) if self._recompute else self._chunk(depth, *pieces)
             total = total + loss
             hits.append(hit)
         return total / mask.sum().clamp(min=1), torch.cat(hits).view_as(valid)
+
+    def _again(self, depth: int, *pieces: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, computed once more in the backward pass."""
+        return cast("tuple[Tensor, Tensor]", checkpoint(self._chunk, depth, *pieces, use_reentrant=False))
 
     def _chunk(self, depth: int, states: Tensor, last: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

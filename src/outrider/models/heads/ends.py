@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.core.errors import ModelError
 from outrider.models.config import config_of
 from outrider.models.gguf import hf_config, hf_tensors, read_gguf
-from outrider.models.heads.folder import Ends
 from outrider.models.load import local_path, read_config
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """The target's own embedding, final norm and output matrix."""
+
+    embedding: Tensor
+    norm: Tensor
+    readout: Tensor
+    tied: bool
 
 
 def read_target(name: str) -> tuple[dict[str, Any], Ends]:

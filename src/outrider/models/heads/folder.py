@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from outrider.core.errors import ModelError
 from outrider.core.interfaces import Target
 from outrider.models.heads.config import HeadConfig, default_taps, head_config
 from outrider.models.heads.eagle import Eagle1Head, Eagle3Head
+from outrider.models.heads.ends import Ends, read_target
 from outrider.models.heads.head import Head
 from outrider.models.heads.legacy import legacy_names
 from outrider.models.heads.medusa import HydraHead, MedusaHead
@@ -32,16 +33,6 @@ _MODULES: Mapping[str, type[Head]] = {"medusa": MedusaHead, "hydra": HydraHead, 
 _SKIPPED = frozenset({"t2d"})
 _CLOSE = 0.98
 """Cosine between the stored signature and the target's below which they are different models."""
-
-
-@dataclass(frozen=True, eq=False)
-class Ends:
-    """The target's own embedding, final norm and output matrix."""
-
-    embedding: Tensor
-    norm: Tensor
-    readout: Tensor
-    tied: bool
 
 
 def new_head(config: HeadConfig, ends: Ends, *, ids: Tensor | None = None, seed: int = 0) -> Head:
@@ -118,16 +109,25 @@ def check_target(config: HeadConfig, target: Target, *, origin: str) -> None:
             )
 
 
-def save_head(head: Head, folder: Path, *, dtype: torch.dtype = torch.bfloat16, notes: Mapping[str, Any] | None = None) -> None:
-    """Write a folder whole, or leave the one that is there."""
+def save_head(
+    head: Head,
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    notes: Mapping[str, Any] | None = None,
+    ends: str | None = None,
+) -> None:
+    """Write a folder whole, or leave the one that is there. ``ends`` names the target's folder, relative to this one, and
+    leaves out what is the target's own."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: _stored(tensor, dtype) for name, tensor in head.state_dict().items()}
+    left_out = head.frozen if ends else ()
+    state = {name: _stored(tensor, dtype) for name, tensor in head.state_dict().items() if name not in left_out}
     if head.config.draft_vocab_size != head.config.vocab_size:
         known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
         known[head.target_ids.cpu()] = True
         state["t2d"] = known
     raw = {**head.config.raw, "dtype": str(dtype).removeprefix("torch.")}
-    raw["outrider"] = {**raw.get("outrider", {}), "signature": list(head.config.signature)}
+    raw["outrider"] = {**raw.get("outrider", {}), "signature": list(head.config.signature), **({"ends": ends} if ends else {})}
     try:
         replace_file(folder / "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"}))
         replace_file(folder / "config.json", lambda path: path.write_text(json.dumps(raw, indent=2) + "\n"))
@@ -166,6 +166,9 @@ def load_head(
             layers = target.num_layers
             config = replace(config, target_layers=layers, taps=config.taps or default_taps(config.kind, layers))
         check_target(config, target, origin=str(folder))
+    shared = config.raw.get("outrider", {}).get("ends")
+    if ends is None and shared:
+        ends = read_target(str((folder / shared).resolve()))[1]
     source = SafetensorsFolder(folder)
     head = _MODULES[config.kind](config)
     renamed = legacy_names(source.names, config.kind)
