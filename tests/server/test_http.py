@@ -123,6 +123,8 @@ def test_errors_are_the_apis_own(client: OpenAI, served: Served) -> None:
         ({"speculation": {"method": "rest"}}, "needs the option"),
         ({"nonsense": 1}, "nonsense"),
         ({"prompt": [10**6]}, "vocabulary"),
+        ({"prompt": [-90]}, "vocabulary"),
+        ({"prompt": [-90], "echo": True}, "token ids"),
         ({"prompt": "a " * 5000}, "context holds"),
         ({"logit_bias": {"x": 1}}, "no id"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nope"}}}}, "schema"),
@@ -133,6 +135,11 @@ def test_errors_are_the_apis_own(client: OpenAI, served: Served) -> None:
     assert httpx.post(f"{served.address}/v1/completions", content=b"x" * 300_000).status_code == 413
     assert httpx.get(f"{served.address}/nowhere").json()["error"]["type"] == "invalid_request_error"
     assert httpx.get(served.address, headers={"Host": "evil.example"}).status_code == 403
+
+
+def test_echo(client: OpenAI) -> None:
+    answer = client.completions.create(model=_MODEL, prompt=["Once", "The dog"], max_tokens=3, echo=True, n=2)
+    assert [choice.text.split()[0] for choice in answer.choices] == ["Once", "Once", "The", "The"]
 
 
 def test_speculation_is_per_request_and_changes_nothing(client: OpenAI, llm: LLM) -> None:

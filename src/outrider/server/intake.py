@@ -30,7 +30,7 @@ class Order:
 
     requests: list[Request]
     prompts: list[str]
-    """Text of each choice's prompt, to echo."""
+    """Text of each choice's prompt, if it is to be echoed."""
     lane: str
     max_draft: int | None
     trace: bool
@@ -80,10 +80,13 @@ class Intake:
         spread = [ids for ids in encoded for _ in range(body.n)]
         each = [_with_seed(params, index % body.n) for index in range(count)]
         requests = self._llm.requests(spread, each, streaming=True)
-        texts = [prompt if isinstance(prompt, str) else self._llm.codec.decode(prompt) for prompt in prompts]
         lane, max_draft, trace = _speculation_of(body)
-        shown = [text for text in texts for _ in range(body.n)]
+        shown = self._echoed(prompts, body.n) if isinstance(body, CompletionRequest) and body.echo else []
         return Order(requests, shown, lane, max_draft, trace, function, sum(map(len, encoded)))
+
+    def _echoed(self, prompts: Sequence[Any], n: int) -> list[str]:
+        texts = [prompt if isinstance(prompt, str) else self._llm.codec.decode(prompt) for prompt in prompts]
+        return [text for text in texts for _ in range(n)]
 
     def _params(
         self, body: SamplingFields, *, max_tokens: int, logprobs: int | None, schema: Mapping[str, Any] | None

@@ -93,8 +93,8 @@ def _refusing(make_order: Callable[[], Order]) -> Order:
         return make_order()
     except OutriderError as error:
         raise refusal(error) from None
-    except (UnicodeError, TypeError) as error:  # of the tokenizer: text that is no text, as half a surrogate pair
-        raise ApiError(400, f"the text cannot be encoded ({error}); send valid Unicode") from None
+    except (UnicodeError, TypeError, OverflowError) as error:  # of the tokenizer: half a surrogate pair, a token below zero
+        raise ApiError(400, f"the prompt is no text or tokens ({error}); send valid Unicode or token ids") from None
 
 
 @final
