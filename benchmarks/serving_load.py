@@ -66,9 +66,8 @@ def measure(address: str, arguments: argparse.Namespace) -> None:
         ratios = [a / o for a, o in zip(speeds["auto"], speeds["off"], strict=True)]
         row = {mode: statistics.median(values) for mode, values in speeds.items()}
         results[str(count)] = {**row, "ratio": statistics.median(ratios), "ratios": ratios}
-        print(
-            f"{count:>3} clients: off {row['off']:7.1f} tokens/s, auto {row['auto']:7.1f}, ratio {statistics.median(ratios):.2f}"
-        )
+        ratio = results[str(count)]["ratio"]
+        print(f"{count:>3} clients: off {row['off']:7.1f} tokens/s, auto {row['auto']:7.1f}, ratio {ratio:.2f}", flush=True)
     print(json.dumps(results))
 
 

@@ -52,7 +52,7 @@ def log_as_json(level: str = "info") -> None:
 def bind(host: str, port: int) -> socket.socket:
     """The socket, before anything is loaded: a port that is taken is known at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, so that asyncio turns Nagle's delay off
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
