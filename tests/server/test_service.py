@@ -65,6 +65,20 @@ def test_a_broken_engine_says_so_and_recovers() -> None:
     _run(work)
 
 
+def test_an_order_that_cannot_be_taken_does_not_end_the_worker() -> None:
+    async def work(service: Service, client: Any) -> None:
+        def explode(*_: Any, **__: Any) -> None:
+            raise RuntimeError("planted")
+
+        service.worker.scheduler.submit = explode  # type: ignore[method-assign]
+        broken = await client.post("/v1/completions", json={"prompt": "Once", "n": 2})
+        assert broken.status_code == 500 and broken.json()["error"]["type"] == "server_error"
+        well = await client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})
+        assert well.status_code == 200 and service.worker.is_alive
+
+    _run(work)
+
+
 def test_time_limits_hold_and_free_the_slot() -> None:
     async def work(service: Service, client: Any) -> None:
         body = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True}

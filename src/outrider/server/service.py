@@ -33,6 +33,8 @@ from outrider.server.transcript import Added
 from outrider.server.worker import Ticket, Worker
 
 _CLIENT_LEFT = 499
+_READING_S = 30.0
+"""Time a client gets to read the rest of a stream whose time is over."""
 _LOGIT_COPIES = 2 * 4
 """Bytes per vocabulary entry of a node: raw and adjusted logits, float32."""
 
@@ -76,6 +78,8 @@ class Service:
         """The whole way of a request."""
         if self.num_active >= self.settings.max_requests:
             raise busy(self.settings.max_requests)
+        if not self.worker.is_alive:
+            raise ApiError(503, "the engine is not running; the server's log says why", kind="server_error")
         self.num_active += 1
         run: _Run | None = None
         try:
@@ -127,7 +131,7 @@ class _Run:
             self.close()
             raise
         self.is_streaming = True
-        return _EventStream(self._events(first, deltas), self.close)
+        return _EventStream(self._events(first, deltas), self.close, limit_s=self.service.settings.timeout_s)
 
     def close(self) -> None:
         """Free what the request holds, however it ended."""
@@ -199,13 +203,16 @@ class _Run:
 class _EventStream(StreamingResponse):
     """Server-sent events, with a word when they are over, however they end."""
 
-    def __init__(self, events: AsyncIterator[str], close: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[str], close: Callable[[], None], *, limit_s: float) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._close = close
+        self._close, self._limit_s = close, limit_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            async with asyncio.timeout(self._limit_s + _READING_S):  # a client that does not read must not stay for ever
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            return
         finally:
             self._close()
 

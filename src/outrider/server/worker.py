@@ -122,22 +122,23 @@ class Worker:
                 if ticket is None:
                     self._fail(ApiError(503, "the server is shutting down; try another one", kind="server_error"))
                     return False
-                self._enter(ticket) if action == "submit" else self._leave(ticket)
+                self._handle(action, ticket)
         except queue.Empty:
             return True
 
-    def _enter(self, ticket: Ticket) -> None:
-        order = ticket.order
+    def _handle(self, action: str, ticket: Ticket) -> None:
         try:
-            for request in order.requests:
-                self.scheduler.check(request, order.lane)
+            self._enter(ticket) if action == "submit" else self._leave(ticket)
         except OutriderError as error:
             ticket.tell(refusal(error))
-            return
         except Exception as error:
-            _LOG.exception("an order could not be checked")
             ticket.tell(broken(type(error).__name__))
-            return
+            self._recover(error)
+
+    def _enter(self, ticket: Ticket) -> None:
+        order = ticket.order
+        for request in order.requests:
+            self.scheduler.check(request, order.lane)
         for choice, request in enumerate(order.requests):
             number = next(self._numbers)
             ticket.ids.append(number)
