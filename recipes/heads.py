@@ -174,7 +174,7 @@ def install_stage(out: Path) -> None:
 
 def judge_stage(prompts: Path, *, count: int, temperature: float, nodes: int) -> None:
     """Tokens per target pass on held-out prompts, with the engine itself."""
-    llm = LLM(method="plain")
+    llm = LLM(method="best-first")  # loads the draft model too, to compare with
     texts: list[list[int]] = []
     for kind in ("story", "chat"):
         tokens = np.load(prompts / f"held_{kind}.npy")
@@ -184,15 +184,16 @@ def judge_stage(prompts: Path, *, count: int, temperature: float, nodes: int) ->
             end = window.index(2) + 2 if kind == "chat" and 2 in window[:300] else 24
             texts.append(window[:end])
     params = SamplingParams(max_tokens=96, temperature=temperature, seed=1)
-    plain = llm.generate(texts, params)
-    for name in HEADS:
-        method = llm.compose(name, heads=str(BUNDLED / name), num_tree_nodes=nodes)
+    plain = llm.generate(texts, params, method=llm.compose("plain"))
+    for name in ("best-first", *HEADS):
+        more = {} if name == "best-first" else {"heads": str(BUNDLED / name)}
+        method = llm.compose(name, num_tree_nodes=nodes, **more)
         outputs = llm.generate(texts, params, method=method)
         same = sum(a.token_ids == b.token_ids for a, b in zip(plain, outputs, strict=True))
         kinds = [outputs[:count], outputs[count:]]
         rates = [sum(o.stats.num_tokens for o in part) / sum(o.stats.num_passes for o in part) for part in (outputs, *kinds)]
         found = f"{rates[0]:.2f} tokens per pass (story {rates[1]:.2f}, chat {rates[2]:.2f})"
-        print(f"{name:8} {found}, {same} of {len(texts)} texts equal plain decoding", flush=True)
+        print(f"{name:10} {found}, {same} of {len(texts)} texts equal plain decoding", flush=True)
 
 
 def main() -> None:

@@ -129,6 +129,9 @@ class LLM:
             options[option] = [self.codec.encode(t, add_special_tokens=False) if isinstance(t, str) else t for t in texts]
         if _needs_draft(name, options):
             self._check_vocabularies(name)
+        headed = next((part for part, row in rows_of(name, options).items() if "heads" in row.needs), None)
+        if headed and self.model_name == bundled_path("target"):
+            options.setdefault("heads", bundled_path(f"heads/{headed}"))
         return compose(
             name,
             self.target,

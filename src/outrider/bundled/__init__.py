@@ -1,4 +1,4 @@
-"""The small models that make the first command work with no download: a target and its draft (see README.md here)."""
+"""The small models that make the first command work with no download: a target, its draft, its heads (see README.md here)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from outrider.core.errors import ModelError, nearest
 
-_MODELS = ("target", "draft")
+_MODELS = ("target", "draft", "heads/medusa", "heads/hydra", "heads/eagle1", "heads/eagle3")
 
 
 def bundled_path(name: str) -> str:

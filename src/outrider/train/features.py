@@ -62,8 +62,9 @@ class Rows:
     def packed(self, taps: Sequence[int]) -> Packed:
         """With the states of ``taps`` side by side."""
         tokens, segments, positions, supervised = self._facts
-        features = torch.cat([self._laid[tap].float() for tap in taps], -1)
-        return Packed(tokens, features, self._laid[self._last], segments, positions, supervised)
+        last = self._laid[self._last]
+        features = torch.cat([self._laid[tap].float() for tap in taps], -1) if taps else last[..., :0]
+        return Packed(tokens, features, last, segments, positions, supervised)
 
 
 def _laid(states: Sequence[Tensor], places: Sequence[tuple[int, int]], num_rows: int, row_len: int) -> Tensor:

@@ -172,8 +172,11 @@ class _Loop:
         settings = self.settings
         warm = min(1.0, (step + 1) / max(1, settings.warmup_steps))
         rate = settings.learning_rate * warm * (settings.final_rate + (1 - settings.final_rate) * (1 - share))
+        documents: Sequence[Document] = self.corpus.batch(step, settings.batch_size, settings.seed)
+        for run in self.runs:
+            documents = run.objective.write(documents, step)
         losses: dict[str, float] = {}
-        for run, outcome in self._outcomes(self.corpus.batch(step, settings.batch_size, settings.seed)):
+        for run, outcome in self._outcomes(documents):
             for group in run.optimizer.param_groups:
                 group["lr"] = rate
             losses[run.objective.name] = run.learn(outcome.loss, settings, step)

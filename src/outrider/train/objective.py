@@ -26,6 +26,7 @@ from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
 from outrider.models.heads import Head, Packed, save_head
 from outrider.models.heads.eagle import EagleHead
+from outrider.train.data import Document
 from outrider.train.divergence import divergence
 
 _CHUNK = 1 << 24
@@ -65,6 +66,11 @@ class Objective(ABC):
     module: nn.Module
     taps: tuple[int, ...]
     """Target layers it reads."""
+
+    def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
+        """The documents to learn from at a step: what was given, unless the method writes some itself."""
+        del step
+        return documents
 
     @abstractmethod
     def __call__(self, batch: Packed) -> Outcome: ...

@@ -1,0 +1,166 @@
+"""``outrider train``: heads and draft models for a target, and training text in the target's own words."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from outrider.api import LLM
+from outrider.bundled import bundled_path
+from outrider.cli.options import value_of
+from outrider.codecs.load import load_codec
+from outrider.core.errors import OptionError, nearest
+from outrider.core.interfaces import Target
+from outrider.core.params import SamplingParams
+from outrider.models.heads import HEAD_KINDS, new_head
+from outrider.models.heads.ends import read_target
+from outrider.models.heads.folder import new_config, signature_of
+from outrider.models.load import load_model, local_path
+from outrider.train.data import Corpus, Document, read_documents
+from outrider.train.distill import DISTILL_KINDS, DistillSettings, new_distillation
+from outrider.train.loop import Settings, train
+from outrider.train.objective import HeadObjective, HeadSettings, Objective
+from outrider.train.provenance import training_notes
+from outrider.train.regenerate import prompts_of, regenerate
+
+_SHAPES = ("num_heads", "num_blocks", "own_readouts", "prefix", "intermediate_size", "draft_vocab_size", "taps")
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "medusa": {"num_heads": 4},
+    "hydra": {"num_heads": 4, "num_blocks": 4, "prefix": True},
+    "eagle1": {"num_depths": 3, "feature_weight": 0.5, "noise": 0.02},
+    "eagle3": {"num_depths": 5},
+}
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("train", help="train heads or a draft model for a target", description=__doc__)
+    valid = ", ".join([*HEAD_KINDS, *DISTILL_KINDS])
+    parser.add_argument("method", help=f"one of {valid}, several heads with commas between them, or `regenerate`")
+    parser.add_argument("--target", metavar="MODEL", help="folder, hub name or .gguf file (default: the bundled model)")
+    parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="FILE", help=".npy, .jsonl or text")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="checkpoints; a run found there goes on")
+    parser.add_argument("--draft", metavar="MODEL", help="distill, adaspec: the draft model to begin with")
+    parser.add_argument("--reference", metavar="MODEL", help="adaspec: the distilled model whose losses choose the tokens")
+    parser.add_argument(
+        "--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="any setting; see docs/train.md"
+    )
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    parser.add_argument("--max-len", type=int, default=512, help="tokens per document; longer ones are cut")
+    parser.add_argument("--held-out", type=int, default=32, help="documents to judge by")
+    group = parser.add_argument_group("regenerate")
+    group.add_argument("--max-tokens", type=int, default=256)
+    group.add_argument("--temperature", type=float, default=0.8)
+    group.add_argument("--prompt-len", type=int, default=16, help="tokens of a text that are its prompt")
+    group.add_argument(
+        "--method-of-writing", default=None, metavar="METHOD", help="speculation while writing (default: the usual)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.method == "regenerate":
+        return _regenerate(arguments)
+    kinds = [kind.strip() for kind in arguments.method.split(",")]
+    valid = [*HEAD_KINDS, *DISTILL_KINDS]
+    for kind in kinds:
+        if kind not in valid:
+            raise OptionError(f"nothing is known about training {kind!r}; {nearest(kind, [*valid, 'regenerate'])}")
+    if len(kinds) > 1 and not set(kinds) <= set(HEAD_KINDS):
+        raise OptionError("only heads can be trained together; train a draft model alone")
+    name = arguments.target or bundled_path("target")
+    target = load_model(name, device=arguments.device, fast=not _on_gpu(arguments.device))
+    codec = load_codec(name)
+    max_len = min(arguments.max_len, target.max_len)
+    documents = read_documents(arguments.data, codec, max_len=max_len)
+    corpus = Corpus.of(documents, held_out=arguments.held_out)
+    given = _options(arguments.option)
+    settings = _filled(Settings, given, {"row_len": max_len, "bf16": target.device.type == "cuda"})
+    objectives = [_objective(kind, name, target, corpus, arguments, given=given) for kind in kinds]
+    _check_options(given, kinds)
+    notes = training_notes(name, target, arguments.data, documents=len(documents), options=given)
+    runs = train(objectives, target, corpus, arguments.out, settings=settings, notes=notes, progress=sys.stderr.isatty())
+    for one in runs:
+        by_depth = " ".join(f"{share:.2f}" for share in one.history[-1]["by_depth"])
+        print(f"{one.folder}: {one.best:.2f} tokens per pass (chain, held out), acceptance by position {by_depth}")
+    return 0
+
+
+def _on_gpu(device: str | None) -> bool:
+    return torch.cuda.is_available() if device in (None, "auto") else str(device).startswith("cuda")
+
+
+def _options(pairs: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise OptionError(f"--option {pair!r} is not valid; write NAME=VALUE")
+        found[name.replace("-", "_")] = value_of(value)
+    if "taps" in found:
+        found["taps"] = [int(tap) for tap in str(found["taps"]).split(",")]
+    return found
+
+
+def _filled(kind: Any, given: dict[str, Any], defaults: dict[str, Any]) -> Any:
+    names = {item.name for item in fields(kind)}
+    return kind(**{name: value for name, value in {**defaults, **given}.items() if name in names})
+
+
+def _check_options(given: dict[str, Any], kinds: list[str]) -> None:
+    own: tuple[Any, ...] = (HeadSettings,) if kinds[0] in HEAD_KINDS else (DistillSettings,)
+    valid = {item.name for kind in (Settings, *own) for item in fields(kind)} | (
+        set(_SHAPES) if kinds[0] in HEAD_KINDS else set()
+    )
+    bad = next((name for name in given if name not in valid), None)
+    if bad is not None:
+        raise OptionError(f"training {', '.join(kinds)} has no setting {bad!r}; {nearest(bad, valid)}")
+
+
+def _objective(
+    kind: str, name: str, target: Target, corpus: Corpus, arguments: argparse.Namespace, *, given: dict[str, Any]
+) -> Objective:
+    if kind in DISTILL_KINDS:
+        settings = _filled(DistillSettings, given, {})
+        return new_distillation(kind, target, draft=arguments.draft, reference=arguments.reference, settings=settings)
+    defaults = {**_DEFAULTS[kind], **given}
+    raw, ends = read_target(name)
+    changes = {key: defaults[key] for key in _SHAPES if key in defaults}
+    config = new_config(kind, raw, **changes)
+    config = replace(config, signature=signature_of(target, config.hidden_size))
+    settings = _filled(HeadSettings, defaults, {})
+    ids = _commonest(corpus.train, config.draft_vocab_size, config.vocab_size)
+    return HeadObjective(new_head(config, ends, ids=ids).to(target.device), target, settings)
+
+
+def _commonest(documents: Any, count: int, vocab_size: int) -> torch.Tensor | None:
+    """The commonest tokens of what counts, ascending; None for all."""
+    if count >= vocab_size:
+        return None
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for document in documents:
+        assert isinstance(document, Document)
+        counts += np.bincount(document.tokens[document.begin :], minlength=vocab_size)
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:count]))
+
+
+def _regenerate(arguments: argparse.Namespace) -> int:
+    method = arguments.method_of_writing
+    llm = LLM(arguments.target, method=method, device=arguments.device, max_batch_size=32)
+    local_path(llm.model_name)
+    documents = read_documents(arguments.data, llm.codec, max_len=llm.target.max_len, min_len=2)
+    room = llm.target.max_len - arguments.max_tokens - 1
+    prompts = [prompt[:room] for prompt in prompts_of(documents, prompt_len=arguments.prompt_len)]
+    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=arguments.temperature, seed=0)
+    out = arguments.out if arguments.out.suffix == ".jsonl" else arguments.out / "regenerated.jsonl"
+    with tqdm(total=len(prompts), disable=not sys.stderr.isatty(), unit="text") as bar:
+        for count in regenerate(llm, prompts, out, params=params):
+            bar.update(count - bar.n)
+    print(f"{out}: {len(prompts)} texts")
+    return 0

@@ -1,0 +1,59 @@
+"""Training text in the target's own words: its answers to the prompts of a corpus, written with our own engine.
+
+A drafter has to follow the target, so it learns most from what the target itself says (SpecForge, speculators and EAGLE-3
+all train on regenerated answers). Speculation makes the writing faster and, being lossless, does not change it. The file
+grows line by line and a run that was killed goes on after its last whole line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from outrider.api import LLM
+from outrider.core.errors import OptionError
+from outrider.core.params import SamplingParams
+from outrider.train.data import Document
+
+
+def prompts_of(documents: Sequence[Document], *, prompt_len: int) -> list[tuple[int, ...]]:
+    """What the target is given: a conversation up to its first answer, or the beginning of a text."""
+    return [document.tokens[: document.begin or prompt_len] for document in documents]
+
+
+def regenerate(
+    llm: LLM, prompts: Sequence[Sequence[int]], out: Path, *, params: SamplingParams, group: int = 64
+) -> Iterator[int]:
+    """Write ``{"tokens", "prompt_len"}`` lines; yields how many there are after every group of prompts."""
+    done = _whole_lines(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a", encoding="utf-8") as file:
+        for begin in range(done, len(prompts), group):
+            part = [list(prompt) for prompt in prompts[begin : begin + group]]
+            each = [_seeded(params, begin + index) for index in range(len(part))]
+            for prompt, output in zip(part, llm.generate(part, each), strict=True):
+                line = {"tokens": [*prompt, *output.token_ids], "prompt_len": len(prompt)}
+                file.write(json.dumps(line) + "\n")
+            file.flush()
+            yield begin + len(part)
+
+
+def _seeded(params: SamplingParams, number: int) -> SamplingParams:
+    """Every prompt has its own seed, whatever the run was cut into."""
+    from dataclasses import replace
+
+    return replace(params, seed=(params.seed or 0) * 1_000_003 + number)
+
+
+def _whole_lines(out: Path) -> int:
+    """Lines of an earlier run; cuts off one that was not finished."""
+    if not out.is_file():
+        return 0
+    data = out.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) != len(data):
+        out.write_bytes(whole)
+    if whole and not whole.lstrip().startswith(b'{"tokens"'):
+        raise OptionError(f"{out} holds something else than regenerated text; use another --out")
+    return whole.count(b"\n")
