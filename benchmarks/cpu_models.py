@@ -1,7 +1,7 @@
 """Checkpoints of the sizes people run on a CPU that say what the bundled pair says: the models of benchmarks/cpu.py.
 
-The bundled target and its draft are inflated (recipes/inflate.py) to a *small* model of 34M parameters (512 wide) and a *mid* one
-of 196M (1024 wide), each with a draft of two layers, and written as Hugging Face folders in bfloat16, so that every engine reads
+The bundled target and its draft are inflated (recipes/inflate.py) to a *small* model of 34M parameters, 512 wide, and a *mid* one
+of 196M, 1024 wide, each with a draft of two layers, and written as Hugging Face folders in bfloat16, so that every engine reads
 the same weights. Cost is that of the size, acceptance that of the trained pair.
 
     python benchmarks/cpu_models.py [--out build/cpu]
@@ -26,7 +26,9 @@ from inflate import Inflated, InflatedShape, inflated_raw_config
 _CONTEXT = 2048
 SHAPES = {
     "small": InflatedShape(hidden=512, layers=16, heads=8, kv_heads=4, head_dim=64, mlp=704, vocab=4096, context=_CONTEXT),
-    "small-draft": InflatedShape(hidden=320, layers=2, heads=4, kv_heads=2, head_dim=64, mlp=1024, vocab=4096, context=_CONTEXT),
+    "small-draft": InflatedShape(
+        hidden=320, layers=2, heads=4, kv_heads=2, head_dim=64, mlp=1024, vocab=4096, context=_CONTEXT
+    ),
     "mid": InflatedShape(hidden=1024, layers=16, heads=16, kv_heads=8, head_dim=64, mlp=2816, vocab=4096, context=_CONTEXT),
     "mid-draft": InflatedShape(hidden=512, layers=2, heads=8, kv_heads=4, head_dim=64, mlp=1408, vocab=4096, context=_CONTEXT),
 }

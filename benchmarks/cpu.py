@@ -1,0 +1,149 @@
+"""The CPU fast path against its floor and against the CPU engines people use: same weights, prompts, precision, threads.
+
+    python benchmarks/cpu.py [--sizes small mid] [--json FILE]
+                             [--peer hugging-face] [--peer openvino=PYTHON,model=DIR,draft=DIR]
+
+Models are made on the first run (benchmarks/cpu_models.py). Three questions: what a pass costs as it gets wider, where the time of
+a round goes, and who is faster (a 128-token prompt, greedy, decode speed after the first token, engines in turns). ``{size}`` in
+a peer's paths becomes the size; peers that are not there are skipped, with the reason. The last line is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider import LLM
+from outrider.bench.bandwidth import read_speed
+from outrider.bench.peers.peer import PeerSpec
+from outrider.bench.peers.race import race_peers
+from outrider.bench.provenance import provenance
+from outrider.bench.runner import decode
+from outrider.bench.settings import Setting
+from outrider.core.params import SamplingParams
+from outrider.core.tree import TokenTree
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cpu_models import make_models
+
+WIDTHS = (1, 5, 16, 64)
+CONTEXT = 192
+STORIES = (
+    "Once upon a time, there was a little fox who lived in a forest. The fox had a red ball and liked to play with it. ",
+    "Tom and Lily went to the park. They saw a big dog. The dog was sad because it had lost its bone. Tom said to Lily: ",
+    "One day, a girl named Mia found a box in the garden. She wanted to open the box, but the box was shut. Her brother ",
+)
+SETTINGS = {
+    "plain": Setting("plain"),
+    "draft-model K=4": Setting("draft-model", options={"num_draft_tokens": 4}),
+    "draft-model": Setting("draft-model", policy="adaptive"),
+    "best-first 5/12": Setting("best-first", options={"num_draft_tokens": 5, "num_tree_nodes": 12}),
+    "prompt-lookup": Setting("prompt-lookup", policy="adaptive"),
+}
+
+
+def pass_costs(llm: LLM, *, rounds: int) -> dict[int, float]:
+    """Median milliseconds of a pass over a chain of each width, in turns."""
+    target, cache = llm.target, llm.target.new_cache(1)
+    target.prefill([[5 + i % 900 for i in range(CONTEXT)]], cache)
+    trees = {width: TokenTree.chain(torch.randint(5, 900, (1, width))) for width in WIDTHS}
+    times: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    for _ in range(rounds + 2):
+        for width, tree in trees.items():
+            began = time.perf_counter()
+            target.score(tree, cache)
+            times[width].append(1e3 * (time.perf_counter() - began))
+    return {width: statistics.median(seen[2:]) for width, seen in times.items()}
+
+
+def prompts_of(llm: LLM) -> list[list[int]]:
+    return [(llm.codec.encode(story) * 8)[:128] for story in STORIES]
+
+
+def own_methods(llm: LLM, *, rounds: int, max_tokens: int) -> dict[str, dict[str, float]]:
+    """Tokens per second and the parts of a round, methods in turns."""
+    methods = {name: setting.compose(llm) for name, setting in SETTINGS.items()}
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    runs: dict[str, list[tuple[float, ...]]] = {name: [] for name in methods}
+    texts: dict[str, list[list[int]]] = {name: [] for name in methods}
+    for number in range(rounds + 1):
+        for prompt in prompts_of(llm):
+            for name, method in methods.items():
+                done = decode(llm, method, [prompt], [params])
+                stats = done.batch.rows[0].stats
+                parts = stats.draft_seconds, stats.score_seconds, stats.seconds - stats.draft_seconds - stats.score_seconds
+                if number:
+                    runs[name].append((stats.num_tokens / stats.seconds, *(p / stats.num_passes for p in parts)))
+                    runs[name][-1] += (stats.num_tokens / stats.num_passes,)
+                else:
+                    texts[name].append(done.outputs[0])
+    keys = ("tokens_per_second", "draft", "verify", "rest", "tokens_per_pass")
+    found = {name: dict(zip(keys, map(statistics.median, zip(*rows)))) for name, rows in runs.items()}
+    for name, parts in found.items():
+        parts["same_text"] = sum(a == b for a, b in zip(texts[name], texts["plain"])) / len(texts["plain"])
+    return found
+
+
+def measure(size: str, folders: dict[str, Path], args: argparse.Namespace) -> dict[str, Any]:
+    model, draft = str(folders[size]), str(folders[f"{size}-draft"])
+    llm = LLM(model, draft=draft, dtype=args.dtype)
+    num_bytes = (folders[size] / "model.safetensors").stat().st_size * (2 if args.dtype == "float32" else 1)
+    costs = pass_costs(llm, rounds=args.rounds * 4)
+    bandwidth = read_speed(num_bytes, llm.target.device) / 1e9
+    share = num_bytes / costs[1] / 1e6 / bandwidth
+    print(f"\n{size}, {args.dtype}: {num_bytes / 1e6:.0f} MB, memory reads {bandwidth:.1f} GB/s, context {CONTEXT}")
+    print(
+        "pass, ms:  "
+        + "   ".join(f"{w} nodes {ms:.2f} ({ms / costs[1]:.2f}x)" for w, ms in costs.items())
+        + f"   {share:.0%} of bandwidth"
+    )
+    own = own_methods(llm, rounds=args.rounds, max_tokens=args.max_tokens)
+    print(f"{'ours':<20} {'tokens/s':>9} {'to plain':>9} {'tok/pass':>9} {'draft':>8} {'verify':>8} {'rest ms':>8}  same text")
+    for name, parts in own.items():
+        ratio = parts["tokens_per_second"] / own["plain"]["tokens_per_second"]
+        cells = f"{parts['tokens_per_pass']:>9.2f}" + "".join(
+            f"{1e3 * parts[key]:>9.2f}" for key in ("draft", "verify", "rest")
+        )
+        print(f"{name:<20} {parts['tokens_per_second']:>9.1f} {ratio:>8.2f}x {cells}  {parts['same_text']:.0%}")
+    document: dict[str, Any] = {"pass_ms": costs, "bandwidth_gb": bandwidth, "bandwidth_share": share, "ours": own}
+    specs = [PeerSpec.of(text.replace("{size}", size), model=model, draft=draft) for text in args.peer]
+    if specs:
+        best = max((name for name in SETTINGS if name != "plain"), key=lambda name: own[name]["tokens_per_second"])
+        document["peers"] = race_peers(
+            llm, SETTINGS[best], specs, prompts_of(llm), max_tokens=args.max_tokens, num_rounds=args.rounds
+        )
+        for line in document["peers"]["lines"]:
+            speed = f"{line['speed']['value']:>8.1f} tokens/s   {line['to_our_plain']:.2f}x our plain"
+            print(f"  {line['name']:<32} {speed}   same text {line['identical']:.0%}   {line['version']}")
+        for line in document["peers"]["skipped"]:
+            print(f"  {line['name']}: skipped, {line['reason']}")
+        print("  " + "\n  ".join(document["peers"]["verdict"]))
+    return document
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=["small", "mid"])
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--models", type=Path, default=Path("build/cpu"))
+    parser.add_argument("--peer", action="append", default=[], metavar="ENGINE[=PYTHON[,model=DIR,draft=DIR]]")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    folders = make_models(args.models)
+    document = {size: measure(size, folders, args) for size in args.sizes} | provenance()
+    if args.json:
+        args.json.write_text(json.dumps(document, indent=1))
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()
