@@ -19,7 +19,7 @@ def codec():
 
 
 def test_the_families_that_were_promised_are_there(codec) -> None:
-    promised = {"chat", "code", "summary", "extraction", "translation", "reasoning", "stories", "long-context"}
+    promised = {"chat", "code", "summary", "extraction", "translation", "reasoning", "stories", "long-context", "editing"}
     assert set(builtin_names()) == promised
     for suite in load_suites(["all"]):
         prompts = [prompt for item in suite.items for prompt in Encoder(codec, 1900).encode(item, lambda _: "")]
