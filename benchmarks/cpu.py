@@ -3,9 +3,10 @@
     python benchmarks/cpu.py [--sizes small mid] [--json FILE]
                              [--peer hugging-face] [--peer openvino=PYTHON,model=DIR,draft=DIR]
 
-Models are made on the first run (benchmarks/cpu_models.py). Three questions: what a pass costs as it gets wider, where the time of
-a round goes, and who is faster (a 128-token prompt, greedy, decode speed after the first token, engines in turns). ``{size}`` in
-a peer's paths becomes the size; peers that are not there are skipped, with the reason. The last line is one JSON document.
+Models are made on the first run (benchmarks/cpu_models.py). Three questions: what a pass costs as it gets wider, where the
+time of a round goes, and who is faster (a 128-token prompt, greedy, decode speed after the first token, engines in turns).
+``{size}`` in a peer's paths becomes the size; peers that are not there are skipped, with the reason. The last line is one JSON
+document.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checkpoints of the sizes people run on a CPU that say what the bundled pair says: the models of benchmarks/cpu.py.
 
-The bundled target and its draft are inflated (recipes/inflate.py) to a *small* model of 34M parameters, 512 wide, and a *mid* one
-of 196M, 1024 wide, each with a draft of two layers, and written as Hugging Face folders in bfloat16, so that every engine reads
-the same weights. Cost is that of the size, acceptance that of the trained pair.
+The bundled target and its draft are inflated (recipes/inflate.py) to a *small* model of 34M parameters, 512 wide, and a *mid*
+one of 196M, 1024 wide, each with a draft of two layers, and written as Hugging Face folders in bfloat16, so that every engine
+reads the same weights. Cost is that of the size, acceptance that of the trained pair.
 
     python benchmarks/cpu_models.py [--out build/cpu]
 """
