@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from outrider.cli import audit, bench, chat, datastore, generate, info, methods, serve, simulate, train, tune, viz
+from outrider.cli import audit, bench, chat, datastore, generate, info, inspect, methods, serve, simulate, train, tune, viz
 from outrider.core.errors import OutriderError
 
-_COMMANDS = (generate, methods, info, datastore, bench, audit, simulate, tune, train, serve, chat, viz)
+_COMMANDS = (generate, methods, info, inspect, datastore, bench, audit, simulate, tune, train, serve, chat, viz)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

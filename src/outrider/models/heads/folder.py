@@ -55,6 +55,11 @@ def new_head(config: HeadConfig, ends: Ends, *, ids: Tensor | None = None, seed:
     return head
 
 
+def module_of(config: HeadConfig) -> Head:
+    """Heads of a description, with whatever weights modules start with."""
+    return _MODULES[config.kind](config)
+
+
 def new_config(kind: str, target: Mapping[str, Any], **changes: Any) -> HeadConfig:
     """Heads for the target with this ``config.json``. ``changes`` override: num_heads, num_blocks, own_readouts, prefix,
     intermediate_size, draft_vocab_size, taps."""

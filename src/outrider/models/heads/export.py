@@ -1,0 +1,121 @@
+"""Heads as other engines read them.
+
+    vllm          EAGLE-3, EAGLE-1, Medusa in vLLM's plain formats; SGLang reads the EAGLE-3 one too
+    sglang        EAGLE-1 with the name and the bias SGLang wants
+    speculators   EAGLE-3 in the format of the speculators package, which vLLM serves by itself
+
+Layer ids are the great trap: vLLM counts states *entering* a layer, SGLang layer *outputs*. Default layers are written
+without ids, as both then take the same ones; others with both spellings. An output matrix is always written: engines guess
+differently without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider.core.errors import OptionError, nearest
+from outrider.models.heads.config import default_taps
+from outrider.models.heads.folder import replace_file
+from outrider.models.heads.head import Head
+
+FORMATS: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("eagle3", "eagle1", "medusa"),
+    "sglang": ("eagle3", "eagle1"),
+    "speculators": ("eagle3",),
+}
+
+
+def export_head(head: Head, out: Path, *, form: str, target_name: str = "target") -> None:
+    """Write a folder for another engine."""
+    if form not in FORMATS:
+        raise OptionError(f"unknown format {form!r}; {nearest(form, FORMATS)}")
+    kind = head.config.kind
+    if kind not in FORMATS[form]:
+        able = [name for name, kinds in FORMATS.items() if kind in kinds] or ["none: they run here only"]
+        raise OptionError(f"{kind} heads have no {form} format; formats of {kind}: {', '.join(able)}")
+    config, tensors = _parts(head, form, target_name)
+    out.mkdir(parents=True, exist_ok=True)
+    replace_file(out / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    replace_file(out / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+
+
+def _parts(head: Head, form: str, target_name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    state = {name: _plain(tensor) for name, tensor in head.state_dict().items()}
+    if head.config.kind == "medusa":
+        return _medusa_config(head), {k: v for k, v in state.items() if k.startswith(("blocks.", "lm_heads."))}
+    raw = {key: value for key, value in head.config.raw.items() if key != "outrider"}
+    if head.config.kind == "eagle1":
+        names = {"vllm": "LlamaForCausalLM", "sglang": "LlamaForCausalLMEagle"}
+        raw = {key: value for key, value in raw.items() if key != "draft_vocab_size"}
+        kept = {k: v for k, v in state.items() if k.startswith(("fc.", "layers.", "embed_tokens."))}
+        if form == "sglang":  # its fc always has a bias, left as it is in memory if the file has none
+            kept["fc.bias"] = torch.zeros(head.config.hidden_size, dtype=kept["fc.weight"].dtype)
+        return {**raw, "architectures": [names[form]]}, kept
+    known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+    known[head.target_ids.cpu()] = True
+    state["t2d"] = known
+    if form == "speculators":
+        renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in state.items()}
+        return _speculators_config(head, raw, target_name), renamed
+    return {**raw, "architectures": ["LlamaForCausalLMEagle3"], **_layer_ids(head)}, state
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.bfloat16 if tensor.is_floating_point() else tensor.dtype).contiguous().clone()
+
+
+def _layer_ids(head: Head) -> dict[str, Any]:
+    taps = head.config.taps
+    if taps == default_taps("eagle3", head.config.target_layers):
+        return {}
+    nested = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in taps]}
+    return {"eagle_aux_hidden_state_layer_ids": list(taps), "eagle_config": nested, "num_aux_hidden_states": len(taps)}
+
+
+def _medusa_config(head: Head) -> dict[str, Any]:
+    """No other key may hold both "num" and "heads" or "layers": vLLM would take it for one of these."""
+    config = head.config
+    return {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "num_heads": config.num_depths,
+        "num_hidden_layers": config.num_blocks,
+        "medusa_fc_bias": True,
+        "original_lm_head": False,
+        "max_paths": 64,
+        "topk": 10,
+        "truncated_vocab_size": config.vocab_size,
+    }
+
+
+def _speculators_config(head: Head, raw: Mapping[str, Any], target_name: str) -> dict[str, Any]:
+    """The residual is the raw state, which has to be said: the format's own default is the normed one."""
+    config, own = head.config, ("draft_vocab_size", "architectures")
+    layer = {key: value for key, value in raw.items() if key not in own}
+    greedy = {"proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    verifier = {"name_or_path": target_name, "architectures": ["LlamaForCausalLM"]}
+    method = {"algorithm": "eagle3", "default_proposal_method": "greedy", "proposal_methods": [greedy], "verifier": verifier}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "draft_vocab_size": config.draft_vocab_size,
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "fc_norm": False,
+        "norm_output": False,
+        "target_hidden_size": config.hidden_size,
+        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        "tie_word_embeddings": False,
+        "transformer_layer_config": {**layer, "architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+        "speculators_config": method,
+    }
