@@ -85,7 +85,7 @@ def own_methods(llm: LLM, *, rounds: int, max_tokens: int) -> dict[str, dict[str
                     runs[name][-1] += (stats.num_tokens / stats.num_passes,)
                 else:
                     texts[name].append(done.outputs[0])
-    keys = ("tokens_per_second", "draft", "verify", "rest", "tokens_per_pass")
+    keys: list[str] = ["tokens_per_second", "draft", "verify", "rest", "tokens_per_pass"]
     found = {name: dict(zip(keys, map(statistics.median, zip(*rows)))) for name, rows in runs.items()}
     for name, parts in found.items():
         parts["same_text"] = sum(a == b for a, b in zip(texts[name], texts["plain"])) / len(texts["plain"])

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from outrider.bundled import bundled_path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
-from inflate import Inflated, InflatedShape, inflated_raw_config
+from inflate import Inflated, InflatedShape, inflated_raw_config  # pyright: ignore[reportMissingImports]
 
 _CONTEXT = 2048
 SHAPES = {
