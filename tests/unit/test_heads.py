@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from tiny_heads import CHANGES, random_head, random_heads
 from tiny_pair import VOCAB, tiny_model
 
+from outrider.api import LLM
+from outrider.bundled import bundled_path
 from outrider.core.errors import CompositionError, ModelError
 from outrider.core.interfaces import Context, Plan
 from outrider.core.params import SamplingParams
@@ -22,6 +24,9 @@ from outrider.drafters.head_tree import HeadDrafter
 from outrider.methods import compose
 from outrider.models.heads import Packed, load_head, save_head
 from outrider.models.heads.folder import signature_of
+from outrider.train.data import Document
+from outrider.train.features import Rows, compute
+from outrider.train.objective import HeadObjective, HeadSettings
 
 TARGET = tiny_model()
 TEXT = [random.Random(5).randrange(VOCAB) for _ in range(23)]
@@ -152,3 +157,23 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch
     with pytest.raises(ModelError, match="last checkpoint there is whole"):
         save_head(random_head("medusa", seed=1), folder)
     assert (folder / "model.safetensors").read_bytes() == before and not list(folder.glob("*.new"))
+
+
+@pytest.mark.parametrize("kind", list(CHANGES))
+def test_the_bundled_heads_are_accepted_as_training_says(kind: str) -> None:
+    """A greedy chain takes exactly the passes that the hits of the training pass over the finished text predict."""
+    llm, depth = LLM(method="plain", dtype="float32"), 4
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    prompt = llm.codec.encode("Once upon a time, there was a little girl named Lily. She")
+    text = llm.generate([prompt], params)[0].token_ids
+    head = load_head(bundled_path(f"heads/{kind}"), llm.target)
+    objective = HeadObjective(head, llm.target, HeadSettings(num_depths=depth))
+    documents = [Document((*prompt, *text))]
+    with torch.no_grad():
+        rows = Rows(compute(llm.target, documents, objective.taps), documents, row_len=8, last=llm.target.num_layers)
+        runs = torch.stack(objective(rows.packed(objective.taps)).hits)[:, 0].int().cumprod(0).sum(0).tolist()
+    size, end, passes = len(prompt), len(prompt) + len(text), 0
+    while size < end:
+        size, passes = size + 1 + min(runs[size - 2], end - size - 1), passes + 1
+    output = llm.generate([prompt], params, method=llm.compose(kind, branching="1,1,1,1", num_draft_tokens=depth))[0]
+    assert output.token_ids == text and output.stats.num_passes == passes < 30

@@ -74,16 +74,16 @@ def run(arguments: argparse.Namespace) -> int:
             raise OptionError(f"nothing is known about training {kind!r}; {nearest(kind, [*valid, 'regenerate'])}")
     if len(kinds) > 1 and not set(kinds) <= set(HEAD_KINDS):
         raise OptionError("only heads can be trained together; train a draft model alone")
+    given = _options(arguments.option)
+    _check_options(given, kinds)
     name = arguments.target or bundled_path("target")
     target = load_model(name, device=arguments.device, fast=not _on_gpu(arguments.device))
     codec = load_codec(name)
     max_len = min(arguments.max_len, target.max_len)
     documents = read_documents(arguments.data, codec, max_len=max_len)
     corpus = Corpus.of(documents, held_out=arguments.held_out)
-    given = _options(arguments.option)
     settings = _filled(Settings, given, {"row_len": max_len, "bf16": target.device.type == "cuda"})
     objectives = [_objective(kind, name, target, corpus, arguments, given=given) for kind in kinds]
-    _check_options(given, kinds)
     notes = training_notes(name, target, arguments.data, documents=len(documents), options=given)
     runs = train(objectives, target, corpus, arguments.out, settings=settings, notes=notes, progress=sys.stderr.isatty())
     for one in runs:

@@ -39,6 +39,7 @@ class HeadConfig:
     """Tokens the heads can say."""
     taps: tuple[int, ...]
     target_layers: int
+    """0 where a public folder does not say."""
     num_depths: int | None = None
     """Heads, for kinds with one head per depth; None for a head that is applied again and again."""
     num_blocks: int = 1
@@ -63,6 +64,8 @@ class HeadConfig:
     def __post_init__(self) -> None:
         if self.kind not in HEAD_KINDS:
             raise ModelError(f"heads of kind {self.kind!r} are not known; {nearest(self.kind, HEAD_KINDS)}")
+        if not self.taps and not self.target_layers:
+            return  # a public folder, read without a target
         bad = next((tap for tap in self.taps if not 0 <= tap <= self.target_layers), None)
         if bad is not None or not self.taps:
             raise ModelError(f"taps = {list(self.taps)} are not layers of a target with {self.target_layers}; write 0 to that")
@@ -78,12 +81,12 @@ def default_taps(kind: str, num_layers: int) -> tuple[int, ...]:
     return (low, middle, high) if low < middle < high else (0, num_layers // 2, num_layers)
 
 
-def head_config(raw: Mapping[str, Any], *, origin: str) -> HeadConfig:
-    """The description in a ``config.json``."""
+def head_config(raw: Mapping[str, Any], *, origin: str, num_layers: int = 0) -> HeadConfig:
+    """The description in a ``config.json``; ``num_layers`` of the target, for public ones that leave the layers to it."""
     own: Mapping[str, Any] = raw.get("outrider") or {}
     kind = own.get("kind") or _kind_of(raw, origin)
     try:
-        return _read(raw, own, kind)
+        return _read(raw, own, kind, num_layers)
     except ModelError as error:
         raise ModelError(f"{origin}: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -103,12 +106,12 @@ def _kind_of(raw: Mapping[str, Any], origin: str) -> str:
     return kind
 
 
-def _read(raw: Mapping[str, Any], own: Mapping[str, Any], kind: str) -> HeadConfig:
+def _read(raw: Mapping[str, Any], own: Mapping[str, Any], kind: str, num_layers: int) -> HeadConfig:
     if "transformer_layer_config" in raw:  # the speculators format nests the layer
         raw = {**raw["transformer_layer_config"], **{k: v for k, v in raw.items() if k != "transformer_layer_config"}}
     has_layer = kind in ("eagle1", "eagle3") or bool(own.get("prefix"))
     layer = config_of({**raw, "model_type": raw.get("layer_type", "llama"), "num_hidden_layers": 1}) if has_layer else None
-    layers = int(own.get("target_layers") or raw.get("target_num_hidden_layers") or 0)
+    layers = int(own.get("target_layers") or num_layers)
     taps = own.get("taps") or raw.get("eagle_aux_hidden_state_layer_ids") or (default_taps(kind, layers) if layers else ())
     return HeadConfig(
         kind=kind,

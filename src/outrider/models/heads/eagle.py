@@ -84,7 +84,7 @@ class Eagle3Head(EagleHead):
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
-        self.fc = nn.Linear(len(config.taps) * config.hidden_size, config.hidden_size, bias=False)
+        self.fc = nn.Linear((len(config.taps) or 3) * config.hidden_size, config.hidden_size, bias=False)
         assert config.layer is not None
         self.midlayer = HeadLayer(config.layer, num_norms=2)
         self.norm = Norm(config.hidden_size, config.norm_eps)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,11 +164,9 @@ def load_head(
     """The heads in a folder, on the target's device, checked against the target. ``ends`` fill in what a public checkpoint
     leaves to the target."""
     folder = Path(folder)
-    config = head_config(read_config(folder), origin=str(folder))
+    num_layers = 0 if target is None else target.num_layers
+    config = head_config(read_config(folder), origin=str(folder), num_layers=num_layers)
     if target is not None:
-        if not config.target_layers or not config.taps:
-            layers = target.num_layers
-            config = replace(config, target_layers=layers, taps=config.taps or default_taps(config.kind, layers))
         check_target(config, target, origin=str(folder))
     shared = config.raw.get("outrider", {}).get("ends")
     if ends is None and shared:
