@@ -216,6 +216,16 @@ def test_random_numbers_are_those_of_the_core(library) -> None:
     assert (ours == reference).float().mean() > 0.9999
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_float32_text_is_the_twins(library, temperature: float) -> None:
+    params = SamplingParams(max_tokens=80, temperature=temperature, seed=5)
+    prompts = ["Once upon a time", "Lily and Ben went to the park", "The old man looked at the sea and"]
+    native, eager = (LLM(dtype="float32", method="plain", fast=fast) for fast in (True, False))
+    assert isinstance(native.target, NativeDecoder) and isinstance(eager.target, Decoder)
+    texts = [[output.token_ids for output in llm.generate(prompts, params)] for llm in (native, eager)]
+    assert texts[0] == texts[1]
+
+
 def test_who_can_run_natively() -> None:
     config, cpu = config_named("heads of 16"), torch.device("cpu")
     assert can_run(config, torch.bfloat16, cpu)

@@ -31,6 +31,7 @@ from outrider.cli.options import value_of
 from outrider.core.errors import OptionError
 from outrider.methods import METHODS
 from outrider.models.load import local_path
+from outrider.models.native import ready_to_measure
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -178,6 +179,7 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
 
 def load_pair(arguments: argparse.Namespace) -> tuple[LLM, list[str]]:
     """The target with its drafts, where there are any, and the drafts' names."""
+    ready_to_measure()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     model = None if arguments.model in (None, "bundled") else arguments.model

@@ -19,6 +19,7 @@ from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Origin
 from outrider.engine.beam import BeamOptions
+from outrider.models.native import ready_to_measure
 
 _STOPPING: dict[str, bool | Literal["never"]] = {"no": False, "yes": True, "never": "never"}
 """Choices of --early-stopping."""
@@ -50,6 +51,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(arguments: argparse.Namespace) -> int:
     params = sampling_of(arguments)
     texts = _read_prompts(arguments)
+    if arguments.compare:
+        ready_to_measure()
     llm = load_llm(arguments, max_batch_size=arguments.batch_size)
     params = with_grammar(params, llm, arguments)
     prompts = [llm.codec.encode_chat([{"role": "user", "content": text}]) if arguments.chat else text for text in texts]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from outrider.core.interfaces import LayeredTarget
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
-from outrider.models.native.build import BUILD
+from outrider.models.native.build import BUILD, ready_to_measure
 from outrider.models.native.decoder import NativeDecoder, can_run
 from outrider.models.native.swap import SwappingDecoder
 from outrider.models.weights import Weights
 
-__all__ = ["BUILD", "NativeDecoder", "SwappingDecoder", "can_run", "fastest_decoder"]
+__all__ = ["BUILD", "NativeDecoder", "SwappingDecoder", "can_run", "fastest_decoder", "ready_to_measure"]
 
 
 def fastest_decoder(config: ModelConfig, weights: Weights) -> LayeredTarget:

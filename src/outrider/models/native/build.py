@@ -13,11 +13,14 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import warnings
 from functools import cache
 from pathlib import Path
+
+import torch
 
 _SOURCES = (
     "decoder.cpp",
@@ -83,6 +86,16 @@ class Build:
 
 
 BUILD = Build()
+
+
+def ready_to_measure() -> None:
+    """Wait for a build that is under way, and say so: a speed measured before and after the change would mean nothing."""
+    if torch.cuda.is_available():
+        return
+    BUILD.start()
+    if BUILD.is_running:
+        print("building the native CPU pass (once on this machine, a few seconds) ...", file=sys.stderr, flush=True)
+        BUILD.wait()
 
 
 def _compiler() -> str | None:
