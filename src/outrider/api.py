@@ -130,6 +130,8 @@ class LLM:
         if _needs_draft(name, options):
             self._check_vocabularies(name)
         headed = next((part for part, row in rows_of(name, options).items() if "heads" in row.needs), None)
+        if headed:
+            options.setdefault("ends", self.model_name)
         if headed and self.model_name == bundled_path("target"):
             options.setdefault("heads", bundled_path(f"heads/{headed}"))
         return compose(

@@ -456,6 +456,11 @@ def _check_needs(
     """Refuse a method that lacks something it, or a part of it, cannot run without."""
     named = METHODS[name].part_names(given)
     for part, row in rows.items():
+        if part in named and "heads" in row.needs:
+            raise CompositionError(
+                f"method {name!r} cannot be made of {part!r}: its heads need the states of all accepted tokens, and a part "
+                "sees those of its own guesses; use 'draft-model', 'best-first', 'suffix' or another row that copies"
+            )
         if part in named and (row.parts is not None or row.foreign or Draws.DETERMINISTIC not in row.drafter.offers):
             raise CompositionError(
                 f"method {name!r} cannot be made of {part!r}: its guesses must be chosen ones, of the target's own tokens; "

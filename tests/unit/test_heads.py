@@ -121,6 +121,8 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
         compose("eagle3", TARGET)
     with pytest.raises(ModelError, match="61 tokens and this one has 40"):
         compose("eagle3", tiny_model(vocab_size=40), options={"heads": str(folder)})
+    with pytest.raises(CompositionError, match="its heads need the states"):
+        compose("hybrid", TARGET, options={"parts": "eagle3,prompt-lookup", "heads": str(folder)})
     weights = load_file(folder / "model.safetensors")
     save_file({k: v for k, v in weights.items() if k != "fc.weight"}, folder / "model.safetensors")
     with pytest.raises(ModelError, match=r"'fc.weight' is missing"):

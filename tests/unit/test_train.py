@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_heads import CHANGES, random_head
-from tiny_pair import VOCAB, tiny_model
+from tiny_pair import _RAW, VOCAB, tiny_model
 
 from outrider.core.errors import ModelError, OptionError
-from outrider.models.heads import load_head
+from outrider.models.heads import load_head, new_head
+from outrider.models.heads.ends import Ends
+from outrider.models.heads.folder import new_config
+from outrider.models.random_decoder import tiny_config, tiny_decoder
 from outrider.train.data import Corpus, Document, read_documents
 from outrider.train.divergence import DIVERGENCES
 from outrider.train.features import Rows, compute, places_of
@@ -190,3 +193,30 @@ def test_documents_come_from_many_formats(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{}\n")
     with pytest.raises(OptionError, match=r"bad.jsonl:1 has no 'text'"):
         read_documents([tmp_path / "bad.jsonl"], None, max_len=10)
+
+
+def kept_bytes(count: int, *, recompute: bool) -> tuple[int, int]:
+    """Bytes kept for the backward pass of ``count`` Medusa heads on a target of 4000 tokens, and those of one set of logits."""
+    target, documents, seen = tiny_decoder(tiny_config(vocab_size=4000)), CORPUS.train[:8], dict[int, int]()
+    config = new_config("medusa", {**_RAW, "vocab_size": 4000}, num_heads=count, own_readouts=False)
+    head = new_head(config, Ends(torch.zeros(4000, 32), torch.ones(32), torch.randn(4000, 32), tied=False))
+    one = HeadObjective(head, target, HeadSettings(num_depths=count), chunk=16 * 4000, recompute=recompute)
+    rows = Rows(compute(target, documents, one.taps), documents, row_len=48, last=target.num_layers)
+    batch = rows.packed(one.taps)
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        seen[id(tensor)] = tensor.numel() * tensor.element_size()
+        alive.append(tensor)
+        return tensor
+
+    alive: list[torch.Tensor] = []  # so that no two have the same id
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        assert torch.isfinite(one(batch).loss)
+    return sum(seen.values()), batch.tokens.numel() * 4000 * 4
+
+
+def test_memory_of_many_heads_grows_with_states_not_with_logits() -> None:
+    (one, logits), (four, _), (eight, _) = (kept_bytes(count, recompute=True) for count in (1, 4, 8))
+    assert (eight - four) / 4 < 0.2 * logits and (four - one) / 3 < 0.2 * logits
+    assert (kept_bytes(8, recompute=False)[0] - kept_bytes(4, recompute=False)[0]) / 4 > logits
+    print(f"bytes kept for 1, 4, 8 heads: {one}, {four}, {eight}; one set of logits: {logits}")

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from outrider.models.heads import load_head
-from outrider.models.heads.ends import read_target
 from outrider.models.heads.export import FORMATS, export_head
 from outrider.models.heads.inspect import inspect_folder
 
@@ -37,10 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
         for problem in report.problems:
             print(f"  PROBLEM       {problem}")
     if arguments.export:
-        ends = None if arguments.target is None else read_target(arguments.target)[1]
         out = arguments.out or arguments.folder.with_name(f"{arguments.folder.name}-{arguments.export}")
-        export_head(
-            load_head(arguments.folder, ends=ends), out, form=arguments.export, target_name=arguments.target or "target"
-        )
+        head = load_head(arguments.folder, ends=arguments.target)
+        export_head(head, out, form=arguments.export, target_name=arguments.target or "target")
         print(f"  written       {out}")
     return 1 if report.problems else 0

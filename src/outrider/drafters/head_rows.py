@@ -18,7 +18,7 @@ from outrider.models.heads import load_head
 
 def _builder(kind: str, drafter: Callable[..., Drafter]) -> Callable[[Parts], Drafter]:
     def build(parts: Parts) -> Drafter:
-        head = load_head(parts.options.heads, parts.target)
+        head = load_head(parts.options.heads, parts.target, ends=parts.options.ends)
         if head.config.kind != kind:
             found = head.config.kind
             raise ModelError(f"{parts.options.heads} holds {found} heads and the method is {kind!r}; use method {found!r}")

@@ -41,6 +41,8 @@ class HeadOptions:
 
     heads: str | None = None
     """Folder of the trained heads; for the bundled target, its own."""
+    ends: str | None = None
+    """The target's folder, for public heads that leave embedding, norm or output matrix to it."""
     branching: tuple[int, ...] | str | None = None
     """Children of every node, level by level ("4,2,2,1"), for a static tree; best-first if not given."""
     width: int = 8

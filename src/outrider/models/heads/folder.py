@@ -159,18 +159,17 @@ def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def load_head(
-    folder: str | Path, target: Target | None = None, *, dtype: torch.dtype | None = None, ends: Ends | None = None
+    folder: str | Path, target: Target | None = None, *, dtype: torch.dtype | None = None, ends: Ends | str | None = None
 ) -> Head:
-    """The heads in a folder, on the target's device, checked against the target. ``ends`` fill in what a public checkpoint
-    leaves to the target."""
+    """The heads in a folder, on the target's device, checked against the target. ``ends``, or the target's folder that has
+    them, fill in what a public checkpoint leaves to the target."""
     folder = Path(folder)
     num_layers = 0 if target is None else target.num_layers
     config = head_config(read_config(folder), origin=str(folder), num_layers=num_layers)
     if target is not None:
         check_target(config, target, origin=str(folder))
     shared = config.raw.get("outrider", {}).get("ends")
-    if ends is None and shared:
-        ends = read_target(str((folder / shared).resolve()))[1]
+    ends = str((folder / shared).resolve()) if shared else ends
     source = SafetensorsFolder(folder)
     head = _MODULES[config.kind](config)
     renamed = legacy_names(source.names, config.kind)
@@ -178,8 +177,8 @@ def load_head(
     wanted = head.state_dict()
     if "d2t" not in state:
         state["d2t"] = wanted["d2t"]
-    if ends is not None:
-        state = {**_from_ends(wanted, ends), **state}
+    if ends is not None and not set(wanted) <= set(state):
+        state = {**_from_ends(wanted, read_target(ends)[1] if isinstance(ends, str) else ends), **state}
     _check_tensors(state, wanted, folder)
     head.load_state_dict(state)
     head.requires_grad_(False)

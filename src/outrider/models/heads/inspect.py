@@ -77,7 +77,7 @@ def _check_shapes(config: HeadConfig, raw: dict[str, Any], tensors: dict[str, Te
                     f"{name} has shape {list(tensors[name].shape)}, config.json asks for {list(tensor.shape)}"
                 )
         elif name in _ENDS and not (name == "lm_head.weight" and config.kind == "eagle3"):
-            where = "the target's folder" if shared else "the target; give load_head(ends=...)"
+            where = "the target's folder" if shared else "the target; option ends names its folder"
             report.notes.append(f"{name} is left to {where}")
         elif name != "d2t":
             report.problems.append(f"{name} is missing")
