@@ -14,6 +14,7 @@ from outrider.drafters.head_tree import HeadOptions
 from outrider.drafters.hydra import Hydra
 from outrider.drafters.medusa import Medusa
 from outrider.models.heads import load_head
+from outrider.models.heads.frozen import quicken
 
 
 def _builder(kind: str, drafter: Callable[..., Drafter]) -> Callable[[Parts], Drafter]:
@@ -22,7 +23,7 @@ def _builder(kind: str, drafter: Callable[..., Drafter]) -> Callable[[Parts], Dr
         if head.config.kind != kind:
             found = head.config.kind
             raise ModelError(f"{parts.options.heads} holds {found} heads and the method is {kind!r}; use method {found!r}")
-        return drafter(head, parts.options, draws=parts.draws)
+        return drafter(quicken(head), parts.options, draws=parts.draws)
 
     return build
 
