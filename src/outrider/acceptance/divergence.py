@@ -22,14 +22,13 @@ import torch
 from torch import Tensor
 
 from outrider.acceptance import discrepancy
+from outrider.acceptance.chains import chain_laws, of_guesses, tested_chains, tested_row
 from outrider.acceptance.lossy import LossyRule, OneGuess
-from outrider.acceptance.paths import chain_verdict, first_run, guess_lanes, last_nodes, path_of, row_at
-from outrider.acceptance.residual import draw, draw_row, ratio, surplus
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import RowDraft
 from outrider.core.random_source import RandomSource
-from outrider.core.rng import Noise, Purpose
+from outrider.core.rng import Noise
 from outrider.core.sampling import Law
 from outrider.core.verdict import RowVerdict, Verdict
 
@@ -85,30 +84,18 @@ class Divergence(LossyRule):
     def judge_row(self, row: RowDraft, judged: Tensor, source: RandomSource) -> RowVerdict:
         """The guesses' q is shaped by the same temperature as p, so p itself is judged."""
         del judged
-        last = len(row.tokens) - 1
-        for node in range(last):
+
+        def untested(node: int, guess: int) -> bool:
             assert row.q is not None, "sampled guesses come with their q"
-            p, q, guess = row.p[node], row.q[node], row.tokens[node + 1]
-            if q[guess] > 0 and self.is_open(p, q):  # a guess q cannot make was not drawn from it
-                continue
-            if not source.bernoulli(ratio(float(p[guess]), float(q[guess])), node + 1):
-                return RowVerdict(path_of(row, node), draw_row(surplus(p, q), p, source), rejected=True)
-        return RowVerdict(path_of(row, last), draw_row(row.p[last], row.p[last], source), rejected=False)
+            p, q = row.p[node], row.q[node]
+            return bool(q[guess] > 0) and bool(self.is_open(p, q))  # a guess q cannot make was not drawn from it
+
+        return tested_row(row, source, untested=untested)
 
     def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
-        tree, p = draft.tree, law.probs
-        assert tree.is_chain, "this rule walks chains"
-        assert draft.q is not None or tree.num_nodes == 1, "sampled guesses come with their q"
-        q = p if draft.q is None else draft.q
-        guesses = tree.tokens[:, 1:, None]
-        p_guess, q_guess = p[:, :-1].gather(2, guesses)[..., 0], q[:, :-1].gather(2, guesses)[..., 0]
-        coins = noise.uniform(Purpose.ACCEPT, guess_lanes(tree))
-        untested = (q_guess > 0) & self.is_open(p[:, :-1], q[:, :-1])
-        ends = first_run(tree, untested | (coins * q_guess < p_guess))
-        p_end = row_at(p, ends)
-        complete = (ends == last_nodes(tree))[:, None]  # where nothing was guessed q means nothing
-        owed = torch.where(complete, p_end, surplus(p_end, row_at(q, ends)))
-        return chain_verdict(tree, ends, draw(owed, p_end, noise))
+        p, q = chain_laws(draft, law)
+        untested = (of_guesses(draft.tree, q) > 0) & self.is_open(p[:, :-1], q[:, :-1])
+        return tested_chains(draft.tree, p, q, noise, untested=untested)
 
     def one_guess(self, p: Tensor, q: Tensor, *, judged: Tensor | None = None) -> OneGuess:
         del judged

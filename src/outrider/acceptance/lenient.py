@@ -23,14 +23,14 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from outrider.acceptance.chains import chain_laws, of_guesses, tested_chains, tested_row
 from outrider.acceptance.lossy import LossyRule, OneGuess, is_single, judged_law
-from outrider.acceptance.paths import chain_verdict, first_run, guess_lanes, last_nodes, path_of, row_at
-from outrider.acceptance.residual import NOTHING, draw, draw_row, ratio, surplus
+from outrider.acceptance.residual import NOTHING, surplus
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import RowDraft
 from outrider.core.random_source import RandomSource
-from outrider.core.rng import Noise, Purpose
+from outrider.core.rng import Noise
 from outrider.core.sampling import Law
 from outrider.core.verdict import RowVerdict, Verdict
 
@@ -58,31 +58,13 @@ class Lenient(LossyRule):
         self.options = options or LenientOptions()
 
     def judge_row(self, row: RowDraft, judged: Tensor, source: RandomSource) -> RowVerdict:
-        lenience, last = self.options.lenience, len(row.tokens) - 1
         near = self._near(row.p, judged)
-        for node in range(last):
-            assert row.q is not None, "sampled guesses come with their q"
-            p, q, guess = row.p[node], lenience * row.q[node], row.tokens[node + 1]
-            if near[node, guess]:
-                continue
-            if not source.bernoulli(ratio(float(p[guess]), float(q[guess])), node + 1):
-                return RowVerdict(path_of(row, node), draw_row(surplus(p, q), p, source), rejected=True)
-        return RowVerdict(path_of(row, last), draw_row(row.p[last], row.p[last], source), rejected=False)
+        return tested_row(row, source, scale=self.options.lenience, untested=lambda node, guess: bool(near[node, guess]))
 
     def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
-        tree, p = draft.tree, law.probs
-        assert tree.is_chain, "this rule walks chains"
-        assert draft.q is not None or tree.num_nodes == 1, "sampled guesses come with their q"
-        q = self.options.lenience * (p if draft.q is None else draft.q)
-        guesses = tree.tokens[:, 1:, None]
-        p_guess, q_guess = p[:, :-1].gather(2, guesses)[..., 0], q[:, :-1].gather(2, guesses)[..., 0]
-        near = self._near(p, judged_law(law))[:, :-1].gather(2, guesses)[..., 0]
-        coins = noise.uniform(Purpose.ACCEPT, guess_lanes(tree))
-        ends = first_run(tree, near | (coins * q_guess < p_guess))
-        p_end = row_at(p, ends)
-        complete = (ends == last_nodes(tree))[:, None]  # where nothing was guessed q means nothing
-        owed = torch.where(complete, p_end, surplus(p_end, row_at(q, ends)))
-        return chain_verdict(tree, ends, draw(owed, p_end, noise))
+        p, q = chain_laws(draft, law)
+        near = of_guesses(draft.tree, self._near(p, judged_law(law)))
+        return tested_chains(draft.tree, p, self.options.lenience * q, noise, untested=near)
 
     def one_guess(self, p: Tensor, q: Tensor, *, judged: Tensor | None = None) -> OneGuess:
         near = self._near(p, p if judged is None else judged)

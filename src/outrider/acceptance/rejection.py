@@ -15,14 +15,11 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-import torch
-
-from outrider.acceptance.paths import chain_verdict, first_run, guess_lanes, last_nodes, path_of, row_at
-from outrider.acceptance.residual import draw, draw_row, ratio, surplus
+from outrider.acceptance.chains import chain_laws, tested_chains, tested_row
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import AcceptanceRule, RowDraft
 from outrider.core.random_source import RandomSource
-from outrider.core.rng import Noise, Purpose
+from outrider.core.rng import Noise
 from outrider.core.sampling import Law
 from outrider.core.verdict import RowVerdict, Verdict
 
@@ -36,24 +33,7 @@ class Rejection(AcceptanceRule):
     lossless: ClassVar = True
 
     def walk_row(self, row: RowDraft, source: RandomSource) -> RowVerdict:
-        last = len(row.tokens) - 1
-        for node in range(last):
-            assert row.q is not None, "sampled guesses come with their q"
-            p, q, guess = row.p[node], row.q[node], row.tokens[node + 1]
-            if not source.bernoulli(ratio(float(p[guess]), float(q[guess])), node + 1):
-                return RowVerdict(path_of(row, node), draw_row(surplus(p, q), p, source), rejected=True)
-        return RowVerdict(path_of(row, last), draw_row(row.p[last], row.p[last], source), rejected=False)
+        return tested_row(row, source)
 
     def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
-        tree, p = draft.tree, law.probs
-        assert tree.is_chain, "this rule walks chains"
-        assert draft.q is not None or tree.num_nodes == 1, "sampled guesses come with their q"
-        q = p if draft.q is None else draft.q
-        guesses = tree.tokens[:, 1:, None]
-        p_guess, q_guess = p[:, :-1].gather(2, guesses)[..., 0], q[:, :-1].gather(2, guesses)[..., 0]
-        coins = noise.uniform(Purpose.ACCEPT, guess_lanes(tree))
-        ends = first_run(tree, coins * q_guess < p_guess)
-        p_end = row_at(p, ends)
-        complete = (ends == last_nodes(tree))[:, None]  # where nothing was guessed q means nothing
-        owed = torch.where(complete, p_end, surplus(p_end, row_at(q, ends)))
-        return chain_verdict(tree, ends, draw(owed, p_end, noise))
+        return tested_chains(draft.tree, *chain_laws(draft, law), noise)
