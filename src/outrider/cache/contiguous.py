@@ -8,17 +8,20 @@ the next tree overwrites. After any commit the first ``lengths[b]`` slots are th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import Tensor
 
+from outrider.cache.slots import LayeredCache
 from outrider.core.interfaces import Cache
 
 _GROWTH = 256
 """Slots are added in blocks of this many, and at least by half: growing copies everything."""
 
 
-class ContiguousCache(Cache):
+@final
+class ContiguousCache(LayeredCache):
     """One block [L, 2, B, Hkv, S, D] for all layers; ``keys`` and ``values`` are its [B, Hkv, S, D] views per layer."""
 
     def __init__(self, block: Tensor, lengths: Sequence[int]) -> None:
@@ -76,16 +79,6 @@ class ContiguousCache(Cache):
             all_keys[rows, :, slots] = keys.transpose(1, 2)
             all_values[rows, :, slots] = values.transpose(1, 2)
         return all_keys[:, :, :end], all_values[:, :, :end]
-
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        for row, path in enumerate(paths):
-            if list(path) != list(range(len(path))):
-                self._gather(row, path)
-            self.lengths[row] += len(path)
-
-    def truncate(self, lengths: Sequence[int]) -> None:
-        assert all(new <= old for new, old in zip(lengths, self.lengths, strict=True)), "truncate cannot lengthen a row"
-        self.lengths = list(lengths)
 
     def fork(self, rows: Sequence[int]) -> ContiguousCache:
         index = torch.tensor(list(rows), dtype=torch.int64, device=self.block.device)

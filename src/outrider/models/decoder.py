@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.slots import LayeredCache
 from outrider.core.draft import Resume
 from outrider.core.interfaces import Cache, LayeredTarget
 from outrider.core.route import Route
@@ -136,7 +137,7 @@ class Decoder(LayeredTarget):
         return self._climb(hidden.flatten(0, 1), self._pass(tree, cache), first=resume.layer, taps=taps)
 
     def _pass(self, tree: TokenTree, cache: Cache, start: int = 0) -> Pass:
-        assert isinstance(cache, ContiguousCache), "a Decoder works on the caches it made"
+        assert isinstance(cache, LayeredCache), "a Decoder works on caches that layers can write to"
         lengths, num_nodes = cache.lengths, tree.num_nodes - start
         rotations = [self._rotation(table, tree, lengths, start) for table in self._tables]
         return Pass(tree.batch_size, num_nodes, cache, (*rotations, None), self._sights(tree, lengths, start))

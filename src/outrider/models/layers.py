@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.slots import LayeredCache
 from outrider.models.attention import Sight, attend, attend_softcapped
 from outrider.models.config import ModelConfig
 from outrider.models.linear import Linear
@@ -29,7 +29,7 @@ class Pass:
 
     batch_size: int
     num_nodes: int
-    cache: ContiguousCache
+    cache: LayeredCache
     rotations: tuple[tuple[Tensor, Tensor] | None, ...]
     """Cosines and sines [B or 1, 1, N, D] of the nodes' positions, by rope; the last entry is None: no positions."""
     sights: Mapping[int | None, Sight]

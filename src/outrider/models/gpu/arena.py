@@ -18,6 +18,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.cache.slots import SlotCache
 from outrider.core.interfaces import Cache
 from outrider.models.attention.tree_triton import Rows
 
@@ -96,7 +97,7 @@ class Arena:
 
 
 @final
-class DeviceCache(Cache):
+class DeviceCache(SlotCache):
     """Rows of an arena. Lengths are kept on the host, as the interface asks; ``rows`` puts them on the device."""
 
     def __init__(self, arena: Arena, places: Sequence[int], lengths: Sequence[int]) -> None:
@@ -123,16 +124,6 @@ class DeviceCache(Cache):
                 self.arena.block[:, :, own] = self.arena.block[:, :, place]
                 self.arena.release([place])
                 self.places[index] = own  # in place: the finaliser holds this list
-
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        for row, path in enumerate(paths):
-            if list(path) != list(range(len(path))):
-                self._gather(row, path)
-            self.lengths[row] += len(path)
-
-    def truncate(self, lengths: Sequence[int]) -> None:
-        assert all(new <= old for new, old in zip(lengths, self.lengths, strict=True)), "truncate cannot lengthen a row"
-        self.lengths = list(lengths)
 
     def fork(self, rows: Sequence[int]) -> DeviceCache:
         places = [self.places[row] for row in rows]

@@ -1,0 +1,43 @@
+"""What every cache of slots does alike: a row's committed tokens stand in slots 0 .. length - 1, the tree's nodes after them.
+
+A commit keeps a path of the tree: its nodes move down next to the prefix and the length goes up. On a chain nothing moves.
+Where slots are (one block, a row of an arena, pages) is the only thing that differs, so moving them is all that is asked for.
+
+    slot(length + i) <- slot(length + path[i]),      path[i] >= i, so no slot is read after it was written
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from outrider.core.interfaces import Cache
+
+
+class SlotCache(Cache, ABC):
+    """Commits and truncates; a kind of memory says how nodes move."""
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        for row, path in enumerate(paths):
+            if list(path) != list(range(len(path))):
+                self._gather(row, path)
+            self.lengths[row] += len(path)
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        assert all(new <= old for new, old in zip(lengths, self.lengths, strict=True)), "truncate cannot lengthen a row"
+        self.lengths = list(lengths)
+
+    @abstractmethod
+    def _gather(self, row: int, path: Sequence[int]) -> None:
+        """Move nodes ``path`` of the row's tree to the slots right after its committed tokens."""
+
+
+class LayeredCache(SlotCache, ABC):
+    """A cache that layers written in PyTorch put keys into, one after the other."""
+
+    @abstractmethod
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put the [B, Hkv, N, D] of the nodes last reserved into a layer; returns its keys and values [B, Hkv, S, D] in slot
+        order, up to the last used slot of the longest row."""
