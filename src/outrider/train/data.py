@@ -26,6 +26,8 @@ class Document:
 
     tokens: tuple[int, ...]
     begin: int = 0
+    counted: tuple[int, ...] | None = None
+    """The places that count, where it is not all of them from ``begin`` on."""
 
 
 @final

@@ -16,14 +16,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from outrider.core.errors import ModelError
+from outrider.core.interfaces import Target
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
+from outrider.models.gpu import gpu_decoder
 from outrider.models.heads import Packed
 from outrider.models.heads.folder import replace_file
 from outrider.models.heads.head import Norm
 from outrider.models.heads.layer import HeadLayer, PackedAttending, Rotations
 from outrider.models.load import local_path, read_config
-from outrider.models.weights import SafetensorsFolder, TensorDict, read_weights
+from outrider.models.native import fastest_decoder
+from outrider.models.weights import SafetensorsFolder, TensorDict, Weights, read_weights
 
 
 class _Body(nn.Module):
@@ -72,10 +75,18 @@ class DraftLM(nn.Module):
         return nn.functional.linear(states, weight.to(states.dtype))
 
     def frozen(self) -> Decoder:
-        """The model as it is now, to generate with."""
+        """The model as it is now, to generate with while it is trained."""
+        return Decoder(self.config, self._weights(torch.float32))
+
+    def served(self, dtype: torch.dtype) -> Target:
+        """The model as it is now, to draft with: as fast as a model that was loaded from a folder."""
+        weights = self._weights(dtype)
+        return gpu_decoder(self.config, weights, numerics="fast") or fastest_decoder(self.config, weights)
+
+    def _weights(self, dtype: torch.dtype) -> Weights:
+        """A copy."""
         tensors = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
-        device = self.model.norm.weight.device
-        return Decoder(self.config, read_weights(TensorDict(tensors), self.config, dtype=torch.float32, device=device))
+        return read_weights(TensorDict(tensors), self.config, dtype=dtype, device=self.model.norm.weight.device)
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         """A model folder; written whole or not at all."""

@@ -54,7 +54,8 @@ class Rows:
             tokens[row, column:end] = torch.tensor(document.tokens)
             segments[row, column:end] = index
             positions[row, column:end] = torch.arange(lengths[index])
-            supervised[row, column + document.begin : end] = True
+            counted = range(document.begin, lengths[index]) if document.counted is None else document.counted
+            supervised[row, [column + place for place in counted]] = True
         device = states[last][0].device
         self._laid = {tap: _laid(found, places, num_rows, row_len) for tap, found in states.items()}
         self._facts = [tensor.to(device) for tensor in (tokens, segments, positions, supervised)]

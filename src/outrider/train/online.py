@@ -1,0 +1,196 @@
+"""Online speculative decoding: the draft model learns from what it got wrong while it serves.
+
+Requests that ended say where guesses were rejected; there, and only there, the draft is brought closer to the target's law
+(Liu et al. 2023, "Online Speculative Decoding", arXiv 2310.07177). A copy learns; every few hundred rejections it is held
+against the one that serves, on recent requests it never learned from, and takes its place only if more of its guesses would
+have been accepted there.
+
+    loss = mean over rejected places t of D(p(t), q(t))         p is computed again from the text: nothing is kept but tokens
+
+Lossless: weights of a drafter may change between rounds under every lossless rule (``engine/exchange.py`` does it for running
+requests). The whole contract is ``observe`` and ``maybe_update``; both return at once where the learning is in the background.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import final
+
+import numpy as np
+import torch
+from torch import nn
+
+from outrider.core.errors import ModelError, OptionError
+from outrider.core.interfaces import Target
+from outrider.core.request import Origin
+from outrider.engine.exchange import Learner
+from outrider.models.heads import Packed
+from outrider.train.data import Document
+from outrider.train.distill import DistillObjective, DistillSettings
+from outrider.train.draft_lm import DraftLM
+from outrider.train.features import Rows, compute
+from outrider.train.objective import accepted_length
+
+
+@dataclass(frozen=True)
+class OnlineSettings:
+    """How much is learned from how much, and when it is used."""
+
+    update_every: int = 256
+    """Rejected places between two updates."""
+    num_steps: int = 8
+    """Steps of an update."""
+    batch_size: int = 8
+    """Requests per step."""
+    memory: int = 256
+    """Latest requests that are learned from."""
+    held_every: int = 5
+    """One request in this many is judged by and never learned from."""
+    num_held: int = 24
+    """Latest requests that are judged by."""
+    learning_rate: float = 5e-4
+    loss: str = "forward"
+    rejected_only: bool = True
+    """Learn where guesses were rejected; False: from every token of the answers."""
+    margin: float = 0.0
+    """Tokens per pass on the held-out requests by which a new draft must be better."""
+    patience: int = 4
+    """Updates without a better draft after which the copy begins again from the one that serves."""
+    background: bool = False
+    """Learn in a thread of its own."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("update_every", "num_steps", "batch_size", "memory", "num_held", "patience"):
+            if vars(self)[name] < 1:
+                raise OptionError(f"{name} = {vars(self)[name]} is not valid; use a whole number of at least 1")
+        if self.held_every < 2:
+            raise OptionError(f"held_every = {self.held_every} would leave nothing to learn from; use 2 or more")
+        if not self.learning_rate > 0:
+            raise OptionError(f"learning_rate = {self.learning_rate} is not valid; use a number above 0")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One update: tokens per pass on the held-out requests, with the draft that served and with the one that learned."""
+
+    served: float
+    learned: float
+    swapped: bool
+
+
+@final
+class OnlineDraft(Learner):
+    """A draft model that learns from requests."""
+
+    def __init__(
+        self, draft: DraftLM, target: Target, settings: OnlineSettings | None = None, *, dtype: torch.dtype | None = None
+    ) -> None:
+        """``draft`` is copied; better ones are served in ``dtype``, the target's if not given. In the background, ``target``
+        is used in another thread than the caller's: give a copy where it does not allow that."""
+        if draft.config.vocab_size != target.vocab_size:
+            sizes = f"{draft.config.vocab_size} tokens and the target {target.vocab_size}"
+            raise ModelError(f"the draft knows {sizes}; use a draft of the same vocabulary")
+        self.settings = settings or OnlineSettings()
+        self.judgements: list[Judgement] = []
+        self._target, self._dtype = target, dtype or target.dtype
+        self._served = copy.deepcopy(draft).requires_grad_(False)
+        self._memory, self._held = deque[Document](maxlen=self.settings.memory), deque[Document](maxlen=self.settings.num_held)
+        self._num_seen = self._num_new = self._num_failed = 0
+        self._random = np.random.default_rng(self.settings.seed)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="online-draft") if self.settings.background else None
+        self._future: Future[Target | None] | None = None
+        self._restart()
+
+    @property
+    def module(self) -> DraftLM:
+        """The draft that serves, as modules: to be saved."""
+        return self._served
+
+    def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
+        tokens, begin = (*prompt_ids, *token_ids), len(prompt_ids)
+        rejected = [begin + i for i, origin in enumerate(origins) if origin is Origin.RECOVERED]
+        self._num_seen += 1
+        if not token_ids or len(tokens) > self._target.max_len:
+            return
+        if self._num_seen % self.settings.held_every == 0:
+            self._held.append(Document(tokens, begin))
+        elif rejected:
+            self._memory.append(Document(tokens, begin, tuple(rejected) if self.settings.rejected_only else None))
+            self._num_new += len(rejected)
+
+    def maybe_update(self) -> Target | None:
+        if self._future is not None:
+            if not self._future.done():
+                return None
+            self._future, done = None, self._future
+            return done.result()
+        if self._num_new < self.settings.update_every or not self._held:
+            return None
+        self._num_new = 0
+        memory, held = list(self._memory), list(self._held)
+        if self._pool is None:
+            return self._update(memory, held)
+        self._future = self._pool.submit(self._update, memory, held)
+        return None
+
+    def close(self) -> None:
+        """End the background thread; what it is learning is dropped."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _restart(self) -> None:
+        """A new copy to learn."""
+        with torch.inference_mode(False):
+            self._learner = copy.deepcopy(self._served).requires_grad_(True)
+            self._optimizer = torch.optim.AdamW(
+                self._learner.parameters(), lr=self.settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+            )
+        self._num_failed = 0
+
+    def _update(self, memory: list[Document], held: list[Document]) -> Target | None:
+        with torch.inference_mode(False), torch.enable_grad():  # the caller may be in the middle of serving
+            for _ in range(self.settings.num_steps):
+                chosen = self._random.choice(len(memory), min(self.settings.batch_size, len(memory)), replace=False)
+                self._learn([memory[index] for index in chosen])
+            batches = [self._packed(part) for part in _parts(held, self.settings.batch_size)]
+            served, learned = (self._judge(model, batches) for model in (self._served, self._learner))
+            better = learned > served + self.settings.margin
+            self.judgements.append(Judgement(served, learned, better))
+            if better:
+                self._served, self._num_failed = copy.deepcopy(self._learner).requires_grad_(False), 0
+                return self._served.served(self._dtype)
+            self._num_failed += 1
+            if self._num_failed >= self.settings.patience:
+                self._restart()
+            return None
+
+    def _learn(self, documents: Sequence[Document]) -> None:
+        loss = self._objective(self._learner)(self._packed(documents)).loss
+        if not bool(torch.isfinite(loss)):  # the draft that serves is untouched
+            self._restart()
+            return
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._learner.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _judge(self, model: DraftLM, batches: Sequence[Packed]) -> float:
+        with torch.no_grad():
+            return accepted_length([self._objective(model)(batch) for batch in batches])
+
+    def _objective(self, model: DraftLM) -> DistillObjective:
+        return DistillObjective("online", model, self._target, DistillSettings(loss=self.settings.loss))
+
+    def _packed(self, documents: Sequence[Document]) -> Packed:
+        return Rows(compute(self._target, documents, ()), documents, row_len=1, last=self._target.num_layers).packed(())
+
+
+def _parts(documents: Sequence[Document], size: int) -> list[list[Document]]:
+    rest = iter(documents)
+    return [part for _ in range(0, len(documents), size) if (part := list(islice(rest, size)))]

@@ -1,0 +1,158 @@
+"""A draft that learns while it serves: more guesses are accepted, the text stays, and a worse draft is never swapped in."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_pair import _RAW, VOCAB, tiny_model
+
+from outrider.core.errors import CompositionError, ModelError, OptionError
+from outrider.core.method import Method
+from outrider.core.params import SamplingParams
+from outrider.core.request import Origin, Request, RequestState
+from outrider.drafters.medusa import Medusa
+from outrider.engine.exchange import exchange
+from outrider.engine.step import Batch, Engine
+from outrider.methods import compose
+from outrider.models.config import config_of
+from outrider.train.draft_lm import DraftLM
+from outrider.train.online import OnlineDraft, OnlineSettings
+
+TARGET = tiny_model()
+QUICK = OnlineSettings(update_every=40, num_steps=6, batch_size=8, held_every=4, learning_rate=3e-3)
+
+
+def new_draft() -> DraftLM:
+    raw = {**_RAW, "num_hidden_layers": 1}
+    config = config_of(raw)
+    assert config is not None
+    torch.manual_seed(0)
+    return DraftLM(config, raw, Path())
+
+
+def requests(count: int, temperature: float, first_seed: int = 0) -> list[Request]:
+    found = []
+    for seed in range(first_seed, first_seed + count):
+        prompt = [random.Random(seed).randrange(VOCAB) for _ in range(3)]
+        found.append(Request(prompt, SamplingParams(max_tokens=20, temperature=temperature, seed=seed)))
+    return found
+
+
+def method_with(model, rule: str = "coupled") -> Method:
+    return compose("draft-model", TARGET, draft=model, acceptance=rule, options={"num_draft_tokens": 3})
+
+
+def serve(engine: Engine, asked: list[Request]) -> list[RequestState]:
+    return finish(engine, engine.start(asked))
+
+
+def finish(engine: Engine, batch: Batch) -> list[RequestState]:
+    rows = batch.rows
+    while (batch := batch.without_finished()).rows:
+        engine.step(batch)
+    return rows
+
+
+def accepted(rows: list[RequestState]) -> float:
+    return sum(row.stats.num_tokens for row in rows) / sum(row.stats.num_passes for row in rows)
+
+
+def test_more_is_accepted_after_updates_and_the_text_stays() -> None:
+    draft = new_draft()
+    engine = Engine(TARGET, method_with(draft.served(torch.float32)))
+    online, swaps = OnlineDraft(draft, TARGET, QUICK), 0
+    first = accepted(serve(engine, requests(12, 0.0, 900)))
+    for turn in range(9):
+        for row in serve(engine, requests(6, 0.0, turn * 6)):
+            online.observe(row.request.prompt_ids, row.output_ids, row.origins)
+        model = online.maybe_update()
+        if model is not None:
+            exchange(engine, None, method_with(model))
+            swaps += 1
+    rows = serve(engine, requests(12, 0.0, 900))
+    assert swaps >= 2 and accepted(rows) > first + 0.2
+    assert all(step.swapped == (step.learned > step.served) for step in online.judgements)
+    plain = serve(Engine(TARGET, compose("plain", TARGET)), requests(12, 0.0, 900))
+    assert [row.tokens for row in rows] == [row.tokens for row in plain]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_running_requests_go_on_with_another_draft(temperature: float) -> None:
+    """Swapped in the middle of texts of different lengths: the same seeds, the same text."""
+    asked = requests(4, temperature)
+    plain = serve(Engine(TARGET, compose("plain", TARGET)), asked)
+    engine = Engine(TARGET, method_with(tiny_model(0.3)))
+    batch = engine.start(asked)
+    for noise in (0.2, 0.4):
+        engine.step(batch)
+        engine.step(batch)
+        exchange(engine, batch, method_with(tiny_model(noise)))
+    rows = finish(engine, batch)
+    assert [row.tokens for row in rows] == [row.tokens for row in plain]
+    assert sum(row.stats.num_accepted for row in rows) > 0
+
+
+def test_sampled_drafts_are_exchanged_too() -> None:
+    engine = Engine(TARGET, method_with(tiny_model(0.2), "rejection"))
+    batch = engine.start(requests(3, 1.0))
+    engine.step(batch)
+    exchange(engine, batch, method_with(tiny_model(0.3), "rejection"))
+    assert all(row.num_output == 20 for row in finish(engine, batch))
+
+
+def test_a_draft_that_gets_worse_is_not_swapped_in() -> None:
+    """A learning rate that ruins it: the gate holds, and the copy begins again."""
+    online = OnlineDraft(
+        new_draft(), TARGET, OnlineSettings(update_every=10, held_every=2, learning_rate=30.0, margin=0.3, patience=1)
+    )
+    engine = Engine(TARGET, method_with(tiny_model(0.5)))
+    for row in serve(engine, requests(12, 0.0)):
+        online.observe(row.request.prompt_ids, row.output_ids, row.origins)
+    before = {name: tensor.clone() for name, tensor in online.module.state_dict().items()}
+    assert online.maybe_update() is None
+    assert not online.judgements[0].swapped
+    assert all(torch.equal(tensor, before[name]) for name, tensor in online.module.state_dict().items())
+    assert all(torch.equal(a, b) for a, b in zip(online._learner.parameters(), online.module.parameters(), strict=True))
+
+
+def test_only_rejected_places_count() -> None:
+    online = OnlineDraft(new_draft(), TARGET, OnlineSettings(update_every=10))
+    kinds = [Origin.ACCEPTED, Origin.RECOVERED, Origin.BONUS, Origin.RECOVERED]
+    online.observe([1, 2, 3], [4, 5, 6, 7], kinds)
+    assert [document.counted for document in online._memory] == [(4, 6)]
+    assert online._packed(list(online._memory)).supervised.nonzero()[:, 1].tolist() == [4, 6]
+    online.observe([1, 2, 3], [4], [Origin.ACCEPTED])
+    assert len(online._memory) == 1 and online.maybe_update() is None
+
+
+def test_learning_in_the_background() -> None:
+    settings = OnlineSettings(**{**vars(QUICK), "background": True, "update_every": 20})
+    online = OnlineDraft(new_draft(), TARGET, settings)
+    for row in serve(Engine(TARGET, method_with(tiny_model(0.5))), requests(16, 0.0)):
+        online.observe(row.request.prompt_ids, row.output_ids, row.origins)
+    found = online.maybe_update()
+    assert found is None and online._future is not None
+    until = time.monotonic() + 60
+    while found is None and online._future is not None and time.monotonic() < until:
+        found = online.maybe_update()
+    assert found is not None and found.vocab_size == VOCAB
+    online.close()
+
+
+def test_what_cannot_work_is_refused() -> None:
+    with pytest.raises(ModelError, match="same vocabulary"):
+        OnlineDraft(new_draft(), tiny_model(vocab_size=40))
+    with pytest.raises(OptionError, match="held_every = 1"):
+        OnlineSettings(held_every=1)
+    with pytest.raises(OptionError, match="update_every = 0"):
+        OnlineSettings(update_every=0)
+    from tiny_heads import random_head
+
+    drafter = Medusa(random_head("medusa"))
+    engine = Engine(TARGET, method_with(tiny_model(0.3)))
+    with pytest.raises(CompositionError, match="states of the target that are gone"):
+        exchange(engine, None, Method(drafter, engine.method.rule, engine.method.policy))
