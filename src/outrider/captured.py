@@ -69,7 +69,7 @@ def captured(method: Method, target: Target) -> RoundGraphs | None:
     from outrider.engine.graphs import RoundGraphs
     from outrider.models.gpu.decoder import FastDecoder
 
-    if not isinstance(target, FastDecoder):
+    if not isinstance(target, FastDecoder) or target.page_len:
         return None
     if isinstance(method.drafter, NullDrafter):
         return RoundGraphs(target, None, policy, most_guesses=0)
@@ -85,6 +85,11 @@ def _twin(drafter: Drafter) -> DeviceDrafter | None:
 
     if isinstance(drafter, PromptLookup):
         return DeviceLookup(min_ngram=drafter.options.min_ngram, max_ngram=drafter.options.max_ngram)
-    if isinstance(drafter, DraftModel) and drafter.draws is Draws.DETERMINISTIC and isinstance(drafter.model, FastDecoder):
+    if (
+        isinstance(drafter, DraftModel)
+        and drafter.draws is Draws.DETERMINISTIC
+        and isinstance(drafter.model, FastDecoder)
+        and not drafter.model.page_len
+    ):
         return DeviceChain(drafter.model, vocab_size=drafter.vocab_size)
     return None

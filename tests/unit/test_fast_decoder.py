@@ -6,10 +6,12 @@ import pytest
 import torch
 from triton_interpreter import DEVICE
 
+from outrider.cache.paged import PagedCache
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
+from outrider.models.gpu.arena import DeviceCache
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
@@ -17,9 +19,9 @@ PROMPTS = [[5, 9, 1, 33, 7], [2, 8]]
 TREE = TokenTree.of_rows([([3, 4, 5, 6, 7], [-1, 0, 0, 1, 2]), ([9, 8, 1, 2], [-1, 0, 1, 2])], DEVICE)
 
 
-def pair(config: ModelConfig, numerics: str = "fast") -> tuple[Decoder, FastDecoder]:
+def pair(config: ModelConfig, numerics: str = "fast", page_len: int = 0) -> tuple[Decoder, FastDecoder]:
     weights = tiny_weights(config, device=str(DEVICE))
-    return Decoder(config, weights), FastDecoder(config, weights, numerics=numerics)
+    return Decoder(config, weights), FastDecoder(config, weights, numerics=numerics, page_len=page_len)
 
 
 def config_named(family: str) -> ModelConfig:
@@ -27,10 +29,11 @@ def config_named(family: str) -> ModelConfig:
 
 
 @pytest.mark.parametrize(
-    ("family", "numerics"), [("llama", "fast"), ("qwen2", "fast"), ("qwen3", "fast"), ("llama", "invariant")]
+    ("family", "numerics", "page_len"),
+    [("llama", "fast", 0), ("qwen2", "fast", 0), ("qwen3", "fast", 0), ("llama", "invariant", 0), ("llama", "fast", 4)],
 )
-def test_scores_are_those_of_the_oracle(family: str, numerics: str) -> None:
-    eager, fast = pair(config_named(family), numerics)
+def test_scores_are_those_of_the_oracle(family: str, numerics: str, page_len: int) -> None:
+    eager, fast = pair(config_named(family), numerics, page_len)
     caches = eager.new_cache(2), fast.new_cache(2)
     taps = (0, 1, 2)
     expected_taps, got_taps = (m.prefill(PROMPTS, c, taps=taps) for m, c in zip((eager, fast), caches, strict=True))
@@ -65,7 +68,7 @@ def test_a_single_node_and_part_of_a_model() -> None:
 
 def test_rows_leave_join_and_are_copied_before_they_part() -> None:
     _, fast = pair(config_named("llama"))
-    cache = fast.new_cache(2)
+    cache = DeviceCache.empty(fast.arena, 2)
     fast.prefill(PROMPTS, cache)
     twins = cache.fork([1, 1])
     assert twins.places == [cache.places[1]] * 2 and twins.lengths == [2, 2]
@@ -79,13 +82,30 @@ def test_rows_leave_join_and_are_copied_before_they_part() -> None:
     joined.reserve(1)
     assert joined.places == places  # nobody else names them, so nothing was copied
     del joined
-    assert sorted(fast.new_cache(4).places) == sorted(places)
+    assert sorted(DeviceCache.empty(fast.arena, 4).places) == sorted(places)
     assert fast.arena.num_rows == 4
+
+
+def test_rows_that_begin_alike_share_pages() -> None:
+    eager, fast = pair(config_named("llama"), page_len=4)
+    cache = fast.new_cache(1)
+    assert isinstance(cache, PagedCache) and fast.pool is not None
+    fast.prefill([[*PROMPTS[0], 3, 1]], cache)
+    twins = PagedCache.of_runs(fast.pool, [cache.run(0, 7), cache.run(0, 5)])
+    assert fast.pool.num_used == 2
+    fast.prefill([[4, 4, 4], [9]], twins)
+    other = eager.new_cache(2)
+    eager.prefill([[*PROMPTS[0], 3, 1, 4, 4, 4], [*PROMPTS[0], 9]], other)
+    twins.reserve(TREE.num_nodes)
+    logits, _ = fast.forward(TREE.tokens, fast.step_of(TREE, twins))
+    expected = eager.score(TREE, other).logits
+    for row, size in enumerate(TREE.sizes):
+        torch.testing.assert_close(logits[row, :size], expected[row, :size], atol=2e-3, rtol=1e-3)
 
 
 def test_the_arena_grows_and_keeps_what_it_held() -> None:
     _, fast = pair(config_named("llama"))
-    cache = fast.new_cache(1)
+    cache = DeviceCache.empty(fast.arena, 1)
     fast.prefill(PROMPTS[:1], cache)
     before, version = fast.arena.block[:, :, cache.places[0], :, :5].clone(), fast.arena.version
     cache.reserve(2000)

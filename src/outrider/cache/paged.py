@@ -183,7 +183,7 @@ class PagedCache(LayeredCache):
             for place in range(length // self.pool.page_len, len(row)):  # pages that the tree or its commit may write
                 if self.pool.uses(row[place]) > 1:
                     row[place] = self.pool.copied(row[place])
-            row += self.pool.take(max(0, self.pool.pages_for(length + num_nodes) - len(row)))
+            row.extend(self.pool.take(max(0, self.pool.pages_for(length + num_nodes) - len(row))))
         self._nodes, self._index = (start, num_nodes), None
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.cache.paged import PagedCache
 from outrider.cache.slots import SlotCache
 from outrider.core.interfaces import Cache
 from outrider.models.attention.tree_triton import Rows
@@ -112,8 +113,7 @@ class DeviceCache(SlotCache):
 
     def rows(self) -> Rows:
         """Lengths and places as the kernels read them."""
-        table = torch.tensor([self.lengths, self.places], dtype=torch.int32).to(self.arena.block.device)
-        return Rows(table[0], table[1])
+        return rows_in(flat_rows(self).to(self.arena.block.device), self.batch_size)
 
     def reserve(self, num_nodes: int, *, start: int = 0) -> None:
         del start
@@ -141,3 +141,17 @@ class DeviceCache(SlotCache):
         memory = self.arena.block[:, :, self.places[row]]
         source = torch.tensor(list(path), device=memory.device) + begin
         memory[:, :, :, begin : begin + len(path)] = memory.index_select(3, source)
+
+
+def flat_rows(cache: DeviceCache | PagedCache, num_columns: int = 0) -> Tensor:
+    """[B + B * columns] int32 on the host: every row's length, then its place or its ``num_columns`` pages, padded with 0."""
+    if isinstance(cache, DeviceCache):
+        return torch.tensor([*cache.lengths, *cache.places], dtype=torch.int32)
+    pages = [page for row in cache.pages for page in (*row, *[0] * (num_columns - len(row)))]
+    return torch.tensor([*cache.lengths, *pages], dtype=torch.int32)
+
+
+def rows_in(flat: Tensor, batch_size: int, *, page_len: int = 0) -> Rows:
+    """The same, as views for the kernels."""
+    places = flat[batch_size:]
+    return Rows(flat[:batch_size], places.view(batch_size, -1) if page_len else places, page_len)

@@ -27,7 +27,7 @@ class Seats:
 
     def __init__(self, model: FastDecoder) -> None:
         self.model = model
-        self._spare = model.new_cache(1)
+        self._spare = DeviceCache.empty(model.arena, 1)
         self._caches: dict[tuple[int, int], DeviceCache] = {}
         self._places: dict[int, Tensor] = {}
 
@@ -35,7 +35,7 @@ class Seats:
         """Prefill all tokens of ``rows`` but the last, each into the arena row of a slot."""
         for slot in slots:
             self._caches.pop((batch_size, slot), None)
-        cache = self.model.new_cache(len(slots))
+        cache = DeviceCache.empty(self.model.arena, len(slots))
         self.model.arena.ensure(capacity)
         self.model.prefill([row[:-1] for row in rows], cache)
         for index, slot in enumerate(slots):

@@ -18,13 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.cache.paged import PagedCache, PagePool
 from outrider.core.interfaces import Cache, LayeredTarget, Resume
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.attention.tree_triton import Cut, Rows, Sights, attend_tree, cut_for, pack_words, rotate_and_write
 from outrider.models.config import ModelConfig
-from outrider.models.gpu.arena import Arena, ArenaShape, DeviceCache
+from outrider.models.gpu.arena import Arena, ArenaShape, DeviceCache, flat_rows, rows_in
 from outrider.models.gpu.replay import PassGraphs
 from outrider.models.gpu.skinny import Norm, add_norm, product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
@@ -49,7 +50,8 @@ class Step:
 class FastDecoder(LayeredTarget):
     """A frozen decoder with one arena for all its caches; passes of one decoder must not run side by side."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, *, numerics: str = "fast") -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, *, numerics: str = "fast", page_len: int = 0) -> None:
+        """``page_len`` (a power of two) keeps keys in pages of so many tokens, so that requests can share beginnings."""
         self.config, self.numerics = config, numerics
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
@@ -57,6 +59,9 @@ class FastDecoder(LayeredTarget):
         self._invariant = numerics == "invariant"
         shape = ArenaShape(config.num_layers, config.num_kv_heads, config.head_dim)
         self.arena = Arena(shape, dtype=self.dtype, device=self.device)
+        self.page_len = page_len
+        pages = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
+        self.pool = PagePool(pages, dtype=self.dtype, device=self.device, page_len=page_len) if page_len else None
         self._tables = [
             RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=self.dtype, device=self.device)
             for rope in config.ropes
@@ -65,11 +70,18 @@ class FastDecoder(LayeredTarget):
             table.reach(min(config.max_len, 1 << 17) + 512)  # whole, since graphs hold its address
         self._graphs = PassGraphs(self)
 
-    def new_cache(self, batch_size: int) -> DeviceCache:
+    @property
+    def memory(self) -> Arena | PagePool:
+        """Where its caches are."""
+        return self.arena if self.pool is None else self.pool
+
+    def new_cache(self, batch_size: int) -> DeviceCache | PagedCache:
+        if self.pool is not None:
+            return PagedCache.empty(self.pool, batch_size)
         return DeviceCache.empty(self.arena, batch_size)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
-        assert isinstance(cache, DeviceCache), "a FastDecoder works on the caches it made"
+        assert isinstance(cache, DeviceCache | PagedCache), "a FastDecoder works on the caches it made"
         pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
         for tree in chunks_of(rows, _CHUNK, self.device):
             cache.reserve(tree.num_nodes)
@@ -84,13 +96,13 @@ class FastDecoder(LayeredTarget):
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
     ) -> Scores:
         del resume  # the same scores without it
-        assert isinstance(cache, DeviceCache), "a FastDecoder works on the caches it made"
+        assert isinstance(cache, DeviceCache | PagedCache), "a FastDecoder works on the caches it made"
         with torch.inference_mode():
             logits, tapped = self._graphs.score(tree, cache, taps=tuple(taps), start=start)
         return Scores(logits, tapped)
 
     def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:
-        assert isinstance(cache, DeviceCache), "a FastDecoder works on the caches it made"
+        assert isinstance(cache, DeviceCache | PagedCache), "a FastDecoder works on the caches it made"
         cache.reserve(tree.num_nodes, start=start)
         with torch.inference_mode():
             hidden, _ = self.hidden(tree.tokens[:, start:], self.step_of(tree, cache, start), route=route)
@@ -103,12 +115,14 @@ class FastDecoder(LayeredTarget):
     def _head(self, x: Tensor, parts: Tensor | None) -> Tensor:
         return self._product(add_norm(x, parts, self._norm(self._weights.norm)), self._weights.head, Kind.HEAD)
 
-    def step_of(self, tree: TokenTree, cache: DeviceCache, start: int = 0) -> Step:
+    def step_of(self, tree: TokenTree, cache: DeviceCache | PagedCache, start: int = 0) -> Step:
         """Everything the layers share, for nodes ``start``.. of the tree."""
         words = None if tree.is_chain else pack_words(tree.ancestors)[:, start:].contiguous()
         depths = None if tree.is_chain else tree.depths[:, start:].int().contiguous()
         shape = (tree.batch_size, tree.num_nodes - start)
-        return self.step(shape, cache.rows(), Sights(words, depths, start), num_slots=max(cache.lengths) + tree.num_nodes)
+        columns = 0 if isinstance(cache, DeviceCache) else max(map(len, cache.pages))
+        rows = rows_in(flat_rows(cache, columns).to(self.device), cache.batch_size, page_len=self.page_len)
+        return self.step(shape, rows, Sights(words, depths, start), num_slots=max(cache.lengths) + tree.num_nodes)
 
     def step(self, shape: tuple[int, int], rows: Rows, sights: Sights, *, num_slots: int) -> Step:
         """``num_slots`` bounds the rows' lengths with the tree: those of now, or, in a graph, of ever."""
@@ -158,7 +172,7 @@ class FastDecoder(LayeredTarget):
 
     def _attention(self, x: Tensor, index: int, step: Step) -> Tensor:
         """What attention adds to the stream, from its norm."""
-        layer, config, memory = self._weights.layers[index], self.config, self.arena.memory(index)
+        layer, config, memory = self._weights.layers[index], self.config, self.memory.memory(index)
         qkv = self._product(x, layer.qkv, Kind.WIDE).view(*step.shape, -1)
         rope = config.rope_of_layer[index]
         tables = None if rope is None else (self._tables[rope].cos, self._tables[rope].sin)

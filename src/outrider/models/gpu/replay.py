@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
+from outrider.cache.paged import PagedCache
 from outrider.core.tree import TokenTree
-from outrider.models.attention.tree_triton import Rows, Sights, pack_words
-from outrider.models.gpu.arena import DeviceCache
+from outrider.models.attention.tree_triton import Sights, pack_words
+from outrider.models.gpu.arena import DeviceCache, flat_rows, rows_in
 
 if TYPE_CHECKING:
     from outrider.models.gpu.decoder import FastDecoder
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 _MOST_GRAPHS = 32
 """Each holds its logits, which for a large pass are hundreds of megabytes: the one not used for longest goes."""
+_FEWEST_PAGES = 16
 _MOST_ROWS = 512
 """Rows of a pass beyond which launching is not what costs."""
 
@@ -43,6 +45,8 @@ class PassShape:
     num_words: int
     """0 on chains."""
     taps: tuple[int, ...]
+    num_pages: int = 0
+    """Of the table of pages; 0 where rows stand in one piece."""
 
 
 def _own_bits(shape: PassShape) -> Tensor:
@@ -54,16 +58,23 @@ def _own_bits(shape: PassShape) -> Tensor:
     return words
 
 
+def _num_columns(cache: DeviceCache | PagedCache) -> int:
+    """Columns of the table of pages that a graph is captured for: a power of two, so that few are."""
+    return 0 if isinstance(cache, DeviceCache) else max(_FEWEST_PAGES, 1 << (max(map(len, cache.pages)) - 1).bit_length())
+
+
 @final
 class PassGraph:
     """A captured pass with the tensors it reads and writes."""
 
-    def __init__(self, decoder: FastDecoder, shape: PassShape, pool: Any, *, first: tuple[TokenTree, DeviceCache]) -> None:
+    def __init__(
+        self, decoder: FastDecoder, shape: PassShape, pool: Any, *, first: tuple[TokenTree, DeviceCache | PagedCache]
+    ) -> None:
         """``first`` is the pass it is captured on: kernels are compiled by running them, and that writes to the rows."""
         batch_size, num_nodes, device = shape.batch_size, shape.num_nodes, decoder.device
         self.shape = shape
         self.tokens = torch.zeros(batch_size, num_nodes, dtype=torch.int64, device=device)
-        self.table = torch.zeros(2, batch_size, dtype=torch.int32, device=device)
+        self.rows = torch.zeros(batch_size * (1 + max(1, shape.num_pages)), dtype=torch.int32, device=device)
         self.depths: Tensor | None = None
         self.words: Tensor | None = None
         if shape.num_words:
@@ -72,19 +83,19 @@ class PassGraph:
         self.load(*first)
         self.graph = torch.cuda.CUDAGraph()
         sights = Sights(self.words, self.depths, shape.start)
-        step = decoder.step(
-            (batch_size, num_nodes), Rows(self.table[0], self.table[1]), sights, num_slots=decoder.arena.capacity
-        )
+        rows = rows_in(self.rows, batch_size, page_len=decoder.page_len)
+        num_slots = shape.num_pages * decoder.page_len if shape.num_pages else decoder.arena.capacity
+        step = decoder.step((batch_size, num_nodes), rows, sights, num_slots=num_slots)
         decoder.forward(self.tokens, step, taps=shape.taps)  # compiles the kernels
         torch.cuda.synchronize(device)
         with torch.cuda.graph(self.graph, pool=pool):
             self.logits, self.tapped = decoder.forward(self.tokens, step, taps=shape.taps)
 
-    def load(self, tree: TokenTree, cache: DeviceCache) -> None:
+    def load(self, tree: TokenTree, cache: DeviceCache | PagedCache) -> None:
         """Copy a tree and the state of its rows to where the graph reads them."""
         start = self.shape.start
         count = tree.num_nodes - start
-        self.table.copy_(torch.tensor([cache.lengths, cache.places], dtype=torch.int32))
+        self.rows.copy_(flat_rows(cache, self.shape.num_pages))
         self.tokens[:, :count] = tree.tokens[:, start:]
         if self.words is not None and self.depths is not None:
             self.depths[:, :count] = tree.depths[:, start:]
@@ -102,11 +113,11 @@ class PassGraphs:
     def __init__(self, decoder: FastDecoder) -> None:
         self._decoder = decoder
         self._graphs: dict[PassShape, PassGraph] = {}
-        self._version = decoder.arena.version
+        self._version = decoder.memory.version
         self._pool: Any = None
 
     def score(
-        self, tree: TokenTree, cache: DeviceCache, *, taps: Sequence[int], start: int
+        self, tree: TokenTree, cache: DeviceCache | PagedCache, *, taps: Sequence[int], start: int
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Logits and taps of nodes ``start``.. of the tree."""
         count = tree.num_nodes - start
@@ -117,14 +128,15 @@ class PassGraphs:
             return self._decoder.forward(tree.tokens[:, start:], step, taps=taps)
         cache.reserve(start + size, start=start)
         num_words = 0 if tree.is_chain else -(-(start + size) // 64)
-        graph = self._graph(PassShape(tree.batch_size, size, start, num_words, tuple(taps)), tree, cache)
+        shape = PassShape(tree.batch_size, size, start, num_words, tuple(taps), _num_columns(cache))
+        graph = self._graph(shape, tree, cache)
         graph.load(tree, cache)
         return graph.replay(count)
 
-    def _graph(self, shape: PassShape, tree: TokenTree, cache: DeviceCache) -> PassGraph:
-        if self._version != self._decoder.arena.version:
+    def _graph(self, shape: PassShape, tree: TokenTree, cache: DeviceCache | PagedCache) -> PassGraph:
+        if self._version != self._decoder.memory.version:
             self._graphs.clear()
-            self._version = self._decoder.arena.version
+            self._version = self._decoder.memory.version
         graph = self._graphs.pop(shape, None)
         if graph is None:
             if not self._graphs:  # a pool goes with the last graph that used it
