@@ -40,7 +40,7 @@ def llm() -> LLM:
 
 def look(llm: LLM, method: str, acceptance: str | None = None, config: AuditConfig = SMALL) -> Audit:
     prompts = [llm.codec.encode(text) for text in WORDS]
-    return audit(llm, Setting(method, acceptance), prompts, config=config)
+    return audit(llm, Setting(method, acceptance, "fixed"), prompts, config=config)
 
 
 def failures(found: Audit) -> set[str]:

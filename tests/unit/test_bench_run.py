@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import Namespace
 
 import pytest
 import torch
 
 from outrider.api import LLM
+from outrider.bench.curves import Curve
 from outrider.bench.memory import added_bytes
 from outrider.bench.recorder import recorded
 from outrider.bench.report import report
-from outrider.bench.runner import RunConfig, decode
+from outrider.bench.runner import RunConfig, Runner, decode
 from outrider.bench.session import Bench, Outcome, run_bench
 from outrider.bench.settings import Grid, Setting, runnable
 from outrider.bench.suites import load_suites
 from outrider.bench.table import size_text, table
 from outrider.bundled import bundled_path
+from outrider.cli.bench import load_pair
 from outrider.cli.main import main
 from outrider.core.params import SamplingParams
 from outrider.methods import METHODS
+from outrider.policies.adaptive import Adaptive
+from outrider.policies.fixed import Fixed
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +62,13 @@ def test_figures_add_up(outcome: Outcome) -> None:
 
 def test_the_table_and_the_report_hold_every_line(outcome: Outcome) -> None:
     text = table(outcome.lines, outcome.skipped)
-    page = report(json.loads(json.dumps(outcome.document)))
+    curves = [Curve(32, 1, (1, 2, 4, 8), (0.001, 0.0011, 0.0013, 0.002)).to_json()]
+    page = report(json.loads(json.dumps({**outcome.document, "curves": curves})))
     for line in outcome.lines:
         assert line.label in text and line.label in page
-    assert page.count("<svg") >= 4 and "Speed against batch" in page
+    titles = ("Speed-up over plain decoding", "Acceptance per position", "Cost against tree size", "Speed against batch")
+    assert page.count("<svg") == 4 and all(title in page for title in titles)
+    assert page.count("<table class='heat'>") == 3, "speed-ups by suite at two batch sizes, acceptance of all settings"
     assert not re.findall(r"(?:src|href)\s*=|url\(|@import|<script", page), "nothing from elsewhere"
 
 
@@ -95,6 +103,28 @@ def test_added_memory_counts_storages_once_and_not_the_target() -> None:
 
 def test_labels_say_what_differs() -> None:
     assert Setting("suffix", "coupled", "adaptive", {"num_draft_tokens": 4}).label == "suffix coupled adaptive K=4"
+    assert Setting("suffix").label == "suffix"
+
+
+def test_settings_run_as_generate_runs_them(llm: LLM) -> None:
+    assert isinstance(Setting("draft-model").compose(llm).policy, Adaptive)
+    assert isinstance(Setting("draft-model", options={"num_draft_tokens": 4}).compose(llm).policy, Fixed)
+    assert [one.policy for one in Grid(["suffix"], policies=["fixed", "adaptive"]).settings()] == [None, "fixed", "adaptive"]
+
+
+def test_drafters_start_empty_and_policies_go_on(llm: LLM) -> None:
+    runner = Runner(llm, [Setting("plain"), Setting("suffix")], {"s": [[1, 50, 60]]}, config=RunConfig(max_tokens=4))
+    first, second = (runner._fresh(Setting("suffix")) for _ in range(2))
+    assert first.policy is second.policy and first.drafter is not second.drafter
+
+
+def test_a_draft_with_another_tokenizer_is_loaded(stories15m) -> None:
+    """Rows that translate run; the others are named with the reason."""
+    arguments = Namespace(model=str(stories15m), draft=["bundled"], threads=None, dtype="float32", device=None)
+    llm, _ = load_pair(arguments)
+    kept, skipped = runnable(llm, Grid(["draft-model", "tli", "reencode", "suffix"]).settings(), lambda _: None)
+    assert [one.method for one in kept] == ["plain", "tli", "reencode", "suffix"]
+    assert "another vocabulary" in skipped[0].reason
 
 
 def test_the_command_line(capsys, tmp_path) -> None:

@@ -113,13 +113,17 @@ def test_a_curve_is_read_between_and_beyond_its_points() -> None:
 def test_plots_are_well_formed_and_inside_their_frame() -> None:
     from xml.etree import ElementTree
 
-    from outrider.bench.svg import Bar, bars, lines
+    from outrider.bench.svg import Bar, bars, lines, nice_steps
 
+    assert nice_steps(1.0) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0]) and nice_steps(0.0)[-1] == 1.0
+    for most in (0.003, 0.97, 1.1, 44.0, 1320.0, 9e6):
+        steps = nice_steps(most)
+        assert steps[-1] >= most > steps[-2] and 4 <= len(steps) <= 7
     many = [Bar(f"a rather long label, number {n} <&>", 0.5 + n, 0.4 + n, 0.9 + n) for n in range(5)]
     curves = {"one": [(1.0, 2.0), (8.0, 3.0)], "two & more": [(1.0, 0.0), (64.0, 9.0)]}
     for plot in (bars(many), lines(curves, x_title="x", y_title="y", log_x=True)):
         root = ElementTree.fromstring(plot)
-        width, height = float(root.attrib["width"]), float(root.attrib["height"])
+        width, height = map(float, root.attrib["viewBox"].split()[2:])
         for node in root.iter():
             for name in ("x", "x1", "x2", "cx"):
                 assert 0 <= float(node.attrib.get(name, 0)) <= width

@@ -1,8 +1,9 @@
 """Runs settings in turns on the same prompts: the order changes from prompt to prompt, so that no setting owns a quiet moment.
 
 A round is every suite once. Inside it every chunk of prompts is given to every setting, one after the other, before the next
-chunk comes; speed-ups are ratios of times measured next to each other. Methods that learn across requests start every round
-empty, and meet a suite's prompts in order: they may learn from earlier prompts and never from an earlier round.
+chunk comes; speed-ups are ratios of times measured next to each other. Drafters that learn across requests start every round
+empty, and meet a suite's prompts in order: they may learn from earlier prompts and never from an earlier round. Policies know
+no text, only costs and rates, and are kept from the warm-up to the end, as an ``LLM`` keeps its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from outrider.api import LLM
 from outrider.bench.memory import added_bytes
 from outrider.bench.recorder import Tally, recorded
 from outrider.bench.settings import BASELINE, Setting
+from outrider.core.interfaces import Policy
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.engine.step import Batch, Engine
@@ -128,6 +130,12 @@ class Runner:
         self.llm, self.settings, self.suites, self.config, self._say = llm, list(settings), suites, config, say
         keys = [(s, name, size) for s in settings for name in suites for size in config.batch_sizes]
         self.results = Results({(s.label, name, size): Cell(s, name, size) for s, name, size in keys}, {})
+        self._policies: dict[str, Policy] = {}
+
+    def _fresh(self, setting: Setting) -> Method:
+        """The method with an empty drafter and the policy of the rounds before."""
+        made = setting.compose(self.llm)
+        return Method(made.drafter, made.rule, self._policies.setdefault(setting.label, made.policy))
 
     def run(self) -> Results:
         began = time.perf_counter()
@@ -153,7 +161,7 @@ class Runner:
         for setting in self.settings:
             for size in self.config.batch_sizes:
                 chunk = _padded(prompts[:size], size)
-                done = decode(self.llm, setting.compose(self.llm), chunk, [small] * len(chunk))
+                done = decode(self.llm, self._fresh(setting), chunk, [small] * len(chunk))
                 num_tokens += sum(map(len, done.outputs))
         if self.config.seconds is None:
             return
@@ -172,7 +180,7 @@ class Runner:
                 self._suite(number, suite, prompts, size=size)
 
     def _suite(self, number: int, suite: str, prompts: list[list[int]], *, size: int) -> None:
-        running = {s.label: recorded(s.compose(self.llm)) for s in self.settings}
+        running = {s.label: recorded(self._fresh(s)) for s in self.settings}
         cells = {s.label: self.results.cell(s.label, suite, size) for s in self.settings}
         ruler: list[float] = []
         for cell in cells.values():

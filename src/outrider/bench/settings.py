@@ -27,16 +27,13 @@ class Setting:
 
     method: str
     acceptance: str | None = None
-    policy: str = "fixed"
+    policy: str | None = None
+    """None: as ``generate`` chooses, which is ``adaptive``, or ``fixed`` where a length is given."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        parts = [self.method]
-        if self.acceptance:
-            parts.append(self.acceptance)
-        if self.policy != "fixed":
-            parts.append(self.policy)
+        parts = [self.method, *filter(None, (self.acceptance, self.policy))]
         shown = {name: value for name, value in self.options.items() if len(str(value)) < 24 and "/" not in str(value)}
         parts += [f"K={value}" if name == "num_draft_tokens" else f"{name}={value}" for name, value in shown.items()]
         return " ".join(parts)
@@ -80,7 +77,8 @@ class Grid:
     lengths: Sequence[int] = ()
     """Values of num_draft_tokens; none leaves each method its own."""
     acceptances: Sequence[str] = ()
-    policies: Sequence[str] = ("fixed",)
+    policies: Sequence[str] = ()
+    """None leaves the choice to ``generate``'s rule (see ``Setting.policy``)."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By method: options of its own."""
 
@@ -95,7 +93,7 @@ class Grid:
 
     def _of(self, name: str) -> Iterable[Setting]:
         for acceptance in self.acceptances or (None,):
-            for policy in self.policies:
+            for policy in self.policies or (None,):
                 for length in self.lengths or (None,):
                     chosen = {} if length is None else {"num_draft_tokens": length}
                     yield Setting(name, acceptance, policy, {**self.options.get(name, {}), **chosen})

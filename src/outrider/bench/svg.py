@@ -1,4 +1,7 @@
-"""Small plots as SVG text: horizontal bars with intervals, and lines. No script, no fonts or files from elsewhere."""
+"""Small plots as SVG text: horizontal bars with intervals, and lines. No script, no fonts or files from elsewhere.
+
+Colours are classes of the page's style sheet (``report_style``), so that a plot is readable on light and on dark ground.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-PALETTE = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b7791f", "#97266d", "#285e61", "#4a5568", "#c53030", "#3182ce")
-_WIDTH = 760
+NUM_COLOURS = 8
+"""Series that one plot can tell apart."""
+_WIDTH = 900
+_CLOSEST = 24
+"""Pixels between two labels of an axis."""
 Place = Callable[[float], float]
 """A value's place on an axis, in pixels."""
 
@@ -21,88 +27,104 @@ class Bar:
     value: float
     low: float
     high: float
-    note: str = ""
+    tone: str = ""
+    """Class of the bar, where it is not to follow from the comparison with the mark."""
 
 
-def bars(items: Sequence[Bar], *, unit: str = "x", mark: float | None = 1.0) -> str:
-    """One bar per item; ``mark`` is the value everything is compared with."""
-    left, row = _room_for(item.label for item in items), 24
-    top = max([item.high for item in items] + [mark or 0.0]) * 1.12 or 1.0
-    height = row * len(items) + 30
+def bars(items: Sequence[Bar], *, unit: str = "x", digits: int = 2, mark: float | None = 1.0) -> str:
+    """One bar per item; ``mark`` is the value everything is compared with. Intervals far beyond all values are cut off."""
+    left, row = _room_for(item.label for item in items), 22
+    most = max([item.value for item in items] + [mark or 0.0]) or 1.0
+    top = max(most, min(max(item.high for item in items), 1.6 * most))
+    height = row * len(items) + 12
 
     def x(value: float) -> float:
-        return left + (_WIDTH - left - 90) * max(0.0, min(value, top)) / top
+        return left + (_WIDTH - left - 80) * max(0.0, min(value, top)) / top
 
     parts = [_open(height)]
     for number, item in enumerate(items):
-        y = 8 + number * row
-        colour = PALETTE[0] if mark is None or item.low >= mark else "#a0aec0" if item.high >= mark else PALETTE[8]
+        y = 6 + number * row
         parts.append(_text(left - 8, y + 13, item.label, anchor="end"))
-        parts.append(f'<rect x="{left}" y="{y + 2}" width="{x(item.value) - left:.1f}" height="{row - 9}" fill="{colour}"/>')
-        parts.append(_line(x(item.low), y + 9, x(item.high), y + 9, "#1a202c", 1.5))
-        parts.append(_text(x(max(item.high, item.value)) + 6, y + 13, f"{item.value:.2f}{unit} {item.note}".strip()))
+        size = f'width="{x(item.value) - left:.1f}" height="{row - 6}"'
+        parts.append(f'<rect x="{left}" y="{y}" {size} rx="2" class="{item.tone or _tone(item, mark)}"/>')
+        parts.append(_line(x(item.low), y + 8, x(item.high), y + 8, "whisker"))
+        parts.append(_text(x(max(item.high, item.value)) + 7, y + 13, f"{item.value:,.{digits}f}{unit}"))
     if mark is not None:
-        parts.append(_line(x(mark), 0, x(mark), height - 24, "#718096", 1, dash=True))
+        parts.append(_line(x(mark), 0, x(mark), height, "mark"))
     return "".join([*parts, "</svg>"])
 
 
+def _tone(item: Bar, mark: float | None) -> str:
+    if mark is None or item.low >= mark:
+        return "up"
+    return "open" if item.high >= mark else "down"
+
+
 def lines(
-    series: Mapping[str, Sequence[tuple[float, float]]], *, x_title: str, y_title: str, log_x: bool = False, height: int = 300
+    series: Mapping[str, Sequence[tuple[float, float]]], *, x_title: str, y_title: str, log_x: bool = False, height: int = 330
 ) -> str:
-    """One line with dots per series of (x, y) points."""
+    """One line with dots per series of (x, y) points, at most ``NUM_COLOURS`` of them."""
     points = [point for values in series.values() for point in values]
     if not points:
         return ""
-    left, right, bottom = 60, 20 + _room_for(series), 40
+    left, right, bottom, above = 64, 24 + _room_for(series), 44, 30
     low_x, high_x = min(p[0] for p in points), max(p[0] for p in points)
-    top = max(p[1] for p in points) * 1.1 or 1.0
+    steps = nice_steps(max(p[1] for p in points))
 
     def x(value: float) -> float:
         begin, end, at = (math.log(max(v, 1e-9)) if log_x else v for v in (low_x, high_x, value))
         return left + (_WIDTH - left - right) * ((at - begin) / (end - begin) if end > begin else 0.5)
 
     def y(value: float) -> float:
-        return 10 + (height - bottom - 10) * (1 - value / top)
+        return above + (height - bottom - above) * (1 - value / steps[-1])
 
-    parts = [_open(height), _axes(sorted({p[0] for p in points}), top, x=x, y=y, height=height - bottom)]
+    parts = [_open(height), _axes(sorted({p[0] for p in points}), steps, x=x, y=y)]
     for number, (name, values) in enumerate(series.items()):
-        colour = PALETTE[number % len(PALETTE)]
+        colour = f"c{number % NUM_COLOURS}"
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in values)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-        parts += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="2.6" fill="{colour}"/>' for a, b in values]
-        parts.append(f'<rect x="{_WIDTH - right + 12}" y="{12 + 17 * number}" width="10" height="10" fill="{colour}"/>')
-        parts.append(_text(_WIDTH - right + 27, 21 + 17 * number, name))
-    parts.append(_text((left + _WIDTH - right) / 2, height - 6, x_title, anchor="middle"))
-    parts.append(_text(left, 8, y_title, anchor="middle"))
+        parts.append(f'<g class="{colour}"><title>{escape(name)}</title><polyline points="{path}"/>')
+        parts += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="3"/>' for a, b in values]
+        parts.append(f'<circle cx="{_WIDTH - right + 20}" cy="{above + 4 + 19 * number}" r="5"/></g>')
+        parts.append(_text(_WIDTH - right + 31, above + 8 + 19 * number, name))
+    parts.append(_text((left + _WIDTH - right) / 2, height - 6, x_title, anchor="middle", tone="quiet"))
+    parts.append(_text(8, 14, y_title, tone="quiet"))
     return "".join([*parts, "</svg>"])
+
+
+def nice_steps(most: float) -> list[float]:
+    """0, and four to six round numbers up to at least ``most``."""
+    if most <= 0:
+        return [0.0, 1.0]
+    unit = 10.0 ** math.floor(math.log10(most / 4))
+    step = next(unit * factor for factor in (1, 2, 2.5, 5, 10, 20) if most / (unit * factor) <= 5)
+    return [step * i for i in range(math.ceil(most / step - 1e-9) + 1)]
 
 
 def _room_for(labels: Iterable[str]) -> int:
     """Pixels that the longest label takes."""
-    return min(320, 20 + 7 * max((len(label) for label in labels), default=10))
+    return min(340, 20 + 7 * max((len(label) for label in labels), default=10))
 
 
-def _axes(ticks: Sequence[float], top: float, *, x: Place, y: Place, height: int) -> str:
-    shown = ticks if len(ticks) <= 16 else ticks[:: math.ceil(len(ticks) / 16)]
-    parts = [_line(x(ticks[0]), height, x(ticks[-1]), height, "#4a5568", 1)]
-    parts += [_text(x(tick), height + 15, f"{tick:g}", anchor="middle") for tick in shown]
-    for step in range(5):
-        value = top * step / 4
-        parts.append(_line(x(ticks[0]), y(value), x(ticks[-1]), y(value), "#e2e8f0", 1))
-        parts.append(_text(52, y(value) + 4, f"{value:.3g}", anchor="end"))
+def _axes(ticks: Sequence[float], steps: Sequence[float], *, x: Place, y: Place) -> str:
+    parts: list[str] = []
+    for value in steps:
+        parts.append(_line(x(ticks[0]), y(value), x(ticks[-1]), y(value), "grid" if value else "axis"))
+        parts.append(_text(56, y(value) + 4, f"{value:,.6g}", anchor="end", tone="quiet"))
+    last = -math.inf
+    for tick in ticks:
+        if x(tick) - last >= _CLOSEST:
+            parts.append(_text(x(tick), y(0) + 17, f"{tick:g}", anchor="middle", tone="quiet"))
+            last = x(tick)
     return "".join(parts)
 
 
 def _open(height: int) -> str:
-    style = "font-family:system-ui,sans-serif;font-size:12px;max-width:100%"
-    size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="{style}">'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">'
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#1a202c">{escape(text)}</text>'
+def _text(x: float, y: float, text: str, *, anchor: str = "start", tone: str = "ink") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{tone}">{escape(text)}</text>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float, *, dash: bool = False) -> str:
-    dashes = ' stroke-dasharray="4 3"' if dash else ""
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width}"{dashes}/>'
+def _line(x1: float, y1: float, x2: float, y2: float, tone: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{tone}"/>'

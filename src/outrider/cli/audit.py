@@ -34,7 +34,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("method", help="see `outrider methods`")
     parser.add_argument("--draft", action="append", metavar="NAME", help="draft model, repeatable")
     parser.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
-    parser.add_argument("--policy", metavar="NAME", default="fixed")
+    parser.add_argument(
+        "--policy", metavar="NAME", default="fixed", help="(default: fixed, which never stops guessing: all of it is tested)"
+    )
     parser.add_argument("--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")

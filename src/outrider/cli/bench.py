@@ -58,7 +58,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models")
     group.add_argument("--model", metavar="NAME", help="folder, hub name or .gguf file (default: the bundled pair)")
     group.add_argument(
-        "--draft", action="append", metavar="NAME", help="draft model, repeatable; methods that need one are skipped without it"
+        "--draft", action="append", metavar="NAME", help="draft model or 'bundled', repeatable; may have a tokenizer of its own"
     )
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
@@ -71,7 +71,9 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--suites", default="all", help=f"{', '.join(builtin_names())}, or .jsonl files (default: all of ours)")
     group.add_argument("--num-draft-tokens", "-K", default="", metavar="K,K", help="draft lengths (default: each method's own)")
     group.add_argument("--acceptance", default="", metavar="RULE,RULE", help="acceptance rules (default: each method's own)")
-    group.add_argument("--policy", default="fixed", metavar="NAME,NAME", help="policies (default: fixed)")
+    group.add_argument(
+        "--policy", default="", metavar="NAME,NAME", help="policies (default: as `generate`: adaptive, or fixed with -K)"
+    )
     group.add_argument("--option", "-O", action="append", default=[], metavar="METHOD.NAME=VALUE", help="an option of a method")
     group.add_argument("--temperature", "-t", type=float, default=0.0)
     group.add_argument("--batch-sizes", default="1", metavar="B,B", help="requests that share passes (default: 1)")
@@ -183,8 +185,9 @@ def load_pair(arguments: argparse.Namespace) -> tuple[LLM, list[str]]:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     model = None if arguments.model in (None, "bundled") else arguments.model
-    drafts = arguments.draft or ([bundled_path("draft")] if model is None else [])
-    method = "draft-model" if drafts else "plain"
+    named = arguments.draft or (["bundled"] if model is None else [])
+    drafts = [bundled_path("draft") if name == "bundled" else name for name in named]
+    method = "reencode" if drafts else "plain"  # takes any draft; rows that need the same vocabulary say so themselves
     return LLM(model, method=method, draft=drafts or None, dtype=arguments.dtype, device=arguments.device), drafts
 
 
