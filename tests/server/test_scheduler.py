@@ -133,6 +133,41 @@ def test_preempted_requests_lose_nothing() -> None:
         assert finished[number].tokens == _alone(request).tokens
 
 
+def test_rows_come_and_go_in_one_block() -> None:
+    """Without a budget the block of a lane is not copied when a row leaves or another takes its place."""
+    rng = random.Random(11)
+    requests = [_random_request(rng) for _ in range(60)]
+    scheduler = Scheduler(_target(), _method, slots=Slots(8, 256))
+    waiting, finished, blocks = list(enumerate(requests)), dict[int, RequestState](), list[int]()
+    while waiting or not scheduler.is_idle:
+        while waiting and scheduler.num_running + scheduler.num_waiting < 8:
+            number, request = waiting.pop(0)
+            scheduler.submit(Job(number, RequestState.of(request), "draft-model"))
+        finished |= {step.request: step.state for step in scheduler.round() if step.state.is_finished}
+        scheduler.check_integrity()
+        caches = [lane.batch.cache for lane in scheduler._lanes.values() if lane.batch]
+        blocks += [cache.store.data_ptr() for cache in caches if isinstance(cache, ContiguousCache)]
+    assert len(set(blocks)) < len(requests) / 3
+    for number, request in enumerate(requests):
+        assert finished[number].tokens == _alone(request).tokens
+
+
+def test_a_narrowed_cache_holds_the_rows_that_stay() -> None:
+    target, prompts = _target(), [[row + 1] * (10 + row) for row in range(6)]
+    cache = target.new_cache(6)
+    target.prefill(prompts, cache)
+    store = cache.store
+    cache = cache.narrow([0, 5, 2, 3])
+    assert cache.store is store and cache.lengths == [10, 15, 12, 13]
+    cache = cache.join(_prefilled([9] * 20))
+    assert cache.store is store and cache.lengths == [10, 15, 12, 13, 20]
+    for row, prompt in enumerate([prompts[0], prompts[5], prompts[2], prompts[3], [9] * 20]):
+        fresh = _prefilled(prompt)
+        torch.testing.assert_close(cache.block[:, :, row, :, : len(prompt)], fresh.block[:, :, 0, :, : len(prompt)])
+    assert cache.narrow([1, 0]).store is not store  # the order is another, and most rows would be nobody's
+    assert cache.narrow([4]).lengths == [20]
+
+
 def test_cancelled_rows_are_gone_before_the_next_round() -> None:
     scheduler = Scheduler(_target(), _method)
     for number in range(3):
@@ -159,9 +194,9 @@ def test_a_long_prompt_does_not_hold_up_the_others() -> None:
 def test_trees_shrink_to_the_memory_there_is() -> None:
     memory = MemoryModel(100, 1000, budget=2 * (256 * 100 + 11 * 1000))
     assert memory.largest_tree([BatchSize(2, 100)]) == 10  # 11 nodes, one of them the root
-    assert memory.largest_tree([BatchSize(1, 100)]) > 10
+    assert (memory.largest_tree([BatchSize(1, 100)]) or 0) > 10
     assert memory.largest_tree([BatchSize(2, 200)]) is None
-    assert memory.largest_tree([]) > 0
+    assert (memory.largest_tree([]) or 0) > 0
 
 
 def test_what_can_never_fit_is_refused_before_it_waits() -> None:

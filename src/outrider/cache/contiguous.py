@@ -3,6 +3,9 @@
 Rows have their own lengths, so row b's node n stands at slot ``lengths[b] + n``. A commit moves the accepted nodes down
 next to the prefix (nothing moves on a chain) and raises the length; what lies behind it is garbage that the mask hides and
 the next tree overwrites. After any commit the first ``lengths[b]`` slots are those a fresh prefill would have written.
+
+Rows that leave a batch for good (``narrow``) leave their place to the next that joins: the last rows move into the holes, and
+nothing else does. Copying the whole block instead costs several rounds of a small model.
 """
 
 from __future__ import annotations
@@ -18,11 +21,15 @@ from outrider.core.interfaces import Cache
 
 _GROWTH = 256
 """Slots are added in blocks of this many, and at least by half: growing copies everything."""
+_MOST_SPARE = 4
+"""Times as many rows as are used that a block may have before it is copied into a smaller one."""
 
 
 @final
 class ContiguousCache(LayeredCache):
-    """One block [L, 2, B, Hkv, S, D] for all layers; ``keys`` and ``values`` are its [B, Hkv, S, D] views per layer."""
+    """One block [L, 2, B, Hkv, S, D] for all layers; ``keys`` and ``values`` are its [B, Hkv, S, D] views per layer.
+
+    ``store`` is the memory it is the first B rows of."""
 
     def __init__(self, block: Tensor, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
@@ -47,9 +54,9 @@ class ContiguousCache(LayeredCache):
         num_layers, two, _, num_heads, _, head_dim = self.block.shape
         return num_layers * two * num_heads * head_dim * self.block.element_size()
 
-    def _hold(self, block: Tensor) -> None:
-        self.block = block
-        self.keys, self.values = list(block[:, 0].unbind(0)), list(block[:, 1].unbind(0))
+    def _hold(self, store: Tensor) -> None:
+        self.store, self.block = store, store[:, :, : len(self.lengths)]
+        self.keys, self.values = list(self.block[:, 0].unbind(0)), list(self.block[:, 1].unbind(0))
 
     def reserve(self, num_nodes: int, *, start: int = 0) -> None:
         """Room for a tree of ``num_nodes`` after every row; also fixes where ``write`` puts nodes ``start``.. of it."""
@@ -86,10 +93,24 @@ class ContiguousCache(LayeredCache):
 
     def join(self, other: Cache) -> ContiguousCache:
         assert isinstance(other, ContiguousCache), "only caches of one kind can be joined"
-        capacity = max(self.capacity, other.capacity)
+        capacity, size = max(self.capacity, other.capacity), self.batch_size
+        lengths, used = [*self.lengths, *other.lengths], max(other.lengths)
         self._resize(capacity)
+        if len(lengths) <= self.store.shape[2]:  # rows that others left
+            self.store[:, :, size : len(lengths), :, :used] = other.block[:, :, :, :, :used]
+            return ContiguousCache(self.store, lengths)
         other._resize(capacity)
-        return ContiguousCache(torch.cat((self.block, other.block), 2), [*self.lengths, *other.lengths])
+        return ContiguousCache(torch.cat((self.block, other.block), 2), lengths)
+
+    def narrow(self, rows: Sequence[int]) -> ContiguousCache:
+        moves = [(row, place) for place, row in enumerate(rows) if row != place]
+        sources = {row for row, _ in moves if row >= len(rows)}
+        if len(sources) < len(moves) or _MOST_SPARE * len(rows) < self.store.shape[2]:
+            return self.fork(rows)
+        for row, place in moves:
+            used = self.lengths[row]
+            self.store[:, :, place, :, :used] = self.store[:, :, row, :, :used]
+        return ContiguousCache(self.store, [self.lengths[row] for row in rows])
 
     def _slots(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """[B, 1] rows and [B, N] slots of nodes ``start`` to ``end``."""
@@ -106,7 +127,7 @@ class ContiguousCache(LayeredCache):
     def _resize(self, capacity: int) -> None:
         if capacity == self.capacity:
             return
-        *outer, old, head_dim = self.block.shape
-        grown = self.block.new_zeros(*outer, capacity, head_dim)
-        grown[..., :old, :] = self.block
+        *outer, old, head_dim = self.store.shape
+        grown = self.store.new_zeros(*outer, capacity, head_dim)
+        grown[:, :, : self.batch_size, :, :old] = self.block
         self._hold(grown)

@@ -58,6 +58,10 @@ class Cache(ABC):
     def join(self, other: Cache) -> Cache:
         """A cache of this one's rows followed by ``other``'s (of the same kind)."""
 
+    def narrow(self, rows: Sequence[int]) -> Cache:
+        """As ``fork``, for a cache that is given up: what it returns may live in the same memory, and is given up when joined."""
+        return self.fork(rows)
+
 
 class Target(ABC):
     """A model that scores trees. A draft model is one too."""
@@ -231,6 +235,10 @@ class RowState(ABC):
 
     @abstractmethod
     def join(self, other: Any) -> RowState: ...
+
+    def narrow(self, rows: Sequence[int]) -> RowState:
+        """As ``fork``, for a state that is given up (see ``Cache.narrow``)."""
+        return self.fork(rows)
 
 
 class Stateless(RowState):

@@ -31,6 +31,9 @@ class _State(RowState):
     def fork(self, rows: Sequence[int]) -> _State:
         return _State(self.cache.fork(rows))
 
+    def narrow(self, rows: Sequence[int]) -> _State:
+        return _State(self.cache.narrow(rows))
+
     def join(self, other: _State) -> _State:
         return _State(self.cache.join(other.cache))
 

@@ -43,6 +43,9 @@ class TreeState(RowState):
     def fork(self, rows: Sequence[int]) -> TreeState:
         return TreeState(self.cache.fork(rows))
 
+    def narrow(self, rows: Sequence[int]) -> TreeState:
+        return TreeState(self.cache.narrow(rows))
+
     def join(self, other: TreeState) -> TreeState:
         return TreeState(self.cache.join(other.cache))
 
@@ -141,10 +144,10 @@ class DraftTree(TreeDrafter):
         super().__init__(model, vocab_size=vocab_size, draws=draws)
         options = options or DraftTreeOptions()
         self.tree = options.tree
-        self._drawing = Drawing(draws, options.perturb)
+        self.drawing = Drawing(draws, options.perturb)
 
     def _grow(self, growth: TreeGrowth, plan: Plan) -> tuple[Draft, Tensor]:
-        return grow_shape(growth, plan, tree=self.tree, drawing=self._drawing)
+        return grow_shape(growth, plan, tree=self.tree, drawing=self.drawing)
 
 
 def grow_shape(growth: LevelGrowth, plan: Plan, *, tree: TreeShape, drawing: Drawing) -> tuple[Draft, Tensor]:

@@ -152,7 +152,7 @@ class Scheduler:
             self._waiting.remove(job_id)
         self._sweep_arrivals()
         for lane in self._lanes.values():
-            _keep(lane, [i for i, row in enumerate(lane.order) if row != job_id])
+            self._keep(lane, [i for i, row in enumerate(lane.order) if row != job_id])
 
     @torch.inference_mode()
     def round(self) -> list[Progress]:
@@ -268,8 +268,20 @@ class Scheduler:
                 self._forget(batch.ids[row])
                 if self.prefixes is not None:
                     self.prefixes.keep(state.tokens[: batch.cache.lengths[row]], batch.cache, row)
-        _keep(lane, [row for row, state in enumerate(batch.rows) if not state.is_finished])
+        self._keep(lane, [row for row, state in enumerate(batch.rows) if not state.is_finished])
         return progress
+
+    def _keep(self, lane: _Lane, rows: Sequence[int]) -> None:
+        """Rows that stay in a lane. Where memory is counted none is left for those who may come."""
+        if lane.batch is None or len(rows) == len(lane.batch.rows):
+            return
+        if not rows:
+            lane.batch = None
+        elif self.memory.budget is None:
+            lane.batch = lane.batch.narrow(_without_holes(rows))
+        else:
+            lane.batch = lane.batch.fork(rows)
+        lane.order = list(lane.batch.ids) if lane.batch else []
 
     def _forget(self, job_id: int) -> Job | None:
         self.watched.discard(job_id)
@@ -296,8 +308,8 @@ def _counted(
     return LaneRound(name, sum(map(len, emitted)), drafted, accepted, batch.rows[0].stats.seconds - before[0][2])
 
 
-def _keep(lane: _Lane, rows: Sequence[int]) -> None:
-    """Rows that stay in a lane."""
-    if lane.batch is not None and len(rows) < len(lane.batch.rows):
-        lane.batch = lane.batch.fork(rows) if rows else None
-        lane.order = list(lane.batch.ids) if lane.batch else []
+def _without_holes(rows: Sequence[int]) -> list[int]:
+    """Rows that stay, in an order that moves as few as can be: the last ones fill the places of those that left."""
+    staying = set(rows)
+    last = [row for row in rows if row >= len(rows)]
+    return [place if place in staying else last.pop() for place in range(len(rows))]

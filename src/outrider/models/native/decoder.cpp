@@ -33,7 +33,7 @@ struct Pass {
     const int64_t* parents;  // [batch][nodes], null for chains
     const int32_t* sizes;    // [batch]
     const int32_t* lengths;  // [batch]
-    void* cache;             // [layers][2][batch][kv_heads][capacity][head_dim]
+    void* cache;             // [layers][2][cache_rows][kv_heads][capacity][head_dim]
     const float* const* cosines;  // per rope: [positions][head_dim]
     const float* const* sines;
     const uint8_t *attention_on, *mlp_on;  // [layers] or null: all
@@ -42,6 +42,7 @@ struct Pass {
     float* hidden;           // [batch][nodes - start][hidden] or null: in when first_layer > 0, out when not null
     float* logits;           // [batch][nodes - start][vocab] or null
     int32_t last_only;       // logits [batch][vocab] of each row's last node only
+    int32_t cache_rows;      // at least batch
 };
 struct Chain {
     int32_t longest;
@@ -211,7 +212,7 @@ template <class T> class Runner {
     }
     T* slot(int layer, int which, const Row& row, int head) {
         const size_t per_head = size_t(p.capacity) * m.head_dim;
-        const size_t index = ((size_t(layer) * 2 + which) * p.batch + row.batch) * m.kv_heads + head;
+        const size_t index = ((size_t(layer) * 2 + which) * p.cache_rows + row.batch) * m.kv_heads + head;
         return static_cast<T*>(p.cache) + index * per_head;
     }
     void attention(int& phase, int index, int thread) {

@@ -211,7 +211,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         call.give_tree(tree, lengths)
         call.give_tables(self._tables)
         if cache is not None:
-            call.capacity, call.cache = cache.capacity, cache.block.data_ptr()
+            call.capacity, call.cache, call.cache_rows = cache.capacity, cache.store.data_ptr(), cache.store.shape[2]
         if wanted.route is not None:
             call.give_route(wanted.route)
         if wanted.hidden is not None:

@@ -56,6 +56,7 @@ class PassStruct(Structure):
         *((name, c_void_p) for name in ("tokens", "parents", "sizes", "lengths", "cache", "cosines", "sines")),
         *((name, c_void_p) for name in ("attention_on", "mlp_on", "tap_layers", "taps", "hidden", "logits")),
         ("last_only", c_int32),
+        ("cache_rows", c_int32),
     ]
 
     def give_tree(self, tree: TokenTree, lengths: Sequence[int]) -> None:
