@@ -17,6 +17,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hydra": {"num_heads": 4, "num_blocks": 2, "own_readouts": False, "prefix": True},
     "eagle1": {},
     "eagle3": {"draft_vocab_size": 40},
+    "mlp-speculator": {"num_heads": 4, "inner_dim": 24, "scale_input": True},
+    "redrafter": {"exit_dim": 32, "num_blocks": 2},
+    "mtp": {"num_heads": 4},
+    "mtp-parallel": {"num_heads": 4},
+    "l-mtp": {"num_heads": 4, "stride": 2},
+    "p-eagle": {"num_heads": 4, "num_layers": 2, "draft_vocab_size": 40, "mask_token_id": 3},
 }
 
 

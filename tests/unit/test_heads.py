@@ -21,6 +21,7 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.drafters.head_tree import HeadDrafter
+from outrider.drafters.mtp import MtpState
 from outrider.methods import compose
 from outrider.models.heads import Packed, load_head, save_head
 from outrider.models.heads.folder import signature_of
@@ -60,12 +61,13 @@ def drafted_logits(drafter: HeadDrafter, split: int, depth: int) -> list[torch.T
     with torch.inference_mode():
         early = Context([first], context.sampler, context.noise, context.device)
         drafter.propose(state, early, Plan((2,), (4,)))  # leaves drafted columns behind, which must not be seen later
-        if state.cache is not None:
-            assert state.kept is not None
-            state.cache.truncate(state.kept)
+        for module in state.modules if isinstance(state, MtpState) else (state,):
+            if module.cache is not None and module.kept is not None:
+                module.cache.truncate(module.kept)
         rest = TARGET.prefill([TEXT[split - 4 : split]], cache, taps=drafter.taps)
-        state.pending = [torch.cat([rest[tap][0] for tap in drafter.taps], -1)]
-        growth = drafter._growth(state, context)
+        new = torch.cat([rest[tap][0] for tap in drafter.taps], -1)
+        state.pending = [new if state.cache is not None else torch.cat([state.pending[0], new])[-drafter.num_kept :]]
+        growth = drafter._growth(state, context, depth)
         laws = [growth.root().adjusted[0, 0]]
         for level in range(1, depth):
             law = growth.expand(torch.tensor([[TEXT[split + level]]]), torch.tensor([[level - 1]]))
@@ -161,7 +163,7 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch
     assert (folder / "model.safetensors").read_bytes() == before and not list(folder.glob("*.new"))
 
 
-@pytest.mark.parametrize("kind", list(CHANGES))
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle1", "eagle3"])
 def test_the_bundled_heads_are_accepted_as_training_says(kind: str) -> None:
     """A greedy chain takes exactly the passes that the hits of the training pass over the finished text predict."""
     llm, depth = LLM(method="plain", dtype="float32"), 4

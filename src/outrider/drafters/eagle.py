@@ -13,6 +13,7 @@ exact for the draws.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import final
 
 import torch
@@ -23,7 +24,7 @@ from outrider.core.draft import Draws
 from outrider.core.interfaces import Context
 from outrider.core.tree import TokenTree
 from outrider.drafters.head_growth import HeadGrowth
-from outrider.drafters.head_tree import HeadDrafter, HeadOptions, HeadState, last_of, read_columns
+from outrider.drafters.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.layer import LayerCache
 
@@ -41,19 +42,14 @@ class Eagle(HeadDrafter):
     def _new_cache(self, num_rows: int) -> ContiguousCache:
         return self._layer.new(num_rows)
 
-    def _growth(self, state: HeadState, context: Context) -> EagleGrowth:
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> EagleGrowth:
+        del max_depth
         assert state.cache is not None
-        root = None
-        for columns in read_columns(state, context):
-            tree = TokenTree.chain(columns.tokens, columns.sizes)
-            fused = self.head.fuse(columns.features)
-            states = self.head.step(columns.tokens, fused, self._layer.attending(tree, state.cache))
-            state.cache.commit([range(size) for size in columns.sizes])
-            here = last_of(states, columns.sizes)
-            more = torch.tensor([size > 0 for size in columns.sizes], device=here.device)[:, None, None]
-            root = here if root is None else torch.where(more, here, root)
-        assert root is not None
+        root = read_pending(state, read_columns(state, context), partial(self._read, state.cache))
         return EagleGrowth(self.head, context, root, layer=self._layer, cache=state.cache)
+
+    def _read(self, cache: ContiguousCache, columns: Columns, chain: TokenTree) -> Tensor:
+        return self.head.step(columns.tokens, self.head.fuse(columns.features), self._layer.attending(chain, cache))
 
 
 @final

@@ -4,6 +4,8 @@ rows."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import final
 
 import torch
 from torch import Tensor
@@ -52,3 +54,20 @@ class HeadGrowth(LevelGrowth, ABC):
     @abstractmethod
     def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """[B, M, H] states at the newest nodes, or [B, 1, H] where they are all the same."""
+
+
+@final
+class SharedLevels(HeadGrowth):
+    """Heads that do not see the guesses: every level of the tree has one state."""
+
+    def __init__(self, head: Head, context: Context, state_of: Callable[[int], Tensor]) -> None:
+        """``state_of(depth)`` is the state [B, 1, H] of a level, asked for once."""
+        super().__init__(head, context)
+        self._state_of = state_of
+
+    def _root_states(self) -> Tensor:
+        return self._state_of(0)
+
+    def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        del tokens, parents
+        return self._state_of(self.depth)

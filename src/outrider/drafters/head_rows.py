@@ -9,10 +9,14 @@ from typing import Any
 from outrider.core.errors import ModelError
 from outrider.core.interfaces import Drafter
 from outrider.core.table import MethodRow, Parts
+from outrider.drafters.block_parallel import BlockDrafting, ParallelPrediction
 from outrider.drafters.eagle import Eagle
 from outrider.drafters.head_tree import HeadOptions
 from outrider.drafters.hydra import Hydra
+from outrider.drafters.leap import Leap
 from outrider.drafters.medusa import Medusa
+from outrider.drafters.mtp import Mtp
+from outrider.drafters.recurrent import MlpSpeculation, Redrafter
 from outrider.models.heads import load_head
 from outrider.models.heads.frozen import quicken
 
@@ -61,6 +65,54 @@ HEAD_ROWS: dict[str, MethodRow] = {
         drafter=Eagle,
         build=_builder("eagle3", Eagle),
         defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+        **_SHARED,
+    ),
+    "mlp-speculator": MethodRow(
+        summary="a small state that takes in the guesses one by one, a stage per guess (trained)",
+        paper="Wertheimer et al. 2024 (arXiv 2404.19124), IBM's Foundation Model Stack",
+        drafter=MlpSpeculation,
+        build=_builder("mlp-speculator", MlpSpeculation),
+        defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+        **_SHARED,
+    ),
+    "redrafter": MethodRow(
+        summary="a recurrent cell beside the target's state, searched by beams (trained)",
+        paper="Zhang et al. 2024, ReDrafter (arXiv 2403.09919)",
+        drafter=Redrafter,
+        build=_builder("redrafter", Redrafter),
+        defaults={"num_draft_tokens": 5, "num_tree_nodes": 32},
+        **_SHARED,
+    ),
+    "mtp": MethodRow(
+        summary="a chain of one-layer modules, each a token further (trained)",
+        paper="DeepSeek-AI 2024, DeepSeek-V3 (arXiv 2412.19437)",
+        drafter=Mtp,
+        build=_builder("mtp", Mtp),
+        defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+        **_SHARED,
+    ),
+    "mtp-parallel": MethodRow(
+        summary="a decoder layer for each of the next tokens, all at once (trained)",
+        paper="Gloeckle et al. 2024 (arXiv 2404.19737)",
+        drafter=ParallelPrediction,
+        build=_builder("mtp-parallel", ParallelPrediction),
+        defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+        **_SHARED,
+    ),
+    "l-mtp": MethodRow(
+        summary="heads that leap over tokens, asked at the last places together (trained)",
+        paper="Liu et al. 2025, L-MTP (arXiv 2505.17505)",
+        drafter=Leap,
+        build=_builder("l-mtp", Leap),
+        defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+        **_SHARED,
+    ),
+    "p-eagle": MethodRow(
+        summary="EAGLE-3's layers draft a block in one pass, from places held open (trained)",
+        paper="Hui et al. 2026, P-EAGLE (arXiv 2602.01469)",
+        drafter=BlockDrafting,
+        build=_builder("p-eagle", BlockDrafting),
+        defaults={"num_draft_tokens": 5, "num_tree_nodes": 32},
         **_SHARED,
     ),
 }

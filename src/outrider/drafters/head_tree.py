@@ -1,4 +1,4 @@
-"""Trees from trained heads: what Medusa, Hydra and EAGLE have in common.
+"""Trees from trained heads: what all kinds of them have in common.
 
 Heads read hidden states that the target computed anyway: those of the prompt when a request starts, those of the accepted
 nodes after every round. From the last of them, and the token after it, a tree grows level by level through the same code as
@@ -14,7 +14,7 @@ Lossless under every rule that is exact for the draws; what the heads say decide
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,7 +25,7 @@ from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.tree import TokenTree
-from outrider.drafters.best_first import BestFirstOptions, grow_pool
+from outrider.drafters.best_first import BestFirstOptions, Pool, grow_pool
 from outrider.drafters.draft_tree import DraftTreeOptions, grow_shape
 from outrider.drafters.tree_candidates import Drawing
 from outrider.drafters.tree_growth import LevelGrowth
@@ -71,7 +71,7 @@ class HeadState(RowState):
     """What the heads have read of each row, and what they have not."""
 
     pending: list[Tensor]
-    """[m, F] per row: states of committed tokens that the heads have not read. A head without a memory keeps the last one."""
+    """[m, F] per row: states of committed tokens that the heads have not read. A head without a memory keeps the last few."""
     cache: ContiguousCache | None = None
     kept: list[int] | None = None
     """Columns of the cache that are true, where this round put others into it."""
@@ -93,6 +93,8 @@ class HeadDrafter(Drafter, ABC):
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.WITHOUT_REPLACEMENT, Draws.IID)
     shape: ClassVar = Shape.TREE
+    num_kept: int = 1
+    """Newest states of the target that heads without a memory read."""
 
     def __init__(self, head: Head, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         options = options or HeadOptions()
@@ -115,11 +117,15 @@ class HeadDrafter(Drafter, ABC):
         if not any(depths):
             return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
         plan = Plan(depths, tuple(n if d else 0 for n, d in zip(plan.max_nodes, depths, strict=True)))
-        growth = self._growth(state, context)
+        growth = self._growth(state, context, max(depths))
         if self._search is None:
             return grow_shape(growth, plan, tree=self._tree, drawing=self._drawing)[0]
         pool = grow_pool(growth, growth.root(), options=self._search, max_depth=max(depths))
-        return Draft(pool.best_tree(plan)[0], self.draws)
+        return Draft(self._chosen(pool, plan), self.draws)
+
+    def _chosen(self, pool: Pool, plan: Plan) -> TokenTree:
+        """Which of the candidates looked at are proposed."""
+        return pool.best_tree(plan)[0]
 
     def observe(self, state: HeadState, observation: Observation) -> None:
         """Drafted columns are forgotten; the accepted nodes' true states are read next time."""
@@ -129,8 +135,10 @@ class HeadDrafter(Drafter, ABC):
         tapped = [observation.scores.taps[tap] for tap in self.taps]
         for row, path in enumerate(observation.paths):
             new = torch.cat([states[row, list(path)] for states in tapped], -1).to(self._dtype)
-            unread = state.cache is not None and not self._has_read(state, row)
-            state.pending[row] = torch.cat([state.pending[row], new]) if unread else new
+            if state.cache is None:
+                state.pending[row] = torch.cat([state.pending[row], new])[-self.num_kept :]
+            else:
+                state.pending[row] = new if self._has_read(state, row) else torch.cat([state.pending[row], new])
 
     def _has_read(self, state: HeadState, row: int) -> bool:
         """A round without guesses leaves what was pending unread."""
@@ -142,8 +150,8 @@ class HeadDrafter(Drafter, ABC):
         return None
 
     @abstractmethod
-    def _growth(self, state: HeadState, context: Context) -> LevelGrowth:
-        """The heads at the root of every row, all that was pending read."""
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelGrowth:
+        """The heads at the root of every row, all that was pending read; the tree will have at most ``max_depth`` levels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,22 +165,46 @@ class Columns:
     sizes: list[int]
 
 
-def read_columns(state: HeadState, context: Context) -> list[Columns]:
-    """What is pending, in pieces; marks it as read. A row whose target has computed nothing yet gets one column of zeros,
-    which it forgets after the round."""
+def read_columns(state: HeadState, context: Context, *, offset: int = 1) -> list[Columns]:
+    """What is pending and has its token, in pieces; marks it as read. Column c goes with token c + ``offset``. A row that has
+    nothing to read yet gets one column of zeros, which it forgets after the round."""
     cache = state.cache
     assert cache is not None
-    empty = [len(pending) == 0 for pending in state.pending]
-    rows = [p.new_zeros(1, p.shape[1]) if none else p for p, none in zip(state.pending, empty, strict=True)]
     first = cache.lengths
-    tokens = [list(context.tokens[b][first[b] : first[b] + len(row)]) for b, row in enumerate(rows)]
-    for b, none in enumerate(empty):
-        begin = first[b] + (0 if none else 1)
-        tokens[b] = list(context.tokens[b][begin : begin + len(rows[b])])
-    state.kept = [length + (0 if none else len(row)) for length, row, none in zip(first, rows, empty, strict=True)]
-    state.pending = [row[:0] for row in rows]
+    ready = [min(len(p), len(context.tokens[b]) - offset - first[b]) for b, p in enumerate(state.pending)]
+    rows = [p[:count] if count > 0 else p.new_zeros(1, p.shape[1]) for p, count in zip(state.pending, ready, strict=True)]
+    begins = [length + (offset if count > 0 else 0) for length, count in zip(first, ready, strict=True)]
+    tokens = [list(context.tokens[b][begin : begin + len(rows[b])]) for b, begin in enumerate(begins)]
+    state.kept = [length + max(0, count) for length, count in zip(first, ready, strict=True)]
+    state.pending = [p[max(0, count) :] for p, count in zip(state.pending, ready, strict=True)]
     longest = max(len(row) for row in rows)
     return [_piece(rows, tokens, begin, context.device) for begin in range(0, longest, _CHUNK)]
+
+
+def read_pending(state: HeadState, pieces: Sequence[Columns], read: Callable[[Columns, TokenTree], Tensor]) -> Tensor:
+    """[B, 1, S] what ``read`` makes of each row's last column, given columns and the same as chains; commits them."""
+    assert state.cache is not None
+    last = None
+    for columns in pieces:
+        states = read(columns, TokenTree.chain(columns.tokens, columns.sizes))
+        state.cache.commit([range(size) for size in columns.sizes])
+        last = newer(last, last_of(states, columns.sizes), columns.sizes)
+    assert last is not None
+    return last
+
+
+def newer(old: Tensor | None, new: Tensor, sizes: Sequence[int]) -> Tensor:
+    """``new`` [B, ...] for rows that had something to read, else ``old``."""
+    if old is None:
+        return new
+    more = torch.tensor([size > 0 for size in sizes], device=new.device)
+    return torch.where(more.view(-1, *[1] * (new.dim() - 1)), new, old)
+
+
+def newest(state: HeadState, count: int = 1) -> Tensor:
+    """[B, count, F] each row's newest states, for heads without a memory; zeros before the first."""
+    rows = [torch.nn.functional.pad(p, (0, 0, max(0, count - len(p)), 0))[-count:] for p in state.pending]
+    return torch.stack(rows)
 
 
 def _piece(rows: Sequence[Tensor], tokens: Sequence[Sequence[int]], begin: int, device: torch.device) -> Columns:

@@ -12,9 +12,9 @@ Lossless under every rule that is exact for the draws.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import final
 
-import torch
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
@@ -22,7 +22,7 @@ from outrider.core.draft import Draws
 from outrider.core.interfaces import Context
 from outrider.core.tree import TokenTree
 from outrider.drafters.head_growth import HeadGrowth
-from outrider.drafters.head_tree import HeadDrafter, HeadOptions, HeadState, last_of, read_columns
+from outrider.drafters.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, newest, read_columns, read_pending
 from outrider.models.heads.layer import LayerCache
 from outrider.models.heads.medusa import HydraHead
 
@@ -40,21 +40,15 @@ class Hydra(HeadDrafter):
     def _new_cache(self, num_rows: int) -> ContiguousCache | None:
         return None if self._layer is None else self._layer.new(num_rows)
 
-    def _growth(self, state: HeadState, context: Context) -> HydraGrowth:
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> HydraGrowth:
+        del max_depth
         if state.cache is None:
-            last = [p[-1:] if len(p) else p.new_zeros(1, p.shape[1]) for p in state.pending]
-            return HydraGrowth(self.head, context, self.head.read(torch.stack(last), None))
-        read = None
-        for columns in read_columns(state, context):
-            tree = TokenTree.chain(columns.tokens, columns.sizes)
-            assert self._layer is not None
-            states = self.head.read(columns.features, self._layer.attending(tree, state.cache))
-            state.cache.commit([range(size) for size in columns.sizes])
-            here = last_of(states, columns.sizes)
-            more = torch.tensor([size > 0 for size in columns.sizes], device=here.device)[:, None, None]
-            read = here if read is None else torch.where(more, here, read)
-        assert read is not None
-        return HydraGrowth(self.head, context, read)
+            return HydraGrowth(self.head, context, self.head.read(newest(state), None))
+        return HydraGrowth(self.head, context, read_pending(state, read_columns(state, context), partial(self._read, state)))
+
+    def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
+        assert self._layer is not None and state.cache is not None
+        return self.head.read(columns.features, self._layer.attending(chain, state.cache))
 
 
 @final

@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from typing import final
 
-import torch
-from torch import Tensor
-
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context
-from outrider.drafters.head_growth import HeadGrowth
-from outrider.drafters.head_tree import HeadDrafter, HeadOptions, HeadState
+from outrider.drafters.head_growth import SharedLevels
+from outrider.drafters.head_tree import HeadDrafter, HeadOptions, HeadState, newest
 from outrider.models.heads.medusa import MedusaHead
 
 
@@ -30,22 +27,7 @@ class Medusa(HeadDrafter):
         super().__init__(head, options, draws=draws)
         self.head = head
 
-    def _growth(self, state: HeadState, context: Context) -> MedusaGrowth:
-        last = [p[-1:] if len(p) else p.new_zeros(1, p.shape[1]) for p in state.pending]
-        return MedusaGrowth(self.head, context, torch.stack(last))
-
-
-@final
-class MedusaGrowth(HeadGrowth):
-    """Every level has one state."""
-
-    def __init__(self, head: MedusaHead, context: Context, features: Tensor) -> None:
-        super().__init__(head, context)
-        self._medusa, self._features = head, features
-
-    def _root_states(self) -> Tensor:
-        return self._medusa.state(0, self._features)
-
-    def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        del tokens, parents
-        return self._medusa.state(self.depth, self._features)
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> SharedLevels:
+        del max_depth
+        features = newest(state)
+        return SharedLevels(self.head, context, lambda depth: self.head.state(depth, features))

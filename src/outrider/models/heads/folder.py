@@ -19,16 +19,31 @@ from torch import Tensor
 
 from outrider.core.errors import ModelError
 from outrider.core.interfaces import Target
-from outrider.models.heads.config import HeadConfig, default_taps, head_config
+from outrider.models.heads.config import KINDS, HeadConfig, default_taps, head_config
 from outrider.models.heads.eagle import Eagle1Head, Eagle3Head
 from outrider.models.heads.ends import Ends, read_target
 from outrider.models.heads.head import Head
-from outrider.models.heads.legacy import legacy_names
+from outrider.models.heads.leap import LeapHead
+from outrider.models.heads.legacy import legacy_names, spread_tied
 from outrider.models.heads.medusa import HydraHead, MedusaHead
+from outrider.models.heads.mtp import CausalMtp, ParallelMtp
+from outrider.models.heads.parallel_eagle import ParallelEagle
+from outrider.models.heads.recurrent import MlpSpeculator, RedrafterHead
 from outrider.models.load import read_config
 from outrider.models.weights import SafetensorsFolder
 
-_MODULES: Mapping[str, type[Head]] = {"medusa": MedusaHead, "hydra": HydraHead, "eagle1": Eagle1Head, "eagle3": Eagle3Head}
+_MODULES: Mapping[str, type[Head]] = {
+    "medusa": MedusaHead,
+    "hydra": HydraHead,
+    "eagle1": Eagle1Head,
+    "eagle3": Eagle3Head,
+    "mlp-speculator": MlpSpeculator,
+    "redrafter": RedrafterHead,
+    "mtp": CausalMtp,
+    "mtp-parallel": ParallelMtp,
+    "l-mtp": LeapHead,
+    "p-eagle": ParallelEagle,
+}
 _SKIPPED = frozenset({"t2d"})
 _CLOSE = 0.98
 """Cosine between the stored signature and the target's below which they are different models."""
@@ -43,13 +58,7 @@ def new_head(config: HeadConfig, ends: Ends, *, ids: Tensor | None = None, seed:
         raise ModelError(f"{len(ids)} tokens were given for a draft vocabulary of {config.draft_vocab_size}")
     with torch.no_grad():
         head.d2t.copy_(ids - torch.arange(len(ids)))
-        for name, parameter in head.named_parameters():
-            if name == "embed_tokens.weight":
-                parameter.copy_(ends.embedding)
-            elif name == "target_norm.weight":
-                parameter.copy_(ends.norm)
-            elif name.startswith(("lm_head", "lm_heads")):
-                parameter.copy_(ends.readout[ids] if parameter.shape[0] != len(ends.readout) else ends.readout)
+        head.adopt(ends, ids)
     head.freeze()
     return head
 
@@ -60,15 +69,14 @@ def module_of(config: HeadConfig) -> Head:
 
 
 def new_config(kind: str, target: Mapping[str, Any], **changes: Any) -> HeadConfig:
-    """Heads for the target with this ``config.json``. ``changes`` override: num_heads, num_blocks, own_readouts, prefix,
-    intermediate_size, draft_vocab_size, taps."""
+    """Heads for the target with this ``config.json``. ``changes`` override: ``SHAPES``, and any key of the format."""
     layers = int(target["num_hidden_layers"])
     keys = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim rms_norm_eps hidden_act".split()
     keys += "rope_theta rope_scaling rope_parameters max_position_embeddings vocab_size bos_token_id eos_token_id".split()
     raw: dict[str, Any] = {key: target[key] for key in keys if key in target}
     ours = {"kind": kind, "target_layers": layers, "tied": bool(target.get("tie_word_embeddings", False))}
     ours["taps"] = list(changes.pop("taps", None) or default_taps(kind, layers))
-    for name in ("num_blocks", "own_readouts", "prefix"):
+    for name in ("num_blocks", "own_readouts", "prefix", "stride", "num_layers"):
         if name in changes:
             ours[name] = changes.pop(name)
     raw |= {"num_hidden_layers": 1, "tie_word_embeddings": False, "attention_bias": False, "outrider": ours, **changes}
@@ -77,12 +85,28 @@ def new_config(kind: str, target: Mapping[str, Any], **changes: Any) -> HeadConf
     return head_config(raw, origin=f"new {kind} heads")
 
 
+SHAPES = (
+    "num_heads", "num_blocks", "own_readouts", "prefix", "intermediate_size", "draft_vocab_size", "taps", "stride",
+    "num_layers", "inner_dim", "exit_dim", "tie_weights", "scale_input", "mask_token_id",
+)  # fmt: skip
+"""What ``new_config`` can be told about the shape of heads."""
+
+
 def _format_keys(kind: str, raw: Mapping[str, Any]) -> dict[str, Any]:
-    if kind in ("medusa", "hydra"):
-        name = {"medusa": "MedusaModel", "hydra": "HydraModel"}[kind]
-        return {"model_type": kind, "architectures": [name], "num_heads": raw.get("num_heads", 4)}
-    name = {"eagle1": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}[kind]
-    return {"model_type": "llama", "architectures": [name]}
+    """What the kind's own format wants in ``config.json``."""
+    facts = KINDS[kind]
+    found: dict[str, Any] = {"model_type": facts.model_type, "architectures": [facts.architectures[0]]}
+    if facts.counted_by:
+        found[facts.counted_by] = raw.get("num_heads", 4)
+    if kind == "mlp-speculator":
+        count = found["n_predict"]
+        found |= {"emb_dim": raw["hidden_size"], "inner_dim": raw.get("inner_dim") or raw["hidden_size"]}
+        found |= {"n_candidates": 5, "top_k_tokens_per_head": [max(1, 5 - depth) for depth in range(count)]}
+        found |= {"tie_weights": raw.get("tie_weights", False), "scale_input": raw.get("scale_input", False)}
+    if kind == "redrafter":
+        found |= {"rnn": True, "exit_dim": raw.get("exit_dim") or 2 * raw["hidden_size"]}
+        found["num_draft_layers"] = raw["outrider"].get("num_blocks", 2)
+    return found
 
 
 def signature_of(target: Target, hidden_size: int) -> tuple[float, ...]:
@@ -175,6 +199,8 @@ def load_head(
     renamed = legacy_names(source.names, config.kind)
     state = {ours: source.read(theirs) for ours, theirs in renamed.items() if ours not in _SKIPPED}
     wanted = head.state_dict()
+    if config.tie_stages:
+        state = spread_tied(state, wanted)
     if "d2t" not in state:
         state["d2t"] = wanted["d2t"]
     if ends is not None and not set(wanted) <= set(state):

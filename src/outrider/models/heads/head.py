@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.ends import Ends
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +100,16 @@ class Head(nn.Module, ABC):
     def frozen(self) -> tuple[str, ...]:
         """Parameters that are the target's own."""
         return ("embed_tokens.weight", "target_norm.weight")
+
+    def adopt(self, ends: Ends, ids: Tensor) -> None:
+        """Begin with the target's own parts where there are any: embedding, norm, and the output matrix for tokens ``ids``."""
+        for name, parameter in self.named_parameters():
+            if name == "embed_tokens.weight":
+                parameter.copy_(ends.embedding)
+            elif name == "target_norm.weight":
+                parameter.copy_(ends.norm)
+            elif name.startswith(("lm_head", "lm_heads")) and parameter.shape[1:] == ends.readout.shape[1:]:
+                parameter.copy_(ends.readout[ids] if parameter.shape[0] != len(ends.readout) else ends.readout)
 
     def freeze(self) -> None:
         """Leave the target's own parameters out of training."""

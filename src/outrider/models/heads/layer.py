@@ -153,13 +153,19 @@ class PackedAttending(Attending):
 class CachedAttending(Attending):
     """Nodes of trees over a cache, which the new keys and values are written to."""
 
-    def __init__(self, cache: ContiguousCache, rotation: tuple[Tensor, Tensor], sight: Sight, config: ModelConfig) -> None:
-        self._cache, self._rotation, self._sight, self._config = cache, rotation, sight, config
+    def __init__(
+        self, cache: ContiguousCache, rotation: tuple[Tensor, Tensor], sight: Sight, config: ModelConfig, *, layer: int = 0
+    ) -> None:
+        self._cache, self._rotation, self._sight, self._config, self._layer = cache, rotation, sight, config, layer
+
+    def of_layer(self, layer: int) -> CachedAttending:
+        """The same nodes in another layer of the cache."""
+        return CachedAttending(self._cache, self._rotation, self._sight, self._config, layer=layer)
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         batch_size, num_heads, num_nodes, head_dim = queries.shape
         queries, keys = rotate(queries, self._rotation), rotate(keys, self._rotation)
-        all_keys, all_values = self._cache.write(0, keys, values)
+        all_keys, all_values = self._cache.write(self._layer, keys, values)
         folded = queries.reshape(batch_size, self._config.num_kv_heads, -1, head_dim)
         seen = attend(folded, all_keys, all_values, sight=self._sight, scale=self._config.query_scale)
         return seen.reshape(batch_size, num_heads, num_nodes, head_dim)
@@ -167,19 +173,19 @@ class CachedAttending(Attending):
 
 @final
 class LayerCache:
-    """Makes caches for one layer, and the attention of nodes over them."""
+    """Makes caches for layers of one shape, and the attention of nodes over them."""
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._config, self._dtype, self._device = config, dtype, device
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, num_layers: int = 1) -> None:
+        self._config, self._dtype, self._device, self._num_layers = config, dtype, device, num_layers
         self._rotations = Rotations(config)
         self._sights = SightMaker((None,), config.num_heads // config.num_kv_heads, dtype=dtype)
 
     def new(self, batch_size: int) -> ContiguousCache:
         shape = (batch_size, self._config.num_kv_heads, self._config.head_dim)
-        return ContiguousCache.empty(1, shape, dtype=self._dtype, device=self._device)
+        return ContiguousCache.empty(self._num_layers, shape, dtype=self._dtype, device=self._device)
 
     def attending(self, tree: TokenTree, cache: ContiguousCache, start: int = 0) -> CachedAttending:
-        """Attention of nodes ``start``.. of the trees behind each row's committed entries."""
+        """Attention of nodes ``start``.. of the trees behind each row's committed entries, in the first layer."""
         cache.reserve(tree.num_nodes, start=start)
         positions = tree.depths[:, start:] + torch.tensor(cache.lengths, device=self._device)[:, None]
         sight = self._sights(tree, cache.lengths, start)[None]

@@ -41,9 +41,9 @@ class Blocks(nn.Module):
         return x
 
 
-def new_readouts(config: HeadConfig) -> nn.ModuleList:
+def new_readouts(config: HeadConfig, num_heads: int) -> nn.ModuleList:
     """One output matrix per head, or one for all."""
-    count = (config.num_depths or 1) if config.own_readouts else 1
+    count = num_heads if config.own_readouts else 1
     return nn.ModuleList(nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) for _ in range(count))
 
 
@@ -56,7 +56,7 @@ class MedusaHead(Head):
         assert config.num_depths is not None
         self.target_norm = Norm(config.hidden_size, config.norm_eps)
         self.blocks = nn.ModuleList(Blocks(config.hidden_size, config.num_blocks) for _ in range(config.num_depths))
-        self.lm_heads = new_readouts(config)
+        self.lm_heads = new_readouts(config, config.num_depths)
 
     def state(self, depth: int, feature: Tensor) -> Tensor:
         """[..., H] what head ``depth`` makes of the target's last state."""
@@ -94,7 +94,7 @@ class HydraHead(Head):
         self.target_norm = Norm(config.hidden_size, config.norm_eps)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.heads = nn.ModuleList(HydraBlock(config, depth) for depth in range(config.num_depths))
-        self.lm_heads = new_readouts(config)
+        self.lm_heads = new_readouts(config, config.num_depths)
         if config.layer is not None:
             self.prefix = HeadLayer(config.layer, num_norms=1)
             self.rotations = Rotations(config.layer)

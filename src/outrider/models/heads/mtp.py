@@ -1,0 +1,115 @@
+"""Multi-token prediction: a decoder layer per depth.
+
+*Parallel* layers each continue the target's last state by themselves and do not see each other's tokens (Gloeckle et al. 2024,
+arXiv 2404.19737); *causal* ones are a chain: the layer of a depth reads the state of the depth before it and the token between
+(DeepSeek-V3, arXiv 2412.19437). Both share embedding and output matrix between depths. The target is trained already and stays
+as it is.
+
+    parallel   s_k(t) = layer_k(h_L)(t),                                                  q_k = softmax(W norm(s_k))
+    causal     s_k(t) = layer_k(M_k [n1(e(x_{t+1+k})) ; n2(s_{k-1}(t))]),  s_{-1} = h,    q_k = softmax(W_target norm_k(s_k))
+
+h is the last state after the target's final norm, h_L before it. Layer k looks at places up to t of its own depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from outrider.models.config import ModelConfig
+from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.ends import Ends
+from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
+
+
+@final
+class ParallelMtp(Head):
+    """Layers beside each other."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        assert config.layer is not None and config.num_depths is not None
+        self.layers = nn.ModuleList(HeadLayer(config.layer, num_norms=1) for _ in range(config.num_depths))
+        self.norm = Norm(config.hidden_size, config.norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.rotations = Rotations(config.layer)
+
+    def adopt(self, ends: Ends, ids: Tensor) -> None:
+        super().adopt(ends, ids)
+        self.norm.weight.copy_(ends.norm)
+
+    def state(self, depth: int, features: Tensor, attending: Attending) -> Tensor:
+        """[B, N, H] what the layer of a depth makes of the target's states."""
+        return self.layers[depth](features, attending)
+
+    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+        assert self.config.layer is not None
+        for depth in range(min(count, len(self.layers))):
+            yield self.state(depth, batch.features, PackedAttending(batch, self.rotations, self.config.layer))
+
+    def readout(self, depth: int, state: Tensor) -> Tensor:
+        del depth
+        return self.lm_head(self.norm(state))
+
+
+class MtpModule(nn.Module):
+    """One depth of the chain, with DeepSeek's names."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.norm_eps
+        self.enorm, self.hnorm = Norm(size, eps), Norm(size, eps)
+        self.eh_proj = nn.Linear(2 * size, size, bias=False)
+        self.layer = HeadLayer(config, num_norms=1)
+        self.norm = Norm(size, eps)
+
+    def forward(self, embedded: Tensor, states: Tensor, attending: Attending) -> Tensor:
+        mixed = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(states)], -1))
+        return self.layer(mixed, attending)
+
+
+@final
+class CausalMtp(Head):
+    """Modules one after the other."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        assert config.layer is not None and config.num_depths is not None
+        self.target_norm = Norm(config.hidden_size, config.norm_eps)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(MtpModule(config.layer) for _ in range(config.num_depths))
+        self.rotations = Rotations(config.layer)
+        if not config.tied:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        return (*super().frozen, "lm_head.weight")
+
+    def adopt(self, ends: Ends, ids: Tensor) -> None:
+        super().adopt(ends, ids)
+        for module in self.layers:
+            assert isinstance(module, MtpModule)
+            module.norm.weight.copy_(ends.norm)
+
+    def step(self, depth: int, tokens: Tensor, states: Tensor, attending: Attending) -> Tensor:
+        """[B, N, H] states of a depth, from those of the depth before it and the tokens between."""
+        return self.layers[depth](self.embed_tokens(tokens).to(states.dtype), states, attending)
+
+    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+        assert self.config.layer is not None
+        states = self.target_norm(batch.features)
+        for depth in range(min(count, len(self.layers))):
+            attending = PackedAttending(batch, self.rotations, self.config.layer)
+            states = self.step(depth, batch.shifted(batch.tokens, depth + 1), states, attending)
+            yield states
+
+    def readout(self, depth: int, state: Tensor) -> Tensor:
+        module = self.layers[depth]
+        assert isinstance(module, MtpModule)
+        weight = self.embed_tokens.weight if self.config.tied else self.lm_head.weight
+        return nn.functional.linear(module.norm(state), weight.to(state.dtype))
