@@ -19,6 +19,7 @@ from outrider.core.method import Method
 from outrider.core.request import Request
 from outrider.core.trace import Observer
 from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.draft_tree import DraftTree
 from outrider.drafters.ngram import PromptLookup
 from outrider.drafters.null import NullDrafter
 from outrider.engine.generate import Progress, run
@@ -73,23 +74,29 @@ def captured(method: Method, target: Target) -> RoundGraphs | None:
         return None
     if isinstance(method.drafter, NullDrafter):
         return RoundGraphs(target, None, policy, most_guesses=0)
-    drafter = _twin(method.drafter)
+    drafter = _twin(method.drafter, policy)
     most = policy.options.num_draft_tokens
     return None if drafter is None else RoundGraphs(target, drafter, policy, most_guesses=most)
 
 
-def _twin(drafter: Drafter) -> DeviceDrafter | None:
+def _twin(drafter: Drafter, policy: Fixed | Adaptive | Heuristic) -> DeviceDrafter | None:
+    from outrider.models.gpu.branches import DeviceTree
     from outrider.models.gpu.chain import DeviceChain
     from outrider.models.gpu.decoder import FastDecoder
     from outrider.models.gpu.lookup import DeviceLookup
 
     if isinstance(drafter, PromptLookup):
         return DeviceLookup(min_ngram=drafter.options.min_ngram, max_ngram=drafter.options.max_ngram)
-    if (
-        isinstance(drafter, DraftModel)
-        and drafter.draws is Draws.DETERMINISTIC
-        and isinstance(drafter.model, FastDecoder)
-        and not drafter.model.page_len
-    ):
-        return DeviceChain(drafter.model, vocab_size=drafter.vocab_size)
-    return None
+    if not isinstance(drafter, DraftModel | DraftTree) or drafter.draws is not Draws.DETERMINISTIC:
+        return None
+    model = drafter.model
+    if not isinstance(model, FastDecoder) or model.page_len:
+        return None
+    if isinstance(drafter, DraftModel):
+        return DeviceChain(model, vocab_size=drafter.vocab_size)
+    if not isinstance(policy, Fixed) or not drafter.drawing.perturb:  # a captured tree has one shape
+        return None
+    options = policy.options
+    tree = drafter.tree.within(options.num_tree_nodes or options.num_draft_tokens, options.num_draft_tokens)
+    ranks = [path[-1] if path else 0 for path in tree.paths]
+    return DeviceTree(model, vocab_size=drafter.vocab_size, parents=tree.parents, ranks=ranks)

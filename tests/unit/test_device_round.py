@@ -13,7 +13,7 @@ from outrider.core.rng import Noise
 from outrider.core.tree import TokenTree
 from outrider.drafters.ngram import NgramIndex, PromptLookupOptions
 from outrider.models.gpu.chain import DeviceChain
-from outrider.models.gpu.choose import RING, accept_and_commit, block_bests
+from outrider.models.gpu.choose import NOTE, RING, accept_and_commit, block_bests
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.lookup import DeviceLookup
 from outrider.models.random_decoder import tiny_config, tiny_weights
@@ -48,11 +48,14 @@ def test_walk_and_commit() -> None:
     chain = torch.cat((torch.zeros(2, 1, dtype=torch.int64, device=DEVICE), expected[:, :3]), 1)
     chain[0, 3] = (chain[0, 3] + 1) % 3000  # row 0: two right, one wrong
     chain[1, 2:] = -1  # row 1: one right, nothing after it
-    ring, rounds = torch.zeros(RING, 2, 7, dtype=torch.int64, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    ring, rounds = (
+        torch.zeros(RING, 2, NOTE + 4, dtype=torch.int64, device=DEVICE),
+        torch.zeros(2, dtype=torch.int64, device=DEVICE),
+    )
     bests = block_bests(logits, frame, depth=0, vocab_size=3000)
     accept_and_commit(bests, chain, frame, ring=ring, rounds=rounds)
-    assert ring[0, :, :3].tolist() == [[3, 3, 2], [2, 1, 1]]
-    assert torch.equal(ring[0, :, 3:], expected)
+    assert ring[0, :, :NOTE].tolist() == [[3, 3, 2, 1], [2, 1, 1, 0]]
+    assert torch.equal(ring[0, :, NOTE:], expected)
     assert frame.lengths.tolist() == [6, 4] and rounds.tolist() == [1, 1]
     assert frame.tokens[0, 3:6].tolist() == expected[0, :3].tolist()
     assert frame.tokens[1, 2:4].tolist() == expected[1, :2].tolist()
@@ -65,7 +68,10 @@ def test_a_limit_cuts_the_run_and_then_holds_the_slot() -> None:
     logits = torch.randn(1, 3, 50, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     best = logits.argmax(-1)
     chain = torch.cat((torch.zeros(1, 1, dtype=torch.int64, device=DEVICE), best[:, :2]), 1)
-    ring, rounds = torch.zeros(RING, 1, 6, dtype=torch.int64, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    ring, rounds = (
+        torch.zeros(RING, 1, NOTE + 3, dtype=torch.int64, device=DEVICE),
+        torch.zeros(1, dtype=torch.int64, device=DEVICE),
+    )
     for emitted in (1, 0):
         accept_and_commit(block_bests(logits, frame, depth=0, vocab_size=50), chain, frame, ring=ring, rounds=rounds)
         assert int(ring[int(rounds) - 1, 0, 0]) == emitted
@@ -76,10 +82,13 @@ def test_the_lowest_token_wins_a_tie() -> None:
     frame = frame_of([[1, 2]], prompt_lens=[2], temperatures=[0.0])
     logits = torch.zeros(1, 1, 5000, device=DEVICE)
     logits[0, 0, [100, 3000, 4999]] = 1.0
-    ring, rounds = torch.zeros(RING, 1, 4, dtype=torch.int64, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    ring, rounds = (
+        torch.zeros(RING, 1, NOTE + 1, dtype=torch.int64, device=DEVICE),
+        torch.zeros(1, dtype=torch.int64, device=DEVICE),
+    )
     chain = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
     accept_and_commit(block_bests(logits, frame, depth=0, vocab_size=5000), chain, frame, ring=ring, rounds=rounds)
-    assert int(ring[0, 0, 3]) == 100
+    assert int(ring[0, 0, NOTE]) == 100
 
 
 @pytest.mark.parametrize("seed", range(4))

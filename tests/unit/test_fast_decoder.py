@@ -66,6 +66,13 @@ def test_a_single_node_and_part_of_a_model() -> None:
         torch.testing.assert_close(fast.exit(chain, caches[1], route=route), expected, atol=2e-3, rtol=1e-3)
 
 
+def test_the_head_reads_slices() -> None:
+    """A slice of some states is no block of memory; a kernel that takes it for one reads its neighbours."""
+    eager, fast = pair(config_named("llama"))
+    hidden = torch.randn(2, 3, fast.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    torch.testing.assert_close(fast.logits(hidden[:, -1:]), eager.logits(hidden[:, -1:]), atol=2e-3, rtol=1e-3)
+
+
 def test_rows_leave_join_and_are_copied_before_they_part() -> None:
     _, fast = pair(config_named("llama"))
     cache = DeviceCache.empty(fast.arena, 2)

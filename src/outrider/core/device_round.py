@@ -51,7 +51,12 @@ class Frame:
 
 
 class DeviceDrafter(ABC):
-    """Guesses chains of a fixed length inside a captured round."""
+    """Guesses chains of a fixed length, or trees of a fixed shape, inside a captured round."""
+
+    parents: tuple[int, ...] | None = None
+    """Parent of each node of its trees, -1 for the root; None for chains of any length."""
+    shortest: int = 2
+    """Tokens a prompt must have: a drafter's first pass may read the last few of them again."""
 
     @property
     @abstractmethod
@@ -75,5 +80,5 @@ class DeviceDrafter(ABC):
         """All slots of a frame of this size are empty; give back what their requests held."""
 
     @abstractmethod
-    def propose(self, frame: Frame, chain: Tensor) -> None:
-        """Fill columns 1.. of ``chain`` [B, N] with guesses; column 0 holds the roots. Must not wait for the device."""
+    def propose(self, frame: Frame, nodes: Tensor) -> None:
+        """Fill columns 1.. of ``nodes`` [B, N] with guesses; column 0 holds the roots. Must not wait for the device."""

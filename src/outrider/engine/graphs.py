@@ -20,9 +20,11 @@ from outrider.core.device_round import DeviceDrafter, Frame
 from outrider.core.interfaces import Policy
 from outrider.core.request import RequestState
 from outrider.models.attention.tree_triton import Rows, Sights
+from outrider.models.gpu.branches import StaticTree
 from outrider.models.gpu.chain import Seats
-from outrider.models.gpu.choose import RING, accept_and_commit, block_bests
+from outrider.models.gpu.choose import NOTE, RING, accept_and_commit, block_bests
 from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.walk import move_path, walk_and_commit
 
 _STEP = 256
 """Token buffers are made in multiples of this."""
@@ -35,7 +37,7 @@ class Notes:
     rounds: Tensor
     """[B] int64 rounds each slot has taken."""
     ring: Tensor
-    """[RING, B, 3 + N] int64: emitted, guessed, agreed, the choices."""
+    """[RING, B, NOTE + D + 1] int64: emitted, guessed, agreed, rejected, the choices."""
     host: Tensor
     """The same in pinned memory; the graph copies it."""
 
@@ -45,10 +47,12 @@ class RoundGraph:
     """One captured round of a frame."""
 
     def __init__(self, graphs: RoundGraphs, frame: Frame, num_guesses: int) -> None:
-        batch_size, num_nodes, device = frame.batch_size, num_guesses + 1, graphs.target.device
+        batch_size, device = frame.batch_size, graphs.target.device
         self._graphs, self._frame = graphs, frame
-        self._chain = torch.zeros(batch_size, num_nodes, dtype=torch.int64, device=device)
-        ring = torch.zeros(RING, batch_size, 3 + num_nodes, dtype=torch.int64, device=device)
+        self._tree = graphs.tree if num_guesses else None
+        num_nodes = num_guesses + 1 if self._tree is None else len(self._tree.parents)
+        self._nodes = torch.zeros(batch_size, num_nodes, dtype=torch.int64, device=device)
+        ring = torch.zeros(RING, batch_size, NOTE + num_guesses + 1, dtype=torch.int64, device=device)
         rounds = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self.notes = Notes(rounds, ring, torch.zeros(ring.shape, dtype=torch.int64, pin_memory=True))
         self.num_guesses = num_guesses
@@ -74,16 +78,23 @@ class RoundGraph:
         return self.notes.host[number % RING].tolist()
 
     def _round(self) -> None:
-        graphs, frame, chain = self._graphs, self._frame, self._chain
-        chain[:, :1] = frame.tokens.gather(1, frame.lengths[:, None] - 1)
+        graphs, frame, nodes, tree = self._graphs, self._frame, self._nodes, self._tree
+        nodes[:, :1] = frame.tokens.gather(1, frame.lengths[:, None] - 1)
         if graphs.drafter is not None and self.num_guesses:
-            graphs.drafter.propose(frame, chain)
-        target = graphs.target
-        rows = Rows((frame.lengths - 1).int(), graphs.seats.places(frame.batch_size))
-        step = target.step((frame.batch_size, chain.shape[1]), rows, Sights(None, None), num_slots=target.arena.capacity)
-        logits, _ = target.forward(chain.clamp(min=0), step)
-        bests = block_bests(logits, frame, depth=0, vocab_size=target.vocab_size)
-        accept_and_commit(bests, chain, frame, ring=self.notes.ring, rounds=self.notes.rounds)
+            graphs.drafter.propose(frame, nodes)
+        target, places = graphs.target, graphs.seats.places(frame.batch_size)
+        rows = Rows((frame.lengths - 1).int(), places)
+        sights = Sights(None, None) if tree is None else tree.sights(frame.batch_size)
+        step = target.step((frame.batch_size, nodes.shape[1]), rows, sights, num_slots=target.arena.capacity)
+        logits, _ = target.forward(nodes.clamp(min=0), step)
+        ring, rounds = self.notes.ring, self.notes.rounds
+        if tree is None:
+            bests = block_bests(logits, frame, vocab_size=target.vocab_size)
+            accept_and_commit(bests, nodes, frame, ring=ring, rounds=rounds)
+        else:
+            bests = block_bests(logits, frame, depths=tree.depths, vocab_size=target.vocab_size)
+            path = walk_and_commit(bests, nodes, frame, tree=tree, ring=ring, rounds=rounds)
+            move_path(target.arena.block, places, path)
         self.notes.host.copy_(self.notes.ring, non_blocking=True)
 
 
@@ -94,7 +105,11 @@ class RoundGraphs:
     def __init__(self, target: FastDecoder, drafter: DeviceDrafter | None, policy: Policy, *, most_guesses: int) -> None:
         """``policy`` plans the number of guesses, up to ``most_guesses``."""
         self.target, self.drafter, self.policy = target, drafter, policy
-        self.most_guesses = most_guesses if drafter is not None else 0
+        parents = None if drafter is None else drafter.parents
+        self.tree = None if parents is None else StaticTree.of(parents, target.device)
+        self.most_guesses = 0 if drafter is None else most_guesses if self.tree is None else self.tree.max_depth
+        self._slack = 1 + (self.most_guesses + 1 if parents is None else len(parents))
+        """Slots a round may use beyond a text."""
         self.seats = Seats(target)
         self.pool: Any = None
         self.is_busy = False
@@ -105,7 +120,7 @@ class RoundGraphs:
 
     def frame(self, batch_size: int, capacity: int) -> Frame:
         """A frame of this many slots, each with room for ``capacity`` tokens and a round that overshoots."""
-        needed = -(-(capacity + self.most_guesses + 2) // _STEP) * _STEP
+        needed = -(-(capacity + self._slack) // _STEP) * _STEP
         frame = self._frames.get(batch_size)
         if frame is None or frame.capacity < needed:
             frame = self._frames[batch_size] = Frame.empty(batch_size, needed, self.target.device)
@@ -116,10 +131,9 @@ class RoundGraphs:
     def seat(self, frame: Frame, slots: Sequence[int], states: Sequence[RequestState]) -> None:
         """Put requests into slots: prefill, and fill in their columns of the frame."""
         rows = [state.tokens for state in states]
-        slack = self.most_guesses + 2
         for place in (self.seats, self.drafter):
             if place is not None:
-                place.seat(slots, rows, batch_size=frame.batch_size, capacity=frame.capacity + slack)
+                place.seat(slots, rows, batch_size=frame.batch_size, capacity=frame.capacity + self._slack)
         device = frame.tokens.device
         for slot, state in zip(slots, states, strict=True):
             frame.tokens[slot, : len(state.tokens)] = torch.tensor(state.tokens, device=device)
@@ -143,7 +157,12 @@ class RoundGraphs:
             self.drafter.leave(frame.batch_size)
 
     def fits(self, capacity: int) -> bool:
-        return self.drafter is None or self.drafter.fits(capacity + self.most_guesses + 2)
+        return self.drafter is None or self.drafter.fits(capacity + self._slack)
+
+    @property
+    def shortest(self) -> int:
+        """Tokens a prompt must have."""
+        return 2 if self.drafter is None else self.drafter.shortest
 
     def round(self, frame: Frame, num_guesses: int) -> RoundGraph:
         """The captured round, captured now if it must be."""

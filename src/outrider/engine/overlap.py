@@ -27,9 +27,10 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def can_overlap(graphs: RoundGraphs, requests: Sequence[Request]) -> bool:
-    """Sampling is nothing but a temperature, a prompt has the two tokens a drafter's first pass reads, and no other loop (a
+    """Sampling is nothing but a temperature, a prompt has the tokens a drafter's first pass reads, and no other loop (a
     stream that was left half read) holds the slots."""
-    plain = not graphs.is_busy and all(_is_plain(request) and len(request.prompt_ids) > 1 for request in requests)
+    long = all(len(request.prompt_ids) >= graphs.shortest for request in requests)
+    plain = long and not graphs.is_busy and all(_is_plain(request) for request in requests)
     return plain and graphs.fits(capacity_of(graphs, requests))
 
 
@@ -61,8 +62,8 @@ class _Seat:
 
     def take(self, note: Sequence[int], seconds: float, *, drafted: bool, max_len: int) -> list[int]:
         """The tokens a round brought, up to where one of them ends the request."""
-        num_emitted, num_guessed, num_agreed, *choices = note
-        num_accepted, rejected = min(num_agreed, num_emitted), num_agreed < num_guessed
+        num_emitted, num_guessed, num_agreed, rejected, *choices = note
+        num_accepted = min(num_agreed, num_emitted)
         last = Origin.RECOVERED if rejected else Origin.BONUS
         origins = [Origin.ACCEPTED if place < num_agreed else last for place in range(num_emitted)]
         taken = emit(self.state, choices[:num_emitted], origins, max_len=max_len)
@@ -203,7 +204,7 @@ class _Loop:
         """Tell the policy; it reads depths, acceptance and seconds."""
         batch_size, depth = len(self.seats), launched.graph.num_guesses
         tokens = torch.zeros(batch_size, depth + 1, dtype=torch.int64)
-        draft = Draft(TokenTree.chain(tokens, [count + 1 for count in drafted]), Draws.DETERMINISTIC)
+        draft = Draft(TokenTree.chain(tokens, [min(count, depth) + 1 for count in drafted]), Draws.DETERMINISTIC)
         paths = [list(range(count + 1)) for count in accepted]
         plan = Plan((depth,) * batch_size, (depth,) * batch_size)
         nothing = Scores(torch.zeros(0))

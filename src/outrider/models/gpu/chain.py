@@ -8,6 +8,7 @@ of each position.
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Sequence
 from typing import final
 
@@ -18,7 +19,7 @@ from outrider.core.device_round import DeviceDrafter, Frame
 from outrider.models.attention.tree_triton import Rows, Sights
 from outrider.models.gpu.arena import DeviceCache
 from outrider.models.gpu.choose import block_bests, pick
-from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.decoder import FastDecoder, Step
 
 
 @final
@@ -68,9 +69,8 @@ class Seats:
         self.places(batch_size).copy_(torch.tensor([cache.places[0] for cache in caches], dtype=torch.int32))
 
 
-@final
-class DeviceChain(DeviceDrafter):
-    """Chains from a draft model."""
+class ModelDrafter(DeviceDrafter, ABC):
+    """A drafter that is a model with rows of its own."""
 
     def __init__(self, model: FastDecoder, *, vocab_size: int) -> None:
         self.model = model
@@ -93,17 +93,22 @@ class DeviceChain(DeviceDrafter):
     def fits(self, capacity: int) -> bool:
         return capacity <= self.model.max_len
 
-    def propose(self, frame: Frame, chain: Tensor) -> None:
+    def _step(self, lengths: Tensor, num_nodes: int, sights: Sights) -> Step:
+        rows = Rows(lengths.int(), self._seats.places(len(lengths)))
+        return self.model.step((len(lengths), num_nodes), rows, sights, num_slots=self.model.arena.capacity)
+
+
+@final
+class DeviceChain(ModelDrafter):
+    """Chains from a draft model."""
+
+    def propose(self, frame: Frame, nodes: Tensor) -> None:
         columns = torch.stack((frame.lengths - 2, frame.lengths - 1), 1)
         fed = frame.tokens.gather(1, columns)
-        lengths = columns[:, 0].int()
-        for guess in range(1, chain.shape[1]):
-            rows = Rows(lengths, self._seats.places(frame.batch_size))
-            step = self.model.step(
-                (frame.batch_size, fed.shape[1]), rows, Sights(None, None), num_slots=self.model.arena.capacity
-            )
-            logits, _ = self.model.forward(fed, step)
+        lengths = columns[:, 0]
+        for guess in range(1, nodes.shape[1]):
+            logits, _ = self.model.forward(fed, self._step(lengths, fed.shape[1], Sights(None, None)))
             bests = block_bests(logits[:, -1:].contiguous(), frame, depth=guess - 1, vocab_size=self._vocab_size)
-            pick(bests, chain, guess)
+            pick(bests, nodes, guess)
             lengths = lengths + fed.shape[1]
-            fed = chain[:, guess : guess + 1].contiguous()
+            fed = nodes[:, guess : guess + 1].contiguous()

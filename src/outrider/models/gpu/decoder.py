@@ -110,7 +110,7 @@ class FastDecoder(LayeredTarget):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] float32 from the last layer's output [..., H]."""
-        return self._head(hidden.reshape(-1, hidden.shape[-1]), None).view(*hidden.shape[:-1], -1)
+        return self._head(hidden.reshape(-1, hidden.shape[-1]).contiguous(), None).view(*hidden.shape[:-1], -1)
 
     def _head(self, x: Tensor, parts: Tensor | None) -> Tensor:
         return self._product(add_norm(x, parts, self._norm(self._weights.norm)), self._weights.head, Kind.HEAD)

@@ -44,9 +44,9 @@ class DeviceLookup(DeviceDrafter):
         del capacity
         return True
 
-    def propose(self, frame: Frame, chain: Tensor) -> None:
+    def propose(self, frame: Frame, nodes: Tensor) -> None:
         _look_up[(frame.batch_size,)](
-            frame.tokens, frame.lengths, chain, chain.shape[1], frame.capacity,
+            frame.tokens, frame.lengths, nodes, nodes.shape[1], frame.capacity,
             MIN=self._min_ngram, MAX=self._max_ngram, BLOCK=2048, num_warps=8,
         )  # fmt: skip
 

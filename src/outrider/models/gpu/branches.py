@@ -1,0 +1,110 @@
+"""A draft model's tree of a fixed shape inside a captured round, level by level: one draft pass for all parents of a level.
+
+After a round the draft's cache may lack all tokens the round has added, at most depth + 1; feeding the last so many committed
+tokens again covers every case with one shape of pass, so no accepted branch has to be moved. Only nodes that have children
+are fed; they stand in the draft's cache in the order they were fed in. The same trees as ``drafters/draft_tree.py``.
+
+    children(u) = first k of   log q(. | u) + g_position                     coupled, as the target will choose
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.core.device_round import Frame
+from outrider.core.tree import ancestors_of
+from outrider.models.attention.tree_triton import Sights, pack_words
+from outrider.models.gpu.chain import ModelDrafter
+from outrider.models.gpu.choose import block_bests, pick_children
+from outrider.models.gpu.decoder import FastDecoder
+
+
+@dataclass(frozen=True, eq=False)
+class StaticTree:
+    """The shape of a tree, as kernels read it for every slot."""
+
+    parents: Tensor
+    """[N] int64, -1 for the root."""
+    depths: Tensor
+    """[N] int32."""
+    words: Tensor
+    """[N, W] int64 ancestor bits."""
+
+    @staticmethod
+    def of(parents: Sequence[int], device: torch.device) -> StaticTree:
+        ancestors = ancestors_of(torch.tensor([parents]))
+        depths = ancestors[0].sum(-1).int() - 1
+        return StaticTree(torch.tensor(parents).to(device), depths.to(device), pack_words(ancestors)[0].to(device))
+
+    @property
+    def max_depth(self) -> int:
+        return int(self.depths.max())
+
+    def sights(self, batch_size: int, *, start: int = 0, end: int | None = None) -> Sights:
+        """Of nodes ``start`` to ``end`` in every slot."""
+        words, depths = self.words[start:end], self.depths[start:end]
+        rows = words.expand(batch_size, -1, -1).contiguous(), depths.expand(batch_size, -1).contiguous()
+        return Sights(*rows, start)
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """The nodes of one depth that have children."""
+
+    fed: Tensor
+    """[M] int64 their numbers in the tree."""
+    depths: Tensor
+    """[M] int32, all the same."""
+    children: Tensor
+    """[M, K] int64 node that gets the k-th best token, -1 for none."""
+    first: int
+    """Number of the first among all nodes that are fed."""
+
+
+@final
+class DeviceTree(ModelDrafter):
+    """Trees from a draft model. ``ranks[n]`` says which of its parent's best tokens node n is."""
+
+    def __init__(self, model: FastDecoder, *, vocab_size: int, parents: Sequence[int], ranks: Sequence[int]) -> None:
+        super().__init__(model, vocab_size=vocab_size)
+        self.parents = tuple(parents)
+        depths = StaticTree.of(parents, torch.device("cpu")).depths.tolist()
+        self._depth = max(depths)
+        self.shortest = self._depth + 1
+        inner = [node for node in range(len(parents)) if node in set(parents)]
+        self._levels: list[_Level] = []
+        for depth in range(self._depth):
+            fed = [node for node in inner if depths[node] == depth]
+            self._levels.append(self._level(fed, depth, ranks, first=inner.index(fed[0])))
+        place = {node: index for index, node in enumerate(inner)}
+        self._fed = StaticTree.of([place[parents[node]] if node else -1 for node in inner], model.device)
+        self._back = torch.arange(self._depth + 1, device=model.device)
+
+    def _level(self, fed: Sequence[int], depth: int, ranks: Sequence[int], *, first: int) -> _Level:
+        assert self.parents is not None
+        below = [(node, fed.index(parent)) for node, parent in enumerate(self.parents) if parent in fed]
+        children = torch.full((len(fed), 1 + max(ranks[node] for node, _ in below)), -1)
+        for node, row in below:
+            children[row, ranks[node]] = node
+        device = self.model.device
+        depths = torch.full((len(fed),), depth, dtype=torch.int32, device=device)
+        return _Level(torch.tensor(fed, device=device), depths, children.to(device), first)
+
+    def propose(self, frame: Frame, nodes: Tensor) -> None:
+        before = (frame.lengths - 1 - self._depth).clamp(min=0)  # slots nobody holds are shorter
+        again = frame.tokens.gather(1, before[:, None] + self._back)
+        hidden, _ = self.model.hidden(again, self._step(before, again.shape[1], Sights(None, None)))
+        logits = self.model.logits(hidden.view(*again.shape, -1)[:, -1:])
+        for level in self._levels:
+            if level.first:
+                sights = self._fed.sights(frame.batch_size, start=level.first, end=level.first + len(level.fed))
+                step = self._step(frame.lengths - 1, len(level.fed), sights)
+                logits, _ = self.model.forward(nodes.index_select(1, level.fed), step)
+            num_best = level.children.shape[1]
+            tops = block_bests(logits, frame, depths=level.depths, vocab_size=self._vocab_size, num_best=num_best)
+            pick_children(tops, nodes, level.children)

@@ -1,0 +1,106 @@
+"""The coupled walk over a tree on the device, and its commit: the accepted branch moves down next to the committed tokens.
+
+From the root on, the child that holds the target's own choice is followed; where there is none, the choice ends the round.
+The keys and values of the nodes on that path then move from where they stood in the tree to where the text has them, in all
+layers at once. The oracles are the coupled rule and ``cache/slots.py``.
+
+    slot(base + i) <- slot(base + path[i]),      i = 1 .. accepted,      base: the root's slot
+"""
+
+# ruff: noqa: N803 - kernels write compile-time numbers in capitals
+# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.core.device_round import Frame
+from outrider.models.gpu.branches import StaticTree
+from outrider.models.gpu.choose import NOTE, RING, choice_of
+
+
+def walk_and_commit(
+    bests: tuple[Tensor, Tensor], nodes: Tensor, frame: Frame, *, tree: StaticTree, ring: Tensor, rounds: Tensor
+) -> Tensor:
+    """Walk every row's tree, append what it emits to the frame and note it as ``accept_and_commit`` does. Returns [B, 2 + D]
+    the path: the root's slot, how many nodes follow it, and which."""
+    values, tokens = bests
+    batch_size, num_nodes, num_blocks = values.shape
+    num_steps = ring.shape[2] - NOTE
+    path = torch.empty(batch_size, 1 + num_steps, dtype=torch.int64, device=nodes.device)
+    _walk_and_commit[(batch_size,)](
+        values, tokens, nodes, tree.parents, frame.tokens, frame.lengths, frame.limits, ring, rounds, path,
+        num_nodes, num_blocks, frame.capacity,
+        STEPS=num_steps, NODES=triton.next_power_of_2(num_nodes), PADDED=triton.next_power_of_2(num_blocks),
+        RINGS=RING, HEAD=NOTE, num_warps=1,
+    )  # fmt: skip
+    return path
+
+
+@triton.jit
+def _walk_and_commit(
+    values, best_tokens, nodes, parents, tokens, lengths, limits, ring, rounds, path, num_nodes, num_blocks, capacity,
+    STEPS: tl.constexpr, NODES: tl.constexpr, PADDED: tl.constexpr, RINGS: tl.constexpr, HEAD: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    length = tl.load(lengths + row)
+    room = tl.maximum(tl.load(limits + row) - length, 0)
+    number = tl.load(rounds + row)
+    note = ring + (number % RINGS * tl.num_programs(0) + row) * (HEAD + STEPS)
+    all_nodes = tl.arange(0, NODES)
+    inside = all_nodes < num_nodes
+    above = tl.load(parents + all_nodes, mask=inside, other=-1)
+    guesses = tl.load(nodes + row * num_nodes + all_nodes, mask=inside, other=-1)
+    node = tl.full((), 0, tl.int64)
+    goes_on = tl.full((), 1, tl.int64)
+    accepted = tl.full((), 0, tl.int64)
+    emitted = tl.full((), 0, tl.int64)
+    rejected = tl.full((), 0, tl.int64)
+    for step in range(STEPS):
+        choice = choice_of(values, best_tokens, row * num_nodes + node, num_blocks, PADDED)
+        takes = (goes_on == 1) & (emitted < room)
+        tl.store(tokens + row * capacity + length + step, choice, mask=takes)
+        tl.store(note + HEAD + step, choice)
+        emitted += takes.to(tl.int64)
+        below = above == node
+        child = tl.min(tl.where(below & (guesses == choice), all_nodes, NODES), 0).to(tl.int64)
+        found = goes_on * (child < NODES).to(tl.int64)
+        rejected += goes_on * (1 - found) * tl.max(below.to(tl.int64), 0)
+        node = tl.where(found == 1, child, node)
+        tl.store(path + row * (1 + STEPS) + 2 + accepted, node, mask=found == 1)
+        accepted += found
+        goes_on = found
+    tl.store(path + row * (1 + STEPS), length - 1)
+    tl.store(path + row * (1 + STEPS) + 1, accepted)
+    tl.store(note, emitted)
+    tl.store(note + 1, tl.full((), num_nodes - 1, tl.int64))
+    tl.store(note + 2, accepted)
+    tl.store(note + 3, rejected)
+    tl.store(lengths + row, length + emitted)
+    tl.store(rounds + row, number + 1)
+
+
+def move_path(block: Tensor, places: Tensor, path: Tensor) -> None:
+    """Move the nodes of every row's ``path`` next to its root in ``block`` [L, 2, R, Hkv, S, D]."""
+    num_layers, _, num_rows, num_heads, capacity, head_dim = block.shape
+    _move_path[(num_layers * 2 * num_heads, len(path))](
+        block, places, path, num_rows, capacity, path.shape[1], HEADS=num_heads, D=head_dim, num_warps=1
+    )
+
+
+@triton.jit
+def _move_path(block, places, path, num_rows, capacity, width, HEADS: tl.constexpr, D: tl.constexpr):
+    part = tl.program_id(0) // HEADS
+    head = tl.program_id(0) % HEADS
+    row = tl.program_id(1)
+    place = tl.load(places + row)
+    base = tl.load(path + row * width)
+    dims = tl.arange(0, D)
+    memory = block + (((part * num_rows + place).to(tl.int64) * HEADS + head) * capacity + base) * D + dims
+    for index in range(tl.load(path + row * width + 1)):
+        node = tl.load(path + row * width + 2 + index)
+        if node != index + 1:
+            tl.store(memory + (index + 1) * D, tl.load(memory + node * D))

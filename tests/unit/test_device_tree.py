@@ -1,0 +1,116 @@
+"""Trees in a captured round against their twins: the draft model's tree, the coupled walk, the commit of a branch."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from triton_interpreter import DEVICE
+
+from outrider.acceptance.coupled import followed
+from outrider.cache.contiguous import ContiguousCache
+from outrider.core.device_round import Frame
+from outrider.core.interfaces import Context, Plan
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request, RequestState
+from outrider.core.rng import Noise
+from outrider.core.sampling import Sampler
+from outrider.core.tree import TokenTree
+from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions
+from outrider.models.decoder import Decoder
+from outrider.models.gpu.branches import DeviceTree, StaticTree
+from outrider.models.gpu.choose import NOTE, RING
+from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.walk import move_path, walk_and_commit
+from outrider.models.random_decoder import tiny_config, tiny_weights
+
+SHAPES = [(2, 2), ((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0))]
+
+
+def frame_of(rows: list[list[int]], temperatures: list[float]) -> Frame:
+    frame = Frame.empty(len(rows), 64, DEVICE)
+    for slot, row in enumerate(rows):
+        frame.tokens[slot, : len(row)] = torch.tensor(row)
+    frame.lengths.copy_(torch.tensor([len(row) for row in rows]))
+    frame.limits.fill_(64)
+    frame.prompt_lens.copy_(frame.lengths - 1)
+    frame.seeds.copy_(torch.tensor([7, -3]))
+    frame.temperatures.copy_(torch.tensor(temperatures))
+    return frame
+
+
+def options_of(shape: tuple) -> DraftTreeOptions:
+    return DraftTreeOptions(branching=shape) if isinstance(shape[0], int) else DraftTreeOptions(rank_paths=shape)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["branching", "paths"])
+def test_a_draft_models_tree_is_that_of_its_twin(shape: tuple) -> None:
+    """In the second round too, when the draft's cache lacks what the first one added."""
+    config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
+    weights = tiny_weights(config, device=str(DEVICE))
+    slow, fast = Decoder(config, weights), FastDecoder(config, weights)
+    twin = DraftTree(slow, options_of(shape), vocab_size=config.vocab_size)
+    tree = twin.tree
+    ranks = [path[-1] if path else 0 for path in tree.paths]
+    drafter = DeviceTree(fast, vocab_size=config.vocab_size, parents=tree.parents, ranks=ranks)
+    rows, temperatures = [[5, 9, 1, 33, 7], [2, 8, 4, 1]], [0.0, 0.9]
+    drafter.seat([0, 1], rows, batch_size=2, capacity=64)
+    for round_number in range(2):
+        frame = frame_of(rows, temperatures)
+        nodes = torch.zeros(2, len(tree.paths), dtype=torch.int64, device=DEVICE)
+        nodes[:, 0] = torch.tensor([row[-1] for row in rows])
+        drafter.propose(frame, nodes)
+        states = [
+            RequestState.of(Request(row[:-1], SamplingParams(temperature=t))) for row, t in zip(rows, temperatures, strict=True)
+        ]
+        for state, row in zip(states, rows, strict=True):
+            state.output_ids.append(row[-1])
+        noise = Noise(frame.seeds, frame.lengths - frame.prompt_lens)
+        context = Context(rows, Sampler(states, config.vocab_size, DEVICE), noise, DEVICE)
+        state = twin.start(rows, {})
+        plan = Plan((tree.max_depth,) * 2, (tree.num_nodes,) * 2)
+        expected = twin.propose(state, context, plan).tree
+        assert expected.parents[0].tolist() == list(tree.parents)
+        assert torch.equal(nodes, expected.tokens), round_number
+        rows = [[*row, *more] for row, more in zip(rows, ([3, 4], [6, 2]), strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_walk_is_that_of_the_coupled_rule(seed: int) -> None:
+    draw = random.Random(seed)
+    parents = [-1, *(draw.randrange(n) for n in range(1, 9))]
+    tokens, choices = (torch.tensor([[draw.randrange(3) for _ in parents] for _ in range(2)], device=DEVICE) for _ in range(2))
+    tree = TokenTree(tokens, torch.tensor([parents] * 2, device=DEVICE), (9, 9))
+    expected = followed(tree, choices)
+    static = StaticTree.of(parents, DEVICE)
+    frame = frame_of([[1, 2], [3, 4, 5]], [0.0, 0.0])
+    frame.limits[1] = 5  # room for two tokens
+    ring = torch.zeros(RING, 2, NOTE + static.max_depth + 1, dtype=torch.int64, device=DEVICE)
+    rounds = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    bests = torch.ones(2, 9, 1, device=DEVICE), choices[..., None].contiguous()
+    path = walk_and_commit(bests, tokens, frame, tree=static, ring=ring, rounds=rounds)
+    for row, base in enumerate((1, 2)):
+        count = int(expected.num_accepted[row])
+        assert path[row, :2].tolist() == [base, count]
+        assert path[row, 2 : 2 + count].tolist() == expected.path[row, :count].tolist()
+        text = [*tokens[row, expected.path[row, :count]].tolist(), int(expected.next_token[row])]
+        text = text[:2] if row == 1 else text
+        assert ring[0, row, :NOTE].tolist() == [len(text), 8, count, int(expected.rejected[row])]
+        assert ring[0, row, NOTE : NOTE + len(text)].tolist() == text
+        assert int(frame.lengths[row]) == base + 1 + len(text)
+        assert frame.tokens[row, base + 1 : base + 1 + len(text)].tolist() == text
+
+
+def test_a_branch_moves_as_a_cache_commits_it() -> None:
+    block = torch.randn(2, 2, 3, 2, 16, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    places, paths, bases = [2, 0], [[0, 2, 5], [0, 1, 4, 7]], [3, 6]
+    cache = ContiguousCache(block[:, :, places].clone(), bases)
+    cache.commit(paths)
+    table = torch.zeros(2, 5, dtype=torch.int64, device=DEVICE)
+    for row, (base, nodes) in enumerate(zip(bases, paths, strict=True)):
+        table[row, : 1 + len(nodes)] = torch.tensor([base, len(nodes) - 1, *nodes[1:]])
+    move_path(block, torch.tensor(places, dtype=torch.int32, device=DEVICE), table)
+    for row, place in enumerate(places):
+        length = cache.lengths[row]
+        assert torch.equal(block[:, :, place, :, :length], cache.block[:, :, row, :, :length])
