@@ -34,7 +34,7 @@ from outrider.drafters.early_exit import EarlyExit, EarlyExitOptions, EarlyExitT
 from outrider.drafters.fused import Fused, HybridOptions
 from outrider.drafters.head_rows import HEAD_ROWS
 from outrider.drafters.jacobi import Jacobi, JacobiOptions
-from outrider.drafters.kangaroo import Kangaroo, KangarooOptions
+from outrider.drafters.kangaroo import Kangaroo, KangarooOptions, build_kangaroo
 from outrider.drafters.lookahead import Lookahead, LookaheadOptions
 from outrider.drafters.many_chains import ManyChains, ManyChainsOptions
 from outrider.drafters.multi_draft import MultiDraft
@@ -300,10 +300,10 @@ METHODS: Catalog[MethodRow] = Catalog(
             options=EarlyExitOptions,
         ),
         "kangaroo": MethodRow(
-            summary="early exit that stops drafting when the exit is unsure",
+            summary="early exit, with a trained adapter where there is one, that stops drafting when unsure",
             paper="Liu et al. 2024, Kangaroo (arXiv 2404.18911)",
             drafter=Kangaroo,
-            build=lambda parts: Kangaroo(layered(parts.target, "kangaroo"), parts.options, draws=parts.draws),
+            build=build_kangaroo,
             options=KangarooOptions,
             defaults={"num_draft_tokens": 6},
         ),

@@ -10,7 +10,7 @@ drafted layers are not run twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -47,16 +47,29 @@ def cache_of(context: Context) -> Cache:
     return context.cache
 
 
+LogitsOf = Callable[[Tensor, TokenTree], Tensor]
+"""[B, 1, V] logits of the newest node's states [B, 1, H], given the chain so far."""
+
+
 def draft_along(
-    target: LayeredTarget, context: Context, plan: Plan, *, route: Route, draws: Draws, stop: StopRule | None = None
+    target: LayeredTarget,
+    context: Context,
+    plan: Plan,
+    *,
+    route: Route,
+    draws: Draws,
+    stop: StopRule | None = None,
+    logits_of: LogitsOf | None = None,
 ) -> Draft:
-    """A chain per row from the sublayers of ``route``, with what the target can go on from."""
+    """A chain per row from the sublayers of ``route``, with what the target can go on from; its own norm and head speak,
+    unless ``logits_of`` does."""
     cache, states = cache_of(context), list[Tensor]()
 
     def logits_after(chain: Tensor, depths: Sequence[int]) -> Tensor:
         del depths
-        states.append(target.exit(TokenTree.chain(chain), cache, route=route, start=len(states)))
-        return target.logits(states[-1])
+        tree = TokenTree.chain(chain)
+        states.append(target.exit(tree, cache, route=route, start=len(states)))
+        return target.logits(states[-1]) if logits_of is None else logits_of(states[-1], tree)
 
     depths = [min(depth, nodes) for depth, nodes in zip(plan.max_depth, plan.max_nodes, strict=True)]
     draft = grow_chain(context, depths, logits_after, draws=draws, stops=[plan.stop, stop])

@@ -7,8 +7,9 @@ passes a bound, drafting stops. (Huang et al. 2024, "SpecDec++", arXiv 2405.1971
 
 What h should be, in one step: another guess costs c_draft, for nothing with probability 1 - prod a; with probability prod a it
 may save a pass, c_target. So going on pays only while 1 - prod a < c_target / (c_draft + c_target): cheap drafts want h near 1.
-The prediction a_i is the draft's own probability of the guess, or any ``Predictor`` given instead (SpecDec++ trains a small
-head). The guess that passes the bound is kept (Lemma C of docs/lossless.md).
+The prediction a_i is the draft's own probability of the guess, that of a trained head (``head``, as in SpecDec++; see
+models/acceptance_head.py), or any ``Predictor`` given instead. The guess that passes the bound is kept (Lemma C of
+docs/lossless.md).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from outrider.core.interfaces import Observation, Plan, Policy, Stateless, StopRule
 from outrider.core.sampling import Law
+from outrider.models.acceptance_head import load_acceptance_head
 from outrider.policies.belief import probability_of
 from outrider.policies.checks import check_between, check_count, check_nodes, check_order
 from outrider.policies.lengths import plan_of
@@ -39,6 +41,8 @@ class ThresholdOptions:
     """Guesses drawn whatever is predicted."""
     threshold: float = 0.7
     """Probability of an earlier rejection above which drafting stops, h."""
+    head: str | None = None
+    """Folder of a trained acceptance head (``outrider train acceptance-head``); the draft's own probability if not given."""
     num_tree_nodes: int | None = None
     """Guesses in all at the longest depth, for drafters that grow trees; as many as along one path if not given."""
 
@@ -77,7 +81,8 @@ class Threshold(Policy):
 
     def __init__(self, options: ThresholdOptions | None = None, *, predictor: Predictor = probability_of) -> None:
         self.options = options or ThresholdOptions()
-        self.predictor = predictor
+        head = self.options.head
+        self.predictor = predictor if head is None else load_acceptance_head(head).predict
 
     def start(self, num_rows: int) -> Stateless:
         del num_rows

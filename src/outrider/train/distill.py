@@ -7,12 +7,15 @@ exceeds a distilled reference model's most.
 
     distill   mean_t D(p(t), q(t))
     adaspec   mean over the share k of places with the largest  D(p, q) - D(p, q_reference)          (k = 0.4)
+    pretrain  mean_t -log q(x_{t+1}):  the text itself; on text the target wrote, FastDraft's alignment (Zafrir et al. 2024,
+              arXiv 2411.11055)
+    kangaroo  distill, of an adapter behind an early exit (models/adapter.py)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -30,14 +33,19 @@ from outrider.core.request import Request
 from outrider.drafters.null import NullDrafter
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
+from outrider.models.adapter import new_adapter
 from outrider.models.heads import Packed
+from outrider.models.heads.ends import read_target
+from outrider.models.student import Student
 from outrider.policies.fixed import Fixed, FixedOptions
 from outrider.train.data import Document
 from outrider.train.divergence import divergence
 from outrider.train.draft_lm import DraftLM
 from outrider.train.objective import Objective, Outcome
 
-DISTILL_KINDS = ("distill", "adaspec")
+DISTILL_KINDS = ("distill", "adaspec", "pretrain", "kangaroo")
+TEXT = "text"
+"""The loss that asks the text, not the target."""
 _CHUNK = 1 << 24
 
 
@@ -52,9 +60,14 @@ class DistillSettings:
     """AdaSPEC: share of the places that count."""
     num_depths: int = 4
     """Length of the chains it is judged by."""
+    chunk: int = _CHUNK
+    """Most logits made at a time."""
+    recompute: bool = True
+    """Make them again in the backward pass; False is faster where there is memory."""
 
     def __post_init__(self) -> None:
-        divergence(self.loss)
+        if self.loss != TEXT:
+            divergence(self.loss)
         if not 0 <= self.on_policy <= 1 or not 0 < self.kept <= 1 or self.num_depths < 1:
             raise OptionError(
                 f"on_policy = {self.on_policy}, kept = {self.kept}, num_depths = {self.num_depths} are not valid; use shares "
@@ -72,31 +85,46 @@ def new_distillation(
         raise OptionError("adaspec, and only it, compares with a distilled model; give --reference to it alone")
     student = DraftLM.load(draft, target.device)
     teacher = None if reference is None else DraftLM.load(reference, target.device).requires_grad_(False)
+    return distillation(kind, student, target, settings, reference=teacher)
+
+
+def distillation(
+    kind: str, student: DraftLM, target: Target, settings: DistillSettings, *, reference: DraftLM | None = None
+) -> DistillObjective:
+    """The objective of a draft model that is at hand."""
     if student.config.vocab_size != target.vocab_size:
         sizes = f"{student.config.vocab_size} tokens and the target {target.vocab_size}"
-        raise ModelError(f"{draft} has {sizes}; use a draft of the same vocabulary")
-    return DistillObjective(kind, student, target, settings, reference=teacher)
+        raise ModelError(f"{student.origin} has {sizes}; use a draft of the same vocabulary")
+    if kind == "pretrain":
+        settings = replace(settings, loss=TEXT)
+    return DistillObjective(kind, student, target, settings, reference=reference)
+
+
+def new_kangaroo(name: str, target: Target, settings: DistillSettings, *, exit_layer: int | None) -> DistillObjective:
+    """The objective of an adapter behind an exit of the target called ``name``."""
+    raw, ends = read_target(name)
+    layer = max(1, target.num_layers // 2) if exit_layer is None else exit_layer
+    adapter = new_adapter(raw, ends, target, exit_layer=layer)
+    return DistillObjective("kangaroo", adapter, target, replace(settings, on_policy=0.0))
 
 
 @final
 class DistillObjective(Objective):
-    """A draft model against the target's laws."""
-
-    taps = ()
+    """A student against the target's laws."""
 
     def __init__(
-        self, name: str, draft: DraftLM, target: Target, settings: DistillSettings, *, reference: DraftLM | None = None
+        self, name: str, student: Student, target: Target, settings: DistillSettings, *, reference: Student | None = None
     ) -> None:
-        self.name, self.module, self.draft, self.target = name, draft, draft, target
-        self.settings, self.reference = settings, reference
-        self._loss = divergence(settings.loss)
+        self.name, self.module, self.student, self.target = name, student, student, target
+        self.settings, self.reference, self.taps = settings, reference, student.taps
 
     def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
         """The draft continues some of them itself, at temperature 1."""
         count = round(len(documents) * self.settings.on_policy)
         if not count:
             return documents
-        model = self.draft.frozen()
+        assert isinstance(self.student, DraftLM), "only a model writes"
+        model = self.student.frozen()
         method = Method(NullDrafter(draws=Draws.DETERMINISTIC), Coupled(), Fixed(FixedOptions()))
         requests = []
         for index, document in enumerate(documents[:count]):
@@ -113,21 +141,18 @@ class DistillObjective(Objective):
 
     def __call__(self, batch: Packed) -> Outcome:
         valid = batch.valid(0)
-        losses, hits = self._places(batch, self.draft)
+        losses, hits = self.places(batch, self.student(batch), self.student)
         if self.reference is not None and self.module.training:
             with torch.no_grad():
-                known, _ = self._places(batch, self.reference)
+                known, _ = self.places(batch, self.reference(batch), self.reference)
             chosen = self._learnable(losses.detach() - known, valid)
         else:
             chosen = valid
         loss = (losses * chosen).sum() / chosen.sum().clamp(min=1)
-        depths = range(self.settings.num_depths)
-        return Outcome(
-            loss, [batch.shifted(hits & valid, k) for k in depths], [batch.valid(k) & batch.shifted(valid, k) for k in depths]
-        )
+        return chain_outcome(batch, loss, hits, self.settings.num_depths)
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
-        self.draft.save(folder, notes)
+        self.student.save(folder, notes)
 
     def _learnable(self, gain: Tensor, valid: Tensor) -> Tensor:
         """The places whose loss exceeds the reference's most."""
@@ -135,18 +160,33 @@ class DistillObjective(Objective):
         least = gain.masked_fill(~valid, -torch.inf).flatten().topk(count).values[-1]
         return valid & (gain >= least)
 
-    def _places(self, batch: Packed, model: DraftLM) -> tuple[Tensor, Tensor]:
+    def places(self, batch: Packed, states: Tensor, model: Student) -> tuple[Tensor, Tensor]:
         """[R, L] divergence, and where the likeliest tokens agree; logits exist for a few places at a time."""
-        states, last = model(batch).flatten(0, 1), batch.last.flatten(0, 1)
-        size, pieces = max(1, _CHUNK // self.target.vocab_size), list[tuple[Tensor, Tensor]]()
+        states, last = states.flatten(0, 1), batch.last.flatten(0, 1)
+        following = batch.shifted(batch.tokens, 1).flatten()
+        size, pieces = max(1, self.settings.chunk // self.target.vocab_size), list[tuple[Tensor, Tensor]]()
         for begin in range(0, len(states), size):
-            part = states[begin : begin + size], last[begin : begin + size], model
-            pieces.append(cast("tuple[Tensor, Tensor]", checkpoint(self._chunk, *part, use_reentrant=False)))
+            part = slice(begin, begin + size)
+            given = states[part], last[part], following[part], model
+            again = self.settings.recompute
+            found = checkpoint(self._chunk, *given, use_reentrant=False) if again else self._chunk(*given)
+            pieces.append(cast("tuple[Tensor, Tensor]", found))
         shape = batch.tokens.shape
         return torch.cat([loss for loss, _ in pieces]).view(shape), torch.cat([hit for _, hit in pieces]).view(shape)
 
-    def _chunk(self, states: Tensor, last: Tensor, model: DraftLM) -> tuple[Tensor, Tensor]:
+    def _chunk(self, states: Tensor, last: Tensor, following: Tensor, model: Student) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             teacher = self.target.logits(last).float()
         logits = model.logits(states).float()
-        return self._loss(teacher.log_softmax(-1), logits.log_softmax(-1)), logits.argmax(-1) == teacher.argmax(-1)
+        hits, log_q = logits.argmax(-1) == teacher.argmax(-1), logits.log_softmax(-1)
+        if self.settings.loss == TEXT:
+            return -log_q.gather(-1, following[:, None])[:, 0], hits
+        return divergence(self.settings.loss)(teacher.log_softmax(-1), log_q), hits
+
+
+def chain_outcome(batch: Packed, loss: Tensor, hits: Tensor, num_depths: int) -> Outcome:
+    """Of a drafter that answers for the token after every place [R, L]: a chain goes on from place to place."""
+    valid, depths = batch.valid(0), range(num_depths)
+    return Outcome(
+        loss, [batch.shifted(hits & valid, k) for k in depths], [batch.valid(k) & batch.shifted(valid, k) for k in depths]
+    )

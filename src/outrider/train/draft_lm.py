@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from outrider.core.errors import ModelError
 from outrider.core.interfaces import Target
@@ -21,12 +23,23 @@ from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.gpu import gpu_decoder
 from outrider.models.heads import Packed
+from outrider.models.heads.ends import read_target
 from outrider.models.heads.folder import replace_file
 from outrider.models.heads.head import Norm
 from outrider.models.heads.layer import HeadLayer, PackedAttending, Rotations
 from outrider.models.load import local_path, read_config
 from outrider.models.native import fastest_decoder
+from outrider.models.student import Student
 from outrider.models.weights import SafetensorsFolder, TensorDict, Weights, read_weights
+
+_LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": True,
+}
 
 
 class _Body(nn.Module):
@@ -38,7 +51,7 @@ class _Body(nn.Module):
 
 
 @final
-class DraftLM(nn.Module):
+class DraftLM(Student):
     """Hidden states of packed texts, and logits of them."""
 
     def __init__(self, config: ModelConfig, raw: dict[str, Any], origin: Path) -> None:
@@ -47,6 +60,8 @@ class DraftLM(nn.Module):
         self.model = _Body(config)
         self.lm_head = None if config.tied_head else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self._rotations = Rotations(config)
+        self.recompute = False
+        """Gradient checkpointing: keep only what enters the layers, run them again in the backward pass."""
 
     @staticmethod
     def load(name: str, device: torch.device) -> DraftLM:
@@ -63,16 +78,56 @@ class DraftLM(nn.Module):
         module.load_state_dict({key: source.take(key, *value.shape).float() for key, value in module.state_dict().items()})
         return module.to(device)
 
+    @staticmethod
+    def fresh(target: str, changes: Mapping[str, Any], device: torch.device, *, seed: int = 0) -> DraftLM:
+        """An untrained draft of the vocabulary of the target in a folder. ``changes`` are entries of ``config.json`` that
+        differ from the target's; where the width stays, it begins with the target's embedding."""
+        path = local_path(target)
+        if path.suffix == ".gguf":
+            raise ModelError(f"{target} has no tokenizer files for a draft to share; give the target's model folder")
+        known, ends = read_target(target)
+        raw = {**known, **_LLAMA, "num_hidden_layers": 1, **changes}
+        if "hidden_size" in changes and "head_dim" not in changes:
+            raw["head_dim"] = raw["hidden_size"] // raw["num_attention_heads"]
+        config = config_of(raw)
+        assert config is not None
+        torch.manual_seed(seed)
+        module = DraftLM(config, raw, path)
+        for name, parameter in module.named_parameters():
+            if parameter.dim() == 2:
+                closing = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * config.num_layers) ** 0.5 if closing else 0.02)
+        if config.hidden_size == ends.embedding.shape[1]:
+            module.model.embed_tokens.weight.data.copy_(ends.embedding)
+        return module.to(device)
+
     def forward(self, batch: Packed) -> Tensor:
         """[R, L, H] after the final norm."""
+        *_, last = self.climb(batch)
+        return self.model.norm(last)
+
+    def climb(self, batch: Packed, kept: Sequence[Tensor] | None = None) -> Iterator[Tensor]:
+        """[R, L, H] after every layer, before the final norm; ``kept[l]`` [R] is 0 for the rows that skip layer l."""
         x = self.model.embed_tokens(batch.tokens)
-        for layer in self.model.layers:
-            x = layer(x, PackedAttending(batch, self._rotations, self.config))
-        return self.model.norm(x)
+        for index, layer in enumerate(self.model.layers):
+            after = self._again(layer, x, batch) if self.recompute and self.training else self._layer(layer, x, batch)
+            x = after if kept is None else x + kept[index][:, None, None].to(x.dtype) * (after - x)
+            yield x
+
+    def _layer(self, layer: nn.Module, x: Tensor, batch: Packed) -> Tensor:
+        return layer(x, PackedAttending(batch, self._rotations, self.config))
+
+    def _again(self, layer: nn.Module, x: Tensor, batch: Packed) -> Tensor:
+        """The same, computed once more in the backward pass."""
+        return cast("Tensor", checkpoint(self._layer, layer, x, batch, use_reentrant=False))
+
+    @property
+    def readout(self) -> Tensor:
+        """[V, H]"""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def logits(self, states: Tensor) -> Tensor:
-        weight = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return nn.functional.linear(states, weight.to(states.dtype))
+        return nn.functional.linear(states, self.readout.to(states.dtype))
 
     def frozen(self) -> Decoder:
         """The model as it is now, to generate with while it is trained."""

@@ -1,0 +1,33 @@
+"""What can be taught the target's laws place by place: a draft model, or a part that makes the target's own states speak.
+
+states = student(batch),      q(t) = softmax(student.logits(states)(t))  ~  p(t),  the target's law after place t
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from outrider.models.heads.head import Packed
+
+
+class Student(nn.Module, ABC):
+    """A module that answers for the token after every place."""
+
+    taps: tuple[int, ...] = ()
+    """Target layers it reads."""
+
+    @abstractmethod
+    def forward(self, batch: Packed) -> Tensor:
+        """[R, L, H] states of packed texts."""
+
+    @abstractmethod
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., V] of its states."""
+
+    @abstractmethod
+    def save(self, folder: Path, notes: dict[str, Any]) -> None:
+        """A folder, written whole or not at all."""
