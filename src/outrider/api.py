@@ -16,7 +16,7 @@ from typing import Any, final
 
 from tqdm import tqdm
 
-from outrider.bundled import bundled_path
+from outrider.bundled import bundled_path, has_bundled
 from outrider.captured import Rounds
 from outrider.codecs.grammar import GrammarCompiler
 from outrider.codecs.load import load_codec
@@ -117,13 +117,15 @@ class LLM:
         self.target = load(self.model_name, numerics=numerics)
         self._rounds = Rounds(self.target)
         self.draft_codecs: list[TextCodec] = []
-        self.drafts = [self._load_draft(name, load) for name in names if needs_draft]
+        self.draft_names = names if needs_draft else []
+        self.drafts = [self._load_draft(name, load) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
-        self.method = self.compose(self.method_name, acceptance=acceptance, **options)
+        self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)
+        self.method = self._compose_default()
 
     def compose(self, name: str, *, acceptance: str | None = None, policy: str | None = None, **options: Any) -> Method:
         """Another method on the models already loaded, for the ``method=`` of a call. Without a policy, the draft length is
-        the one that pays (``adaptive``), or fixed if it is given."""
+        the one that pays (the row's policy, mostly ``adaptive``), or fixed if it is given."""
         for option in {text for row in rows_of(name, options).values() for text in row.texts} & set(options):
             texts = [options[option]] if isinstance(options[option], str) else options[option]
             options[option] = [self.codec.encode(t, add_special_tokens=False) if isinstance(t, str) else t for t in texts]
@@ -139,15 +141,25 @@ class LLM:
             self.target,
             draft=self.drafts or None,
             acceptance=acceptance,
-            policy=policy or self._usual_policy(name, options),
+            policy=policy or ("fixed" if {"num_draft_tokens", "num_tree_nodes"} & set(options) else METHODS[name].policy),
             options=options,
             translation=TextTranslation(self.codec, self.draft_codecs[0]) if self.drafts and METHODS[name].foreign else None,
         )
 
-    def _usual_policy(self, name: str, options: Mapping[str, Any]) -> str:
-        """A captured round has one length; elsewhere the length is measured, unless the caller chose one."""
-        chosen = {"num_draft_tokens", "num_tree_nodes"} & set(options)
-        return "fixed" if chosen or name == "plain" or self.target.device.type == "cuda" else "adaptive"
+    def replace_draft(self, draft: Target) -> None:
+        """Draft with another model of the same vocabulary from now on; methods composed before keep theirs."""
+        if not self.drafts:
+            raise OptionError(f"method {self.method_name!r} has no draft model to replace; load one with draft=")
+        self.drafts = [draft, *self.drafts[1:]]
+        self.draft = draft
+        self.method = self._compose_default()
+
+    def can_compose(self, name: str) -> bool:
+        """Whether a method, with nothing but its defaults, can run on what is loaded."""
+        row = METHODS[name]
+        has_heads = self.model_name == bundled_path("target") and has_bundled(f"heads/{name}")
+        missing = set(row.needs) - ({"heads"} if has_heads else set())
+        return not missing and not row.foreign and (bool(self.drafts) or not row.needs_draft)
 
     def generate(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
@@ -18,8 +18,13 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from outrider import LLM  # noqa: E402
+from outrider.bundled import bundled_path  # noqa: E402
 from outrider.core.errors import OptionError  # noqa: E402
+from outrider.core.interfaces import Target  # noqa: E402
+from outrider.core.request import Origin  # noqa: E402
+from outrider.engine.exchange import Learner  # noqa: E402
 from outrider.engine.scheduler import LaneRound  # noqa: E402
+from outrider.models.load import load_model  # noqa: E402
 from outrider.server.app import create_app  # noqa: E402
 from outrider.server.metrics import Metrics, Speed  # noqa: E402
 from outrider.server.service import Service  # noqa: E402
@@ -32,8 +37,8 @@ def _llm() -> LLM:
 
 
 @asynccontextmanager
-async def _serving(**limits: Any) -> AsyncIterator[tuple[Service, Any]]:
-    service = Service(_llm(), ServerSettings(**limits))
+async def _serving(learner: Learner | None = None, **limits: Any) -> AsyncIterator[tuple[Service, Any]]:
+    service = Service(_llm(), ServerSettings(**limits), learner=learner)
     transport = httpx.ASGITransport(create_app(service), raise_app_exceptions=False)
     service.worker.start()
     try:
@@ -61,6 +66,67 @@ def test_a_broken_engine_says_so_and_recovers() -> None:
         assert broken.status_code == 500 and broken.json()["error"]["type"] == "server_error"
         well = await client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})
         assert well.status_code == 200 and service.worker.num_failures == 1
+
+    _run(work)
+
+
+class _Pupil(Learner):
+    """Has a better draft every few requests: another copy of the one there is, or none that can be had."""
+
+    def __init__(self, *, is_broken: bool = False) -> None:
+        self.ended: list[tuple[int, int]] = []
+        self.num_given, self._is_broken = 0, is_broken
+
+    def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
+        assert len(token_ids) == len(origins)
+        self.ended.append((len(prompt_ids), len(token_ids)))
+
+    def maybe_update(self) -> Target | None:
+        if len(self.ended) < 2 * (self.num_given + 1):
+            return None
+        if self._is_broken:
+            raise RuntimeError("planted")
+        self.num_given += 1
+        return load_model(bundled_path("draft"))
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_draft_is_exchanged_under_load_and_no_text_changes(is_broken: bool) -> None:
+    """Requests of three lanes, of which one has no draft, while drafts come and go."""
+    pupil = _Pupil(is_broken=is_broken)
+
+    async def work(service: Service, client: Any) -> None:
+        lanes = ["auto", {"method": "best-first"}, {"method": "prompt-lookup"}, {"method": "draft-model", "max_tokens": 2}]
+        bodies = [
+            {"prompt": "Once upon a time", "max_tokens": 6 + 2 * i, "seed": i, "temperature": 1, "ignore_eos": True}
+            for i in range(12)
+        ]
+        asked = [client.post("/v1/completions", json={**body, "speculation": lanes[i % 4]}) for i, body in enumerate(bodies)]
+        answers = await asyncio.gather(*asked)
+        first = service.llm.draft
+        alone = [await client.post("/v1/completions", json={**body, "speculation": "off"}) for body in bodies]
+        assert [a.json()["choices"][0]["text"] for a in answers] == [a.json()["choices"][0]["text"] for a in alone]
+        await asyncio.sleep(0.5)  # the engine goes on after the last answer
+        assert service.worker.num_failures == 0 and len(pupil.ended) >= (2 if is_broken else 24)
+        assert service.worker.lessons.is_on is not is_broken
+        assert (service.llm.draft is not first) is not is_broken
+        assert pupil.num_given == (0 if is_broken else 12)
+        assert f"outrider:draft_swaps_total {float(pupil.num_given)}" in (await client.get("/metrics")).text
+
+    _run(work, learner=pupil)
+
+
+def test_methods_with_bundled_heads_can_be_asked_for() -> None:
+    async def work(service: Service, client: Any) -> None:
+        offered = (await client.get("/v1/speculation")).json()["methods"]
+        assert {"eagle3", "medusa", "hydra", "draft-model"} <= set(offered) and not {"rest", "mtp", "tli"} & set(offered)
+        body = {"prompt": "Once upon a time", "max_tokens": 12, "seed": 3, "temperature": 1}
+        plain = (await client.post("/v1/completions", json={**body, "speculation": "off"})).json()
+        for method in ("eagle3", "medusa", "hydra"):
+            answer = (await client.post("/v1/completions", json={**body, "speculation": {"method": method}})).json()
+            assert answer["choices"][0]["text"] == plain["choices"][0]["text"]
+        refused = await client.post("/v1/completions", json={**body, "speculation": {"method": "rest"}})
+        assert refused.status_code == 400 and "datastore" in refused.json()["error"]["message"]
 
     _run(work)
 

@@ -9,6 +9,10 @@ from outrider.core.errors import ModelError, nearest
 _MODELS = ("target", "draft", "heads/medusa", "heads/hydra", "heads/eagle1", "heads/eagle3")
 
 
+def has_bundled(name: str) -> bool:
+    return name in _MODELS
+
+
 def bundled_path(name: str) -> str:
     """Folder of a bundled model."""
     if name not in _MODELS:

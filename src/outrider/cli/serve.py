@@ -7,8 +7,11 @@ import os
 import sys
 from dataclasses import fields
 
+from outrider.api import LLM
 from outrider.cli.options import add_model_options, load_llm
 from outrider.core.errors import OptionError
+from outrider.engine.exchange import Learner
+from outrider.models.load import load_model
 from outrider.server.settings import ServerSettings
 from outrider.viz.page import live_page
 
@@ -34,6 +37,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--port", type=int, default=defaults["port"], help="0 takes any that is free")
     parser.add_argument("--name", help="what the model is called in the API")
     parser.add_argument("--api-key", action="append", default=[], help="ask for this key (repeatable; or OUTRIDER_API_KEY)")
+    parser.add_argument(
+        "--learn", action="store_true", help="let the draft model learn from requests; a copy of it, used once it is better"
+    )
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     add_model_options(parser)
     group = parser.add_argument_group("limits")
@@ -42,6 +48,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         shown = "" if defaults[name] is None else f" (default: {defaults[name]:g})"
         group.add_argument(flag, dest=name, type=kind, default=defaults[name], help=text + shown)
     parser.set_defaults(run=run)
+
+
+def _learner(llm: LLM, arguments: argparse.Namespace) -> Learner:
+    """Learns in a thread of its own, with a target of its own: passes of the served one belong to the engine's thread."""
+    from outrider.train.draft_lm import DraftLM
+    from outrider.train.online import OnlineDraft, OnlineSettings
+
+    if not llm.drafts:
+        raise OptionError(f"--learn teaches a draft model, and method {llm.method_name!r} has none; name one with --draft")
+    target = load_model(llm.model_name, dtype=arguments.dtype, device=arguments.device, fast=False)
+    draft = DraftLM.load(llm.draft_names[0], target.device)
+    return OnlineDraft(draft, target, OnlineSettings(background=True), dtype=llm.drafts[0].dtype)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not settings.is_local and not keys:
         print("outrider: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
     log_as_json(arguments.log_level)
-    service = Service(load_llm(arguments), settings, name=arguments.name)
+    llm = load_llm(arguments)
+    service = Service(llm, settings, name=arguments.name, learner=_learner(llm, arguments) if arguments.learn else None)
 
     def ready(port: int) -> None:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host

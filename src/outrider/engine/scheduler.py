@@ -14,7 +14,7 @@ running back to waiting where memory runs out. Not for several threads: ``server
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -27,6 +27,7 @@ from outrider.core.method import Method
 from outrider.core.request import Request, RequestState
 from outrider.core.trace import Observer
 from outrider.engine.arrival import Arrival
+from outrider.engine.exchange import exchange
 from outrider.engine.generate import Progress
 from outrider.engine.limits import Limited
 from outrider.engine.memory import BatchSize, MemoryModel
@@ -167,6 +168,17 @@ class Scheduler:
             if lane.batch is not None:
                 progress += self._step(name, lane, lane.batch)
         return progress
+
+    def redraft(self, lanes: Container[Hashable]) -> None:
+        """Make the methods of the named lanes anew, between rounds: their drafters have changed. Running requests go on."""
+        for name, lane in self._lanes.items():
+            if name in lanes:
+                exchange(lane.engine, lane.batch, self._find_method(name))
+
+    @property
+    def lanes(self) -> list[Hashable]:
+        """Those that somebody asked for."""
+        return list(self._lanes)
 
     def check_integrity(self) -> None:
         """When idle, nothing is held: no rows, no readers, no numbers."""

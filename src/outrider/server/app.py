@@ -92,7 +92,7 @@ def _add_information(app: FastAPI, service: Service, page: str) -> None:
         """What the page needs to know: methods that can be asked for, and how it goes."""
         metrics = service.metrics
         gauges = {"net_speedup": metrics.speed.net, "waiting": service.worker.scheduler.num_waiting}
-        usable = [name for name, row in METHODS.items() if _is_usable(service, name) and row.summary]
+        usable = [name for name in METHODS if service.llm.can_compose(name)]
         return {"model": service.name, "method": service.llm.method_name, "methods": usable, **gauges}
 
     @app.get("/health")
@@ -111,12 +111,6 @@ def _add_information(app: FastAPI, service: Service, page: str) -> None:
 
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
-
-
-def _is_usable(service: Service, name: str) -> bool:
-    """Needs nothing that was not loaded."""
-    row = METHODS[name]
-    return not row.needs and not row.foreign and (bool(service.llm.drafts) or not row.needs_draft)
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -78,6 +78,7 @@ class Metrics:
         self.requests = counter("requests", "Requests by status", ("status",))
         self.cancelled = counter("requests_cancelled", "Choices whose client left")
         self.failures = counter("engine_failures", "Times the engine was started anew")
+        self.draft_swaps = counter("draft_swaps", "Better draft models that learning put into service")
         self.waiting = gauge("num_requests_waiting", "Choices in the queue")
         self.running = gauge("num_requests_running", "Choices that hold a slot")
         self.preempted = gauge("num_preemptions", "Times a choice gave up its slot for memory")

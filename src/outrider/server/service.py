@@ -20,13 +20,17 @@ from outrider.bundled import bundled_path
 from outrider.cache.contiguous import ContiguousCache
 from outrider.cache.prefixes import PrefixStore
 from outrider.core.errors import OutriderError, nearest
+from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.trace import Round
+from outrider.engine.exchange import Learner
 from outrider.engine.memory import MemoryModel
 from outrider.engine.scheduler import Scheduler, Slots
+from outrider.methods import METHODS
 from outrider.server.answers import Answer
 from outrider.server.failures import ApiError, busy, late
 from outrider.server.intake import DEFAULT_LANE, Intake, Order, refusal
+from outrider.server.learning import Lessons
 from outrider.server.metrics import Metrics
 from outrider.server.settings import ServerSettings
 from outrider.server.transcript import Added
@@ -43,13 +47,15 @@ _LOGIT_COPIES = 2 * 4
 class Service:
     """One model being served."""
 
-    def __init__(self, llm: LLM, settings: ServerSettings, *, name: str | None = None) -> None:
+    def __init__(self, llm: LLM, settings: ServerSettings, *, name: str | None = None, learner: Learner | None = None) -> None:
+        """``learner`` is told what ended, and may exchange the draft model for a better one (``server/learning.py``)."""
         self.llm, self.settings = llm, settings
         self.name = name or ("outrider-bundled" if llm.model_name == bundled_path("target") else Path(llm.model_name).name)
         self.metrics = Metrics()
         self.intake = Intake(llm, settings)
         self._memory = _memory_model(llm, settings)
-        self.worker = Worker(self._new_scheduler, llm.codec, self.metrics)
+        lessons = Lessons(learner, self.metrics, swap=self._swap_draft)
+        self.worker = Worker(self._new_scheduler, llm.codec, metrics=self.metrics, lessons=lessons)
         self.num_active = 0
         self.is_draining = False
 
@@ -66,6 +72,12 @@ class Service:
 
     def _find_method(self, lane: Any) -> Method:
         return self.llm.method if lane == DEFAULT_LANE else self.llm.compose(lane)
+
+    def _swap_draft(self, draft: Target) -> None:
+        """Every lane that drafts with the model goes on with another one."""
+        self.llm.replace_draft(draft)
+        lanes = self.worker.scheduler.lanes
+        self.worker.scheduler.redraft([lane for lane in lanes if lane == DEFAULT_LANE or METHODS[str(lane)].needs_draft])
 
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.name):

@@ -25,6 +25,7 @@ from outrider.engine.generate import Progress
 from outrider.engine.scheduler import Job, Scheduler
 from outrider.server.failures import ApiError, broken
 from outrider.server.intake import Order, refusal
+from outrider.server.learning import Lessons
 from outrider.server.metrics import Metrics
 from outrider.server.transcript import Added, Transcript
 
@@ -66,9 +67,15 @@ class Worker:
     """Runs orders on a thread of its own."""
 
     def __init__(
-        self, make_scheduler: Callable[[Callable[[Round], None]], Scheduler], codec: TextCodec, metrics: Metrics
+        self,
+        make_scheduler: Callable[[Callable[[Round], None]], Scheduler],
+        codec: TextCodec,
+        *,
+        metrics: Metrics,
+        lessons: Lessons,
     ) -> None:
         """``make_scheduler`` is given the observer; it is called again after a failure."""
+        self.lessons = lessons
         self._make_scheduler = make_scheduler
         self._codec = codec
         self._metrics = metrics
@@ -105,6 +112,7 @@ class Worker:
         while self._take_orders():
             try:
                 self._metrics.queue(self.scheduler.num_waiting, self.scheduler.num_running, self.scheduler.num_preempted)
+                self.lessons.between_rounds()
                 if not self.scheduler.is_idle:
                     self._hand_out(self.scheduler.round())
                 else:
@@ -170,6 +178,7 @@ class Worker:
             ticket = self._tickets[step.request]
             ticket.tell(self._transcripts[step.request].advance(step.state, step.new_tokens))
             if step.state.is_finished:
+                self.lessons.ended(step.state)
                 self._forget(step.request)
 
     def _recover(self, error: Exception) -> None:
