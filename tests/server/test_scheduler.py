@@ -16,6 +16,7 @@ from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.engine.generate import run
+from outrider.engine.grouping import GROUPINGS
 from outrider.engine.memory import BatchSize, MemoryModel
 from outrider.engine.scheduler import Job, Scheduler, Slots
 from outrider.engine.step import Engine
@@ -110,6 +111,28 @@ def test_equal_to_alone_under_any_load(seed: int) -> None:
     assert prefixes.num_hits > 20 and prefixes.num_bytes <= prefixes.budget
 
 
+@pytest.mark.parametrize("grouping", ["eqspec", "exspec"])
+def test_the_reference_groupings_write_the_same_texts(grouping: str) -> None:
+    rng = random.Random(3)
+    requests = [_random_request(rng) for _ in range(40)]
+    scheduler = Scheduler(_target(), _method, slots=Slots(12, 256), prefixes=PrefixStore(200_000), grouping=grouping)
+    finished, cancelled = _serve(scheduler, requests, rng)
+    assert set(range(40)) == set(finished) | cancelled and len(finished) > 25
+    for number, state in finished.items():
+        assert state.tokens == _alone(requests[number]).tokens, number
+
+
+def test_groups_of_equal_lengths_come_first_and_nobody_waits_for_ever() -> None:
+    exspec = GROUPINGS["exspec"]
+    assert exspec.choose([5, 7, 5, 9, 5], [0] * 5, max_rows=6) == [0, 2]
+    assert exspec.choose([5, 7, 5, 9, 5], [0] * 5, max_rows=12) == [0, 2, 4]
+    assert exspec.choose([5, 7, 6], [1, 0, 3], max_rows=6) == [2, 0]
+    assert exspec.choose([5, 7, 5, 9, 5], [0, 8, 0, 2, 0], max_rows=6) == [1, 3]
+    assert GROUPINGS["eqspec"].choose([5, 7], [0, 0], max_rows=1) == [0, 1]
+    with pytest.raises(OptionError, match="did you mean 'exspec'"):
+        Scheduler(_target(), _method, grouping="exspc")
+
+
 def test_preempted_requests_lose_nothing() -> None:
     """Rows grow past a block, so the budget that held them does not any more."""
     rng = random.Random(5)
@@ -136,7 +159,7 @@ def test_preempted_requests_lose_nothing() -> None:
 def test_rows_come_and_go_in_one_block() -> None:
     """Without a budget the block of a lane is not copied when a row leaves or another takes its place."""
     rng = random.Random(11)
-    requests = [_random_request(rng) for _ in range(60)]
+    requests = [_random_request(rng) for _ in range(40)]
     scheduler = Scheduler(_target(), _method, slots=Slots(8, 256))
     waiting, finished, blocks = list(enumerate(requests)), dict[int, RequestState](), list[int]()
     while waiting or not scheduler.is_idle:

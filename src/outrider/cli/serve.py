@@ -11,6 +11,7 @@ from outrider.api import LLM
 from outrider.cli.options import add_model_options, load_llm
 from outrider.core.errors import OptionError
 from outrider.engine.exchange import Learner
+from outrider.engine.grouping import GROUPINGS
 from outrider.models.load import load_model
 from outrider.server.settings import ServerSettings
 from outrider.viz.page import live_page
@@ -47,6 +48,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         flag = "--" + name.removesuffix("_s").replace("_", "-")
         shown = "" if defaults[name] is None else f" (default: {defaults[name]:g})"
         group.add_argument(flag, dest=name, type=kind, default=defaults[name], help=text + shown)
+    text = "which rows share a round; the two others are references to measure against (default: %(default)s)"
+    group.add_argument("--grouping", choices=list(GROUPINGS), default=defaults["grouping"], help=text)
     parser.set_defaults(run=run)
 
 
@@ -70,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise OptionError(f"serving needs the package {error.name!r}; pip install 'outrider[serve]'") from None
     keys = [*arguments.api_key, *filter(None, [os.environ.get("OUTRIDER_API_KEY")])]
     limits = {name: vars(arguments)[name] for name, *_ in _FLAGS}
+    limits["grouping"] = arguments.grouping
     settings = ServerSettings(host=arguments.host, port=arguments.port, api_keys=tuple(keys), **limits)
     listener = bind(settings.host, settings.port)
     if not settings.is_local and not keys:

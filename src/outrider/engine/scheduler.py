@@ -13,7 +13,8 @@ running back to waiting where memory runs out. Not for several threads: ``server
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import final
@@ -29,6 +30,7 @@ from outrider.core.trace import Observer
 from outrider.engine.arrival import Arrival
 from outrider.engine.exchange import exchange
 from outrider.engine.generate import Progress
+from outrider.engine.grouping import GROUPINGS
 from outrider.engine.limits import Limited
 from outrider.engine.memory import BatchSize, MemoryModel
 from outrider.engine.step import Batch, Engine
@@ -72,6 +74,8 @@ class LaneRound:
     """Guesses of each row."""
     accepted: tuple[int, ...]
     seconds: float
+    layout_seconds: float = 0.0
+    """Of laying rows side by side before it."""
 
 
 @dataclass(eq=False)
@@ -79,6 +83,8 @@ class _Lane:
     engine: Engine
     batch: Batch | None = None
     order: list[int] = field(default_factory=list)
+    waited: Counter[int] = field(default_factory=Counter)
+    """Rounds since each request last took part in one."""
 
     @property
     def size(self) -> BatchSize:
@@ -98,6 +104,7 @@ class Scheduler:
         slots: Slots | None = None,
         memory: MemoryModel | None = None,
         prefixes: PrefixStore | None = None,
+        grouping: str = "ragged",
         observer: Observer | None = None,
     ) -> None:
         """``find_method`` makes the method of a lane when the first request asks for it."""
@@ -105,6 +112,7 @@ class Scheduler:
         self.slots = slots or Slots()
         self.memory = memory or MemoryModel(0, 0)
         self.prefixes = prefixes
+        self._grouping = GROUPINGS[grouping]
         self._find_method = find_method
         self._observer = observer
         self._jobs: dict[int, Job] = {}
@@ -269,19 +277,37 @@ class Scheduler:
         lane.batch = fresh if lane.batch is None else lane.batch.join(fresh)
         lane.order = list(lane.batch.ids)
 
-    def _step(self, name: Hashable, lane: _Lane, batch: Batch) -> list[Progress]:
+    def _step(self, name: Hashable, lane: _Lane, everybody: Batch) -> list[Progress]:
+        began = time.perf_counter()
+        batch = self._group(lane, everybody)
+        layout = time.perf_counter() - began
         lane.engine.observer = self._observer if self.watched.intersection(batch.ids) else None
         before = [(row.stats.num_drafted, row.stats.num_accepted, row.stats.seconds) for row in batch.rows]
         emitted = lane.engine.step(batch)
-        self.last_rounds.append(_counted(name, batch, emitted, before))
+        self.last_rounds.append(_counted(name, batch, emitted, before, layout=layout))
         progress = [Progress(*row) for row in zip(batch.ids, batch.rows, emitted, strict=True)]
         for row, state in enumerate(batch.rows):
             if state.is_finished:
                 self._forget(batch.ids[row])
                 if self.prefixes is not None:
                     self.prefixes.keep(state.tokens[: batch.cache.lengths[row]], batch.cache, row)
+        if batch is not lane.batch:
+            batch = batch if lane.batch is None else lane.batch.join(batch)
+            lane.batch, lane.order = batch, list(batch.ids)
         self._keep(lane, [row for row, state in enumerate(batch.rows) if not state.is_finished])
         return progress
+
+    def _group(self, lane: _Lane, batch: Batch) -> Batch:
+        """The rows of the next round as it wants them; the others stay in the lane."""
+        waited = [lane.waited[number] for number in batch.ids]
+        rows = self._grouping.choose(batch.cache.lengths, waited, max_rows=self.slots.max_rows)
+        if len(rows) == len(batch.rows):
+            lane.batch = self._grouping.laid_out(batch)
+            return lane.batch
+        group, chosen = self._grouping.laid_out(batch.fork(rows)), set(rows)
+        lane.waited = Counter({batch.ids[row]: waited[row] + 1 for row in range(len(batch.rows)) if row not in chosen})
+        self._keep(lane, [row for row in range(len(batch.rows)) if row not in chosen])
+        return group
 
     def _keep(self, lane: _Lane, rows: Sequence[int]) -> None:
         """Rows that stay in a lane. Where memory is counted none is left for those who may come."""
@@ -313,11 +339,11 @@ class Scheduler:
 
 
 def _counted(
-    name: Hashable, batch: Batch, emitted: Sequence[Sequence[int]], before: Sequence[tuple[int, int, float]]
+    name: Hashable, batch: Batch, emitted: Sequence[Sequence[int]], before: Sequence[tuple[int, int, float]], *, layout: float
 ) -> LaneRound:
     drafted = tuple(row.stats.num_drafted - old[0] for row, old in zip(batch.rows, before, strict=True))
     accepted = tuple(row.stats.num_accepted - old[1] for row, old in zip(batch.rows, before, strict=True))
-    return LaneRound(name, sum(map(len, emitted)), drafted, accepted, batch.rows[0].stats.seconds - before[0][2])
+    return LaneRound(name, sum(map(len, emitted)), drafted, accepted, batch.rows[0].stats.seconds - before[0][2], layout)
 
 
 def _without_holes(rows: Sequence[int]) -> list[int]:

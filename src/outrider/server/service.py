@@ -67,6 +67,7 @@ class Service:
             slots=Slots(settings.max_rows, settings.prefill_tokens),
             memory=self._memory,
             prefixes=PrefixStore(settings.prefix_bytes) if settings.prefix_bytes else None,
+            grouping=settings.grouping,
             observer=observer,
         )
 

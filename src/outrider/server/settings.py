@@ -39,6 +39,8 @@ class ServerSettings:
     """Bytes for caches and logits; trees shrink and requests wait to stay within."""
     prefix_bytes: int = 256_000_000
     """Bytes for shared beginnings; 0 shares nothing."""
+    grouping: str = "ragged"
+    """Which rows share a round (``engine/grouping.py``)."""
 
     def __post_init__(self) -> None:
         for item in fields(self):

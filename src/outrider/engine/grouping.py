@@ -1,0 +1,89 @@
+"""Which rows of a batch share the next round, and how they are laid side by side.
+
+Rows of a batch accept different numbers of guesses, so their lengths part. Caches here take rows of any lengths (*ragged*):
+every row takes part in every round and nothing is moved. The other two modes are those of engines whose batches are
+rectangles, kept as references to measure against ("Batch Speculative Decoding Done Right", arXiv 2510.22876).
+
+    eqspec:  before every round all rows are copied into a new rectangle, padded to the longest          (unpad, append, repad)
+    exspec:  a round takes rows of equal length from the window, which need no padding; where no two are equal, or somebody has
+             waited for long, those who waited longest, realigned as above                                (window = 3 groups)
+
+None of them changes a text: rows of a pass do not see each other. Both copy what they move, as their authors do; the
+rectangles here are padded on the right, since that is where our passes leave room for a tree.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+from outrider.core.catalog import Catalog
+from outrider.engine.step import Batch
+
+_WINDOW_GROUPS = 3
+"""Groups' worth of rows that exspec looks for equals in."""
+_PATIENCE = 8
+"""Rounds that exspec lets a row wait for an equal; a batch that is never refilled does without such a limit."""
+
+
+class Grouping(ABC):
+    """Chooses the rows of a round, and lays them out."""
+
+    @abstractmethod
+    def choose(self, lengths: Sequence[int], waited: Sequence[int], *, max_rows: int) -> list[int]:
+        """Rows that share the next round, of those with ``lengths`` tokens each that sat out the last ``waited`` rounds;
+        ``max_rows`` is how many there may be."""
+
+    @abstractmethod
+    def laid_out(self, batch: Batch) -> Batch:
+        """The same rows as the round wants them."""
+
+
+@final
+class Ragged(Grouping):
+    """Every row, as it is."""
+
+    def choose(self, lengths: Sequence[int], waited: Sequence[int], *, max_rows: int) -> list[int]:
+        del waited, max_rows
+        return list(range(len(lengths)))
+
+    def laid_out(self, batch: Batch) -> Batch:
+        return batch
+
+
+@final
+class Realigned(Grouping):
+    """Every row, in a new rectangle every round."""
+
+    def choose(self, lengths: Sequence[int], waited: Sequence[int], *, max_rows: int) -> list[int]:
+        del waited, max_rows
+        return list(range(len(lengths)))
+
+    def laid_out(self, batch: Batch) -> Batch:
+        return _realigned(batch)
+
+
+@final
+class EqualLengths(Grouping):
+    """Rows of one length, if there are two."""
+
+    def choose(self, lengths: Sequence[int], waited: Sequence[int], *, max_rows: int) -> list[int]:
+        size = max(1, max_rows // _WINDOW_GROUPS)
+        by_length: dict[int, list[int]] = {}
+        for row, length in enumerate(lengths):
+            by_length.setdefault(length, []).append(row)
+        largest = max(by_length.values(), key=lambda rows: min(len(rows), size))
+        if len(largest) == 1 or max(waited) >= _PATIENCE:
+            largest = sorted(range(len(lengths)), key=lambda row: -waited[row])
+        return largest[:size]
+
+    def laid_out(self, batch: Batch) -> Batch:
+        return batch if len(set(batch.cache.lengths)) == 1 else _realigned(batch)
+
+
+def _realigned(batch: Batch) -> Batch:
+    return batch.fork(range(len(batch.rows)))
+
+
+GROUPINGS: Catalog[Grouping] = Catalog("grouping", {"ragged": Ragged(), "eqspec": Realigned(), "exspec": EqualLengths()})
