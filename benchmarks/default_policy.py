@@ -1,7 +1,9 @@
 """Is the default policy as good as the best fixed length on each family of prompts, and never slower than plain decoding?
 
 Every drafter, a useless one included (the bundled draft with its vocabulary shuffled), runs with fixed lengths and with the
-adaptive policy, in turns with plain decoding on the same prompts. Times are medians over rounds, summed over prompts.
+adaptive policy, beside plain decoding on the same prompts. They run in lockstep: the one that has emitted least makes the
+next round, so that all of them meet the machine's moods at the same time; each is charged its own rounds. Times are medians over
+repetitions, summed over prompts.
 
     python benchmarks/default_policy.py [--rounds 5] [--prompts 4] [--max-tokens 192] [--model DIR --draft DIR]
 """
@@ -12,6 +14,7 @@ import argparse
 import json
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -19,11 +22,11 @@ from safetensors.torch import load_file, save_file
 
 from outrider import LLM, SamplingParams
 from outrider.bench.provenance import provenance
-from outrider.bench.runner import decode
 from outrider.bench.stats import ratio_of, total
 from outrider.bench.suites import load_suites
 from outrider.bundled import bundled_path
 from outrider.core.method import Method
+from outrider.engine.step import Engine
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
 
@@ -53,16 +56,29 @@ def measure(llm: LLM, drafter: str, suites: list[str], args: argparse.Namespace)
     times: dict[str, dict[str, list[list[float]]]] = {suite: {name: [] for name in methods} for suite in prompts}
     for round_number in range(args.rounds + 1):  # the first is not counted: it warms up, and the policy learns its costs
         for suite, rows in prompts.items():
-            row_times: dict[str, list[float]] = {name: [] for name in methods}
-            for number, row in enumerate(rows):
-                names = list(methods)
-                for name in names[(round_number + number) % len(names) :] + names[: (round_number + number) % len(names)]:
-                    done = decode(llm, methods[name], [row], [params])
-                    row_times[name].append(done.seconds)
+            done = [race(llm, methods, row, params) for row in rows]
             if round_number:
-                for name, row in row_times.items():
-                    times[suite][name].append(row)
+                for name in methods:
+                    times[suite][name].append([seconds[name] for seconds in done])
     return [_line(drafter, suite, by_name) for suite, by_name in times.items()]
+
+
+def race(llm: LLM, methods: dict[str, Method], prompt: list[int], params: SamplingParams) -> dict[str, float]:
+    """Seconds of every method's rounds on one prompt, all methods in lockstep."""
+    engines = {name: Engine(llm.target, method) for name, method in methods.items()}
+    batches = {name: engine.start(llm.requests([prompt], [params])) for name, engine in engines.items()}
+    seconds = dict.fromkeys(methods, 0.0)
+    running = list(methods)
+    while running:
+        name = min(running, key=lambda name: batches[name].rows[0].num_output)
+        began = time.perf_counter()
+        engines[name].step(batches[name])
+        seconds[name] += time.perf_counter() - began
+        if batches[name].rows[0].is_finished:
+            running.remove(name)
+    texts = {tuple(batch.rows[0].output_ids) for batch in batches.values()}
+    assert len(texts) == 1, "every method says what plain decoding says"
+    return seconds
 
 
 def _encode(llm: LLM, suite) -> list[list[int]]:

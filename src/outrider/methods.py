@@ -162,6 +162,7 @@ METHODS: Catalog[MethodRow] = Catalog(
             paper="-",
             drafter=NullDrafter,
             build=lambda parts: NullDrafter(draws=parts.draws),
+            policy="fixed",
         ),
         "draft-model": MethodRow(
             summary="a small model of the same vocabulary guesses a chain",

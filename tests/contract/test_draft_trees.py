@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from fresh_prefill import assert_fresh
 from markov import Markov
 from test_methods import EVERYTHING, PROMPTS, SAMPLED, serve, tokens
 from tiny_pair import VOCAB, tiny_model
@@ -122,17 +123,8 @@ def test_caches_after_every_commit_are_those_of_a_fresh_prefill(target, draft, n
     batch = engine.start([Request(prompt, params) for prompt in PROMPTS[2:5]])
     while batch.rows:
         engine.step(batch)
-        for model, cache in ((target, batch.cache), (draft, batch.drafter_state.cache)):
-            fresh = model.new_cache(len(batch.rows))
-            model.prefill([state.tokens[:-1] for state in batch.rows], fresh)
-            for row, state in enumerate(batch.rows):
-                length = cache.lengths[row]
-                if not state.is_finished:  # a finished row may have been cut inside an accepted run
-                    lag = len(state.tokens) - 1 - length
-                    assert lag == 0 if model is target else 0 <= lag <= 1
-                used = min(length, fresh.lengths[row])
-                for mine, other in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
-                    torch.testing.assert_close(mine[row, :, :used], other[row, :, :used], atol=1e-5, rtol=1e-5)
+        assert_fresh(target, batch.cache, batch.rows)
+        assert_fresh(draft, batch.drafter_state.cache, batch.rows, most_lag=1)
         batch = batch.without_finished()
 
 

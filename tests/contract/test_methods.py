@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from fresh_prefill import assert_fresh
 from tiny_heads import random_heads
 from tiny_pair import VOCAB, tiny_model
 from toy_codecs import toy_translation
@@ -174,15 +175,7 @@ def test_the_cache_after_every_commit_is_that_of_a_fresh_prefill(target, make, n
     batch = engine.start([Request(p, SamplingParams(max_tokens=16, ignore_eos=True)) for p in PROMPTS[2:6]])
     while batch.rows:
         engine.step(batch)
-        for row, state in enumerate(batch.rows):
-            fresh = target.new_cache(1)
-            target.prefill([state.tokens[:-1]], fresh)
-            length = batch.cache.lengths[row]
-            if not state.is_finished:  # a finished row may have been cut inside an accepted run
-                assert length == len(state.tokens) - 1 == fresh.lengths[0]
-            used = min(length, fresh.lengths[0])
-            for mine, other in zip(batch.cache.keys + batch.cache.values, fresh.keys + fresh.values, strict=True):
-                torch.testing.assert_close(mine[row, :, :used], other[0, :, :used], atol=1e-5, rtol=1e-5)
+        assert_fresh(target, batch.cache, batch.rows)
         batch = batch.without_finished()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from drafting import check
+from fresh_prefill import assert_fresh
 from markov import Markov
 from test_methods import EVERYTHING, SAMPLED
 from thinned import LAYERS, VOCAB, thinned_model
@@ -113,15 +114,7 @@ def test_the_cache_after_every_commit_is_that_of_a_fresh_prefill(target, name: s
     batch = engine.start([Request(p, SamplingParams(max_tokens=14, ignore_eos=True)) for p in PROMPTS[2:6]])
     while batch.rows:
         engine.step(batch)
-        for row, state in enumerate(batch.rows):
-            if state.is_finished:  # it may have been cut inside an accepted run
-                continue
-            fresh = target.new_cache(1)
-            target.prefill([state.tokens[:-1]], fresh)
-            used = batch.cache.lengths[row]
-            assert used == len(state.tokens) - 1 == fresh.lengths[0]
-            for mine, other in zip(batch.cache.keys + batch.cache.values, fresh.keys + fresh.values, strict=True):  # type: ignore[attr-defined]
-                torch.testing.assert_close(mine[row, :, :used], other[0, :, :used], atol=1e-5, rtol=1e-5)
+        assert_fresh(target, batch.cache, batch.rows)
         batch = batch.without_finished()
 
 

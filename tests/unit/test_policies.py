@@ -11,14 +11,13 @@ import pytest
 import torch
 from policy_rounds import Machine, constant, observation, play
 
-from outrider.core.draft import Draft, Draws
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Observation, Plan, Policy
+from outrider.core.interfaces import Plan, Policy
 from outrider.core.tree import TokenTree
 from outrider.policies.adaptive import Adaptive, AdaptiveOptions
 from outrider.policies.bandit import Bandit, BanditOptions
 from outrider.policies.confidence import Confidence, ConfidenceOptions, best_threshold
-from outrider.policies.costs import CostModel
+from outrider.policies.costs import CostModel, Timing
 from outrider.policies.entropy import Entropy, EntropyOptions
 from outrider.policies.heuristic import Heuristic, HeuristicOptions
 from outrider.policies.ledger import Purse
@@ -66,7 +65,7 @@ def test_heuristic_rows_are_their_own() -> None:
 def test_rates_count_tested_guesses_only() -> None:
     rates = PositionRates(horizon=1e9)
     for accepted in (0, 1, 3, 3):  # of 3 guesses each
-        rates.record(accepted, failed=accepted < 3)
+        rates.record((accepted, accepted < 3))
     assert rates.means == pytest.approx([3 / 4, 2 / 3, 1.0])
     assert rates.weights == pytest.approx([4, 3, 2])
 
@@ -77,7 +76,7 @@ def test_rates_converge_whatever_the_draft_length() -> None:
         machine, rates = Machine(constant(0.6), rng=random.Random(length)), PositionRates(horizon=1e9)
         for _ in range(4000):
             accepted = machine.round(Plan((length,), (length,)), 0, 0).num_accepted[0]
-            rates.record(accepted, failed=accepted < length)
+            rates.record((accepted, accepted < length))
         assert rates.given([0.5])[0] == pytest.approx(0.6, abs=0.03)
 
 
@@ -85,10 +84,10 @@ def test_an_untested_position_is_not_a_hopeless_one() -> None:
     """The trap of windowed statistics: a length that was lowered must be able to rise again."""
     rates = PositionRates(horizon=20)
     for _ in range(50):
-        rates.record(1, failed=True)  # good, then bad
+        rates.record((1, True))  # good, then bad
     assert rates.inherited([0.7] * 2)[1] < 0.3
     for _ in range(200):
-        rates.record(1, failed=False)  # only the first position is drafted now
+        rates.record((1, False))  # only the first position is drafted now
     assert rates.inherited([0.7] * 3)[1] > 0.9
     assert rates.inherited([0.7] * 3)[2] > 0.9
 
@@ -114,8 +113,7 @@ def test_optimal_is_the_argmax_of_the_formula(curve: str, cost: float, rate: flo
     policy = Optimal(OptimalOptions(horizon=10**6))
     state, rates = policy.start(1), [rate * 0.97**j for j in range(16)]
     for length in [*range(1, 17)] * 3:
-        seen = observation([length], [0], draft_seconds=cost * length, score_seconds=CURVES[curve](length))
-        policy.costs.of(1).record(seen, length, asked=True)
+        policy.costs.of(1).record(Timing(length, cost * length, CURVES[curve](length)))
     state.rates[0] = PositionRates(10**6, rates, [1e9] * 16)
     assert policy.plan(state, 1).max_depth == (brute_force(rates, cost, CURVES[curve], 16),)
 
@@ -149,20 +147,47 @@ def test_optimal_learns_what_it_needs_by_playing() -> None:
 # --- costs ------------------------------------------------------------------------------------------------------------
 
 
-def timed(length: int, seconds: float, *, draft: float = 0.01) -> Observation:
-    return observation([length], [0], draft_seconds=draft, score_seconds=seconds)
+def timed(length: int, seconds: float, *, draft: float = 0.01) -> Timing:
+    return Timing(length, draft, seconds, asked=False)
 
 
 def test_costs_ignore_slow_first_calls_and_outliers() -> None:
     costs = CostModel().of(1)
     rng = random.Random(0)
     for length in (0, 4):
-        costs.record(timed(length, 50.0), length, asked=False)
+        costs.record(timed(length, 50.0))
         for _ in range(60):
             spike = 20.0 if rng.random() < 0.05 else 1.0
-            costs.record(timed(length, spike * (1 + 0.1 * length)), length, asked=False)
+            costs.record(timed(length, spike * (1 + 0.1 * length)))
     assert costs.rest.at(4) / costs.rest.at(0) == pytest.approx(1.4, rel=0.03)
     assert costs.rest.at(2) / costs.rest.at(0) == pytest.approx(1.2, rel=0.03)
+
+
+def test_a_longer_draft_never_costs_less_and_the_often_timed_length_decides() -> None:
+    costs = CostModel().of(1)
+    for length, seconds, count in ((1, 1.1, 40), (2, 1.9, 3), (3, 1.3, 40)):
+        costs.record(*[timed(length, seconds)] * count)
+    assert costs.rest.at(2) == costs.rest.at(3) == pytest.approx((3 * 1.9 + 40 * 1.3) / 43, rel=0.03)
+    table = costs.table(6)
+    assert table == sorted(table)
+
+
+def test_rounds_learnt_together_teach_what_they_teach_one_by_one() -> None:
+    rng = random.Random(1)
+    timings = [timed(length, (1 + 0.2 * length) * rng.uniform(0.95, 1.05)) for length in [0, 3] * 50]
+    rounds = [(rng.randrange(5), True) for _ in range(40)]
+    one_by_one, together = CostModel().of(1), CostModel().of(1)
+    for timing in timings:
+        one_by_one.record(timing)
+    for at in range(0, len(timings), 10):
+        together.record(*timings[at : at + 10])
+    assert together.rest.at(3) / together.rest.at(0) == pytest.approx(one_by_one.rest.at(3) / one_by_one.rest.at(0), rel=0.02)
+    single, block = PositionRates(50), PositionRates(50)
+    for outcome in rounds:
+        single.record(outcome)
+    for at in range(0, len(rounds), 8):
+        block.record(*rounds[at : at + 8])
+    assert block.means == pytest.approx(single.means, abs=0.05) and block.weights == pytest.approx(single.weights, rel=0.2)
 
 
 def test_costs_compare_across_a_change_of_pace() -> None:
@@ -170,9 +195,9 @@ def test_costs_compare_across_a_change_of_pace() -> None:
     costs = CostModel().of(1)
     for length in (0, 4):
         for _ in range(40):
-            costs.record(timed(length, 1 + 0.1 * length), length, asked=False)
+            costs.record(timed(length, 1 + 0.1 * length))
     for i in range(80):
-        costs.record(timed(4, 1.4 * min(1 + i / 20, 3)), 4, asked=False)
+        costs.record(timed(4, 1.4 * min(1 + i / 20, 3)))
     assert costs.pace == pytest.approx(3, rel=0.1)
     assert costs.rest.at(4) / costs.rest.at(0) == pytest.approx(1.4, rel=0.1)
     assert costs.pace * costs.rest.at(4) == pytest.approx(4.2, rel=0.02)
@@ -182,9 +207,9 @@ def test_a_new_batch_size_borrows_the_shape_of_its_neighbour() -> None:
     model = CostModel()
     for length in (0, 4):
         for _ in range(10):
-            model.of(4).record(timed(length, 1 + 0.5 * length), length, asked=False)
+            model.of(4).record(timed(length, 1 + 0.5 * length))
     for _ in range(3):
-        model.of(5).record(timed(4, 6.0), 4, asked=False)  # twice as slow as a batch of 4
+        model.of(5).record(timed(4, 6.0))  # twice as slow as a batch of 4
     assert model.of(5).rest.at(0) == pytest.approx(2.0, rel=0.05)
     assert model.of(5).longest_known == 4
 
@@ -401,6 +426,5 @@ def test_trees_get_nodes_in_proportion() -> None:
     assert plan_of([0, 1, 4, 8], 8, None).max_nodes == (0, 1, 4, 8)
     assert plan_of([0, 1, 4, 8], 8, 60).max_nodes == (0, 8, 30, 60)
     tree = TokenTree.of_rows([([5, 7, 3, 9], [-1, 0, 0, 1]), ([5], [-1])])
-    seen = Observation(Draft(tree, Draws.DETERMINISTIC), observation([0], [0]).scores, [[0], [0]], [0, 0], 0.0, 1.0)
-    assert depths_of(seen) == [2, 0]
+    assert depths_of(tree) == [2, 0]
     assert torch.equal(tree.valid.sum(1), torch.tensor([4, 1]))

@@ -74,7 +74,7 @@ class Tally:
             self.num_guesses += size - 1
             self.num_accepted += len(path) - 1
             self._count(len(path) - 1, tested_further=_has_children(seen, row))
-        for depth in depths_of(seen):
+        for depth in depths_of(seen.draft.tree):
             self.drafted += [0] * (depth - len(self.drafted))
             for k in range(depth):
                 self.drafted[k] += 1

@@ -220,7 +220,7 @@ class Observation:
     plan: Plan | None = None
     """What the drafter was asked for, after the cut to the room that was left; it may have found less."""
     round_seconds: float | None = None
-    """The whole round, from the plan to the commit; None where nobody measured it."""
+    """The whole round, from the draft to the commit, planning not included; None where nobody measured it."""
 
     @property
     def seconds(self) -> float:

@@ -58,6 +58,8 @@ class MethodRow:
     texts: tuple[str, ...] = ()
     """Options that are lists of texts; ``LLM`` takes strings there and hands on their tokens."""
     acceptance: str = "coupled"
+    policy: str = "adaptive"
+    """The policy where neither one nor a length is named."""
     parts: str | None = None
     """The option that names the rows this one is made of; their options are then options of this row too."""
     foreign: bool = False

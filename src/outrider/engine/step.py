@@ -106,6 +106,7 @@ class Engine:
     def _step(self, batch: Batch) -> list[list[int]]:
         method, began = self.method, self._clock()
         context, plan = self._context(batch), self._plan(batch)
+        planned = self._clock()  # a round is what a policy can compare; its own thinking comes and goes
         draft = method.drafter.propose(batch.drafter_state, context, plan)
         drafted = self._clock()
         scores = self.target.score(draft.tree, batch.cache, taps=method.drafter.taps, resume=draft.resume)
@@ -114,7 +115,7 @@ class Engine:
         verdict = method.rule.walk(draft, law, context.noise)
         paths = _paths(verdict)
         batch.cache.commit(paths)
-        seconds = (drafted - began, scored - drafted, self._clock() - began)
+        seconds = (drafted - planned, scored - drafted, self._clock() - planned)
         seen = Observation(draft, scores, paths, [len(path) - 1 for path in paths], *seconds[:2], plan, seconds[2])
         method.drafter.observe(batch.drafter_state, seen)
         method.policy.update(batch.policy_state, seen)

@@ -21,16 +21,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from typing import final
 
 from outrider.core.interfaces import Observation, Plan, Policy, RowState
 from outrider.policies.checks import check_between, check_count, check_nodes
-from outrider.policies.costs import SHORT_LAG, BatchCosts
 from outrider.policies.ledger import Experience, Purse
-from outrider.policies.lengths import depths_of, plan_of
+from outrider.policies.lengths import plan_of
+from outrider.policies.lessons import Played, Row, learn
+from outrider.policies.outlook import Outlook
 from outrider.policies.rates import PositionRates, reach_of
 
 _CALIBRATION = (0, 1, 0, 1)
@@ -79,67 +80,42 @@ class AdaptiveOptions:
 
 
 @dataclass
-class _Row:
-    accepted: PositionRates
-    found: PositionRates
-    lag: int = 0
-    """Tokens emitted since the drafter was last asked for this row."""
-    num_unfaded: int = 0
-    """Of these rounds, those that the rates have not forgotten yet."""
-
-    def copy(self) -> _Row:
-        return _Row(self.accepted.copy(), self.found.copy(), self.lag, self.num_unfaded)
-
-    def fade(self) -> None:
-        """What was seen counts less the longer it is ago."""
-        if self.num_unfaded:
-            self.accepted.fade(self.num_unfaded)
-            self.found.fade(self.num_unfaded)
-            self.num_unfaded = 0
-
-
-@dataclass(frozen=True)
-class _Outlook:
-    """What each length promises a batch: tokens and seconds of a round (at pace 1), by length."""
-
-    tokens: list[float]
-    seconds: list[float]
-    by_depth: list[float]
-    """Seconds of a round that asked the drafter and got this many guesses."""
-
-    def best(self, purse: float) -> int:
-        """The fastest length whose worst case, nothing accepted, the purse could pay for."""
-        lengths = (k for k in range(len(self.tokens)) if k == 0 or self.risk(k) <= purse)
-        return max(lengths, key=lambda length: self.tokens[length] / self.seconds[length])
-
-    def gain(self, length: int) -> float:
-        """Expected speed, plain decoding being 1."""
-        return self.tokens[length] / self.seconds[length] * self.seconds[0] / self.tokens[0]
-
-    def risk(self, length: int, gain: float = 1.0) -> float:
-        """Plain rounds lost, against decoding at ``gain`` times plain speed, if nothing is accepted."""
-        return self.seconds[length] / self.seconds[0] - 1 / gain
-
-
-@dataclass
 class _State(RowState):
-    rows: list[_Row]
-    outlook: _Outlook | None = None
+    known: Experience = field(repr=False)
+    rows: list[Row]
+    unread: list[Played] = field(default_factory=list)
+    """Rounds since the last decision."""
+    num_plain: int = 0
+    """Plain rounds since the last decision that were only counted."""
+    seconds: float = 0.0
+    """Time spent on rounds since the last decision."""
+    outlook: Outlook | None = None
     """What the decision rests on; None where the batch is new."""
     best: int = 0
     """The decision: length of a round that is no probe."""
-    seconds: float = 0.0
-    """Time spent on rounds since the decision."""
-    is_due: bool = False
-    """Something was learnt that the decision did not know."""
-    probe: int | None = None
-    """Length of this round, if it is a probe."""
+    depth: int = 0
+    """Length of this round."""
+    plan: Plan | None = None
+    """... as a plan."""
+    is_probe: bool = False
+
+    def learn(self) -> None:
+        """Read the rounds since the last decision."""
+        for row in self.rows:
+            row.rest(self.num_plain)
+        for purse in (self.known.probes, self.known.losses):
+            purse.settle(self.num_plain, 0.0)
+        learn(self.rows, self.unread, self.known)
+        self.unread, self.num_plain, self.seconds = [], 0, 0.0
 
     def fork(self, rows: Sequence[int]) -> _State:
-        return _State([self.rows[row].copy() for row in rows])
+        self.learn()
+        return _State(self.known, [self.rows[row].copy() for row in rows])
 
     def join(self, other: _State) -> _State:
-        return _State([*self.rows, *other.rows])
+        self.learn()
+        other.learn()
+        return _State(self.known, [*self.rows, *other.rows])
 
 
 @final
@@ -155,57 +131,52 @@ class Adaptive(Policy):
 
     def start(self, num_rows: int) -> _State:
         horizon = self.options.horizon
-        return _State([_Row(PositionRates(horizon), PositionRates(horizon)) for _ in range(num_rows)])
+        return _State(self.experience, [Row(PositionRates(horizon), PositionRates(horizon)) for _ in range(num_rows)])
 
     def plan(self, state: _State, num_rows: int) -> Plan:
-        known = self.experience
-        state.probe = None
-        if known.num_rounds < len(_CALIBRATION):
-            state.best = min(_CALIBRATION[known.num_rounds], self.options.num_draft_tokens)
-        else:
+        num_rounds = self.experience.num_rounds
+        if num_rounds < len(_CALIBRATION):
+            return self._take(state, min(_CALIBRATION[num_rounds], self.options.num_draft_tokens))
+        if state.outlook is None or state.plan is None or self._is_due(state):
             outlook = self._decide(state)
-            state.probe = self._probe(state, outlook)
-        depth = state.best if state.probe is None else state.probe
-        return plan_of([depth] * num_rows, self.options.num_draft_tokens, self.options.num_tree_nodes)
+            probe = self._probe(state, outlook)
+            state.is_probe = probe is not None
+            return self._take(state, state.best if probe is None else probe)
+        assert len(state.plan.max_depth) == num_rows, "a batch that changed has a state of its own"
+        return state.plan
+
+    def _take(self, state: _State, depth: int) -> Plan:
+        state.depth = depth
+        state.plan = plan_of([depth] * len(state.rows), self.options.num_draft_tokens, self.options.num_tree_nodes)
+        return state.plan
 
     def update(self, state: _State, observation: Observation) -> None:
-        own = state.best if state.probe is None else state.probe
-        planned = observation.plan.max_depth if observation.plan else (own,) * len(state.rows)
-        if state.outlook is not None and not any(planned) and self.experience.num_rounds % _PLAIN_SAMPLE:
-            self._pass_by(state, observation)
-            return
-        drafted = depths_of(observation)
-        depth, asked = max(drafted), any(planned)
-        lag = max((row.lag for row, length in zip(state.rows, planned, strict=True) if length), default=0)
-        costs = self.experience.costs.of(len(drafted))
-        costs.record(observation, depth, asked=asked, lag=lag)
-        for row, length, found, accepted in zip(state.rows, planned, drafted, observation.num_accepted, strict=True):
-            self._learn(row, length, found=found, accepted=accepted)
-        self._settle(state, observation, costs, depth=depth, asked=asked, lag=lag)
-
-    def _pass_by(self, state: _State, seen: Observation) -> None:
-        """A plain round that teaches nothing new: of these only some are looked at, since a look costs time."""
-        for row in state.rows:
-            row.lag += 1
-            row.num_unfaded += 1
-        state.seconds += seen.seconds
+        """Note the round. It is learnt from at the next decision, with others: that costs far less than one by one."""
         known = self.experience
         known.num_rounds += 1
-        known.probes.settle(1.0, 0.0)
-        known.losses.settle(1.0, 0.0)
+        state.seconds += observation.seconds
+        if state.depth == 0 and state.outlook is not None and known.num_rounds % _PLAIN_SAMPLE:
+            state.num_plain += 1
+            return
+        planned = observation.plan.max_depth if observation.plan else (state.depth,) * len(state.rows)
+        seen = (observation.draft.tree, planned, observation.num_accepted, observation.draft_seconds, observation.seconds)
+        state.unread.append(Played(*seen, state.outlook, state.best, state.is_probe))
 
-    def _decide(self, state: _State) -> _Outlook:
+    def _is_due(self, state: _State) -> bool:
+        """Whether there is news, or enough time has gone by to pay for a decision."""
         known = self.experience
         share = _THINKING_SHARE if known.num_rounds >= _WARM else _EAGER_SHARE
-        if state.outlook is None or state.is_due or state.seconds * share >= known.thinking.value:
-            began = time.perf_counter()
-            state.outlook = self._look_ahead(state.rows)
-            state.best = state.outlook.best(known.losses.balance)
-            state.seconds, state.is_due = 0.0, False
-            known.thinking.add(time.perf_counter() - began)
+        return state.is_probe or state.seconds * share >= known.thinking.value
+
+    def _decide(self, state: _State) -> Outlook:
+        began = time.perf_counter()
+        state.learn()
+        state.outlook = self._look_ahead(state.rows)
+        state.best = state.outlook.best(self.experience.losses.balance)
+        self.experience.thinking.add(time.perf_counter() - began)
         return state.outlook
 
-    def _look_ahead(self, rows: Sequence[_Row]) -> _Outlook:
+    def _look_ahead(self, rows: Sequence[Row]) -> Outlook:
         known, costs = self.experience, self.experience.costs.of(len(rows))
         longest = min(self.options.num_draft_tokens, max(2, 2 * costs.longest_known))  # costs are guesses further out
         usual_accepted = known.accepted.inherited([self.options.prior_acceptance] * longest)
@@ -221,17 +192,17 @@ class Adaptive(Policy):
         growth = ((1 - nobody[k]) * (table[k + 1] - table[k]) for k in range(longest))
         seconds = list(accumulate(growth, initial=table[0]))
         tokens = accumulate(gains, initial=float(len(rows)))
-        return _Outlook(list(tokens), [costs.plain, *seconds[1:]], table)
+        return Outlook(list(tokens), [costs.plain, *seconds[1:]], table)
 
-    def _probe(self, state: _State, outlook: _Outlook) -> int | None:
+    def _probe(self, state: _State, outlook: Outlook) -> int | None:
         """A length worth trying for what it teaches, if one is due and the purse can pay for it.
 
         While drafting: by turns a little longer, much longer, and nothing, where plain decoding is not far behind. While
         not: mostly one guess, and now and then as many as can be paid for, for drafters that are right late or not at all."""
         known, best = self.experience, state.best
-        known.probes.cap = max(_PROBE_CAP, outlook.risk(1))  # one guess must stay within reach, however dear
         if known.num_rounds - known.last_probe < _PROBE_INTERVAL:
             return None
+        known.probes.cap = max(_PROBE_CAP, outlook.risk(1))  # one guess must stay within reach, however dear
         longest, gain = len(outlook.tokens) - 1, outlook.gain(best)
         plain = 0 if gain < _CLOSE else best + 1
         turns = (plain, best + 1, 2 * best, plain, best + 1, longest) if best else (1, 1, 1, 1, 1, longest)
@@ -241,38 +212,7 @@ class Adaptive(Policy):
         lengths = range(wanted, best, -1) if wanted else (0,)
         probe = next((k for k in lengths if outlook.risk(k, gain) <= purse), None)
         if probe is not None:
-            known.last_probe, state.is_due = known.num_rounds, True
+            known.last_probe = known.num_rounds
             known.num_probes += 1
         known.turn += probe is not None or not lengths or known.probes.is_full  # what a full purse cannot pay is skipped
         return probe
-
-    def _learn(self, row: _Row, planned: int, *, found: int, accepted: int) -> None:
-        known = self.experience
-        if planned == 0:
-            row.lag += 1
-            row.num_unfaded += 1
-            return
-        row.fade()
-        row.lag = 0
-        if found < planned or known.found.means:  # most drafters always find a guess: nothing to count
-            for rates in (row.found, known.found):
-                rates.record(found, failed=found < planned)
-        if found == 0:
-            row.accepted.fade()
-            return
-        for rates in (row.accepted, known.accepted):
-            rates.record(accepted, failed=accepted < found)
-
-    def _settle(self, state: _State, seen: Observation, costs: BatchCosts, *, depth: int, asked: bool, lag: int) -> None:
-        """Book the round, at the usual cost of its depth (single rounds are noisy), or as measured if it caught up."""
-        known, outlook = self.experience, state.outlook
-        known.num_rounds += 1
-        state.seconds += seen.seconds
-        if outlook is None:
-            return
-        usual = outlook.by_depth[min(depth, len(outlook.by_depth) - 1)] if asked else outlook.seconds[0]
-        cost = (max(seen.seconds / costs.pace, usual) if lag > SHORT_LAG else usual) / outlook.seconds[0]
-        tokens = sum(seen.num_accepted) / len(state.rows) + 1
-        over_best = max(cost - tokens / outlook.gain(state.best), 0.0)
-        known.probes.settle(cost, 0.0 if state.probe is None else over_best)
-        known.losses.settle(cost, cost - tokens if asked and state.probe is None else 0.0)

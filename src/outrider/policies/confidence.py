@@ -112,7 +112,7 @@ class Confidence(Policy):
         if not self.options.adapt or state.rule is None or not state.rule.seen:  # the drafter did not ask
             return
         seen = state.rule.seen
-        outcomes = zip(depths_of(observation), observation.num_accepted, strict=True)
+        outcomes = zip(depths_of(observation.draft.tree), observation.num_accepted, strict=True)
         for b, (row, (drafted, accepted)) in enumerate(zip(state.rows, outcomes, strict=True)):
             tested = range(min(accepted + 1, drafted))
             row.outcomes += [(seen[depth][b], depth < accepted) for depth in tested]

@@ -1,7 +1,8 @@
 """What a round costs on this machine, learnt from the rounds themselves.
 
 A round's seconds are the drafter's plus all the rest (the target's pass, the walk, the commit); each is a curve over the
-number of guesses, learnt robustly, since round times have outliers (first calls, garbage collection, neighbours). Lengths that
+number of guesses, learnt robustly, since round times have outliers (first calls, garbage collection, neighbours). A longer
+draft never costs less: where few measurements say otherwise, neighbours are pooled by the number of their rounds. Lengths that
 were never tried are read off their neighbours, along straight lines. Costs belong to the machine and the models, not to a
 request: a ``CostModel`` is owned by a policy object and outlives requests, the exception to "method objects are frozen". It is
 fed by one engine at a time; were two to share it, single rounds could be lost but no state broken.
@@ -16,10 +17,9 @@ play, pace and curve would drift apart, their product unchanged, and take the co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import final
-
-from outrider.core.interfaces import Observation
 
 _MEMORY = 200
 """Rounds of a length that count."""
@@ -46,6 +46,22 @@ SHORT_LAG = 3
 Shape = Callable[[int], float]
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What one round took, and what it did."""
+
+    length: int
+    """Guesses of the longest draft."""
+    draft: float
+    rest: float
+    """Seconds without the drafter's."""
+    asked: bool = True
+    """The drafter was asked for guesses."""
+    lag: int = 0
+    """Tokens that had been emitted since it was last asked."""
+
+
 def _clipped(ratio: float) -> float:
     return min(max(ratio - 1, -_OUTLIER), _OUTLIER)
 
@@ -58,13 +74,15 @@ class Typical:
         self.value = 0.0
         self.count = 0
 
-    def add(self, number: float) -> None:
-        number = max(number, 1e-9)
-        self.count += 1
-        if self.count <= _TRUSTED:  # the first may be slow
-            self.value = number if self.count == 1 else min(self.value, number)
-        else:
-            self.value *= 1 + _clipped(number / self.value) / min(self.count, _MEMORY)
+    def add(self, *numbers: float) -> None:
+        fresh = max(0, min(_TRUSTED - self.count, len(numbers)))
+        for number in numbers[:fresh]:  # the first may be slow
+            self.value = min(self.value, max(number, 1e-9)) if self.count else max(number, 1e-9)
+            self.count += 1
+        if fresh < len(numbers):
+            self.count += len(numbers) - fresh
+            step = sum(_clipped(number / self.value) for number in numbers[fresh:])
+            self.value *= 1 + step / min(self.count, _MEMORY)
 
 
 @final
@@ -76,15 +94,17 @@ class Curve:
         self._shape = shape
         self._anchors: list[tuple[int, float]] = []
 
-    def add(self, length: int, seconds: float) -> None:
-        self.cells.setdefault(length, Typical()).add(seconds)
+    def add(self, length: int, seconds: Sequence[float]) -> None:
+        self.cells.setdefault(length, Typical()).add(*seconds)
         self._anchors = []
 
     def _fit(self) -> list[tuple[int, float]]:
         """Measured lengths and their factors; kept until something is measured."""
         if not self._anchors:
             trusted = {at: cell for at, cell in self.cells.items() if cell.count >= _TRUSTED} or self.cells
-            self._anchors = sorted((at, cell.value / max(self._shape(at), 1e-12)) for at, cell in trusted.items())
+            places = sorted(trusted)
+            values = _rising([(trusted[at].value, min(trusted[at].count, _MEMORY)) for at in places])
+            self._anchors = [(at, value / max(self._shape(at), 1e-12)) for at, value in zip(places, values, strict=True)]
         return self._anchors
 
     def knows(self, length: int) -> bool:
@@ -92,16 +112,37 @@ class Curve:
 
     def at(self, length: int) -> float:
         """Shape times a factor, which is linear between and beyond measured lengths, but never falls beyond them."""
-        return self._shape(length) * self._factor(length)
+        return self.table((length,))[0]
 
-    def _factor(self, length: int) -> float:
+    def table(self, lengths: Iterable[int]) -> list[float]:
+        """``at`` several lengths, in rising order."""
         anchors = self._fit()
-        if len(anchors) < 2 or length <= anchors[0][0]:
-            return anchors[0][1] if anchors else 1.0
-        right = next((i for i, (at, _) in enumerate(anchors) if at >= length and i), len(anchors) - 1)
-        (left_at, left), (right_at, factor) = anchors[right - 1], anchors[right]
-        slope = (factor - left) / (right_at - left_at)
-        return left + slope * (length - left_at) if length <= right_at else factor + max(slope, 0.0) * (length - right_at)
+        if len(anchors) < 2:
+            factor = anchors[0][1] if anchors else 1.0
+            return [self._shape(length) * factor for length in lengths]
+        values, right = [], 1
+        for length in lengths:
+            while right < len(anchors) - 1 and anchors[right][0] < length:
+                right += 1
+            (left_at, left), (right_at, factor) = anchors[right - 1], anchors[right]
+            slope = (factor - left) / (right_at - left_at)
+            if length > right_at:
+                factor += max(slope, 0.0) * (length - right_at)
+            else:
+                factor = left + slope * max(length - left_at, 0)
+            values.append(self._shape(length) * factor)
+        return values
+
+
+def _rising(measured: Sequence[tuple[float, float]]) -> list[float]:
+    """The nearest values (least squares, by weight) that never fall: neighbours in the wrong order share their mean."""
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in measured:
+        blocks.append((value, weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (right, by, size), (left, over, before) = blocks.pop(), blocks.pop()
+            blocks.append(((left * over + right * by) / (over + by), over + by, before + size))
+    return [value for value, _, size in blocks for _ in range(size)]
 
 
 def _proportional(length: int) -> float:
@@ -115,7 +156,7 @@ def _flat(length: int) -> float:
 
 def _snapshot(curve: Curve) -> Shape:
     """The curve as it is now, as the shape of another."""
-    values = [curve.at(length) for length in range(_SNAPSHOT_LEN)]
+    values = curve.table(range(_SNAPSHOT_LEN))
     return lambda length: values[min(length, _SNAPSHOT_LEN - 1)]
 
 
@@ -138,22 +179,35 @@ class BatchCosts:
             self.idle.add(like.idle.value)
             self.missed.add(like.missed.value)
 
-    def record(self, seen: Observation, length: int, *, asked: bool, lag: int = 0) -> None:
-        """A round that drafted ``length`` guesses; ``lag`` tokens had been emitted since the drafter was last asked."""
-        rest = seen.seconds - seen.draft_seconds
-        if self.rest.knows(length):
-            self._follow(rest / self.rest.cells[length].value)
-        self.rest.add(length, rest / self.pace)
-        draft = seen.draft_seconds / self.pace
+    def record(self, *rounds: Timing) -> None:
+        """Learn from rounds, oldest first."""
+        usual: dict[tuple[int, bool], tuple[list[float], list[float]]] = {}
+        for seen in rounds:
+            if self.rest.knows(seen.length):
+                self._follow(seen.rest / self.rest.cells[seen.length].value)
+            draft, rest = seen.draft / self.pace, seen.rest / self.pace
+            drafts, rests = usual.setdefault((seen.length, seen.asked), ([], []))
+            rests.append(rest)
+            if seen.asked and seen.lag > SHORT_LAG:
+                self._caught_up = _FORGET * self._caught_up + seen.lag
+                over = draft - self.idle.value - _NORMAL * self._draft(seen.length)
+                self._seconds_over = _FORGET * self._seconds_over + over
+            else:
+                drafts.append(draft)
+        for (length, asked), (drafts, rests) in usual.items():
+            self.rest.add(length, rests)
+            if drafts:
+                self._record_drafts(length, drafts, asked=asked)
+
+    def _record_drafts(self, length: int, seconds: Sequence[float], *, asked: bool) -> None:
         if not asked:
-            self.idle.add(draft)
-        elif lag > SHORT_LAG:
-            self._caught_up = _FORGET * self._caught_up + lag
-            self._seconds_over = _FORGET * self._seconds_over + draft - self.idle.value - _NORMAL * self._draft(length)
-        elif length:
-            self.draft.add(length, draft - self.idle.value)
+            self.idle.add(*seconds)
+            return
+        over_idle = [each - self.idle.value for each in seconds]
+        if length:
+            self.draft.add(length, over_idle)
         else:
-            self.missed.add(draft - self.idle.value)
+            self.missed.add(*over_idle)
 
     def _follow(self, ratio: float) -> None:
         """Take part of a round's difference, or all of it if it stays, for a change of pace."""
@@ -178,18 +232,18 @@ class BatchCosts:
         """Seconds of a round that does not draft, at pace 1; so are all the following."""
         return self.idle.value + self.rest.at(0)
 
-    def seconds(self, length: int) -> float:
-        """Seconds of a round that asks the drafter and gets ``length`` guesses."""
-        return self.idle.value + self._draft(length) + self.rest.at(length)
-
     @property
     def longest_known(self) -> int:
         """The longest draft that was timed often enough, here or at the batch size whose shape was lent."""
         return max((length for length in self.rest.cells if self.rest.knows(length)), default=self._longest_lent)
 
     def table(self, longest: int) -> list[float]:
-        """``seconds(0..longest)``."""
-        return [self.seconds(length) for length in range(longest + 1)]
+        """Seconds of a round that asks the drafter and gets 0, 1, ... ``longest`` guesses."""
+        lengths = range(longest + 1)
+        rests = self.rest.table(lengths)
+        assumed = [_ASSUMED_DRAFT * length * rests[0] for length in lengths]
+        drafts = self.draft.table(lengths) if self.draft.cells else assumed
+        return [self.idle.value + draft + rest for draft, rest in zip([self.missed.value, *drafts[1:]], rests, strict=True)]
 
 
 @final

@@ -104,7 +104,7 @@ class Entropy(Policy):
 
     def update(self, state: _State, observation: Observation) -> None:
         planned = observation.plan.max_depth if observation.plan else (self.options.num_draft_tokens,) * len(state.levels)
-        for b, (drafted, accepted) in enumerate(zip(depths_of(observation), observation.num_accepted, strict=True)):
+        for b, (drafted, accepted) in enumerate(zip(depths_of(observation.draft.tree), observation.num_accepted, strict=True)):
             if drafted:
                 state.rates[b] = 0.5 * state.rates[b] + 0.5 * accepted / drafted
             state.levels[b] += 0.1 * self._steer(state.rates[b], drafted, planned[b])

@@ -73,7 +73,7 @@ class Heuristic(Policy):
         return plan_of(state.lengths, self.options.max_draft_tokens, self.options.num_tree_nodes)
 
     def update(self, state: Lengths, observation: Observation) -> None:
-        outcomes = zip(depths_of(observation), observation.num_accepted, strict=True)
+        outcomes = zip(depths_of(observation.draft.tree), observation.num_accepted, strict=True)
         state.lengths = [
             self._next(length, drafted, accepted) for length, (drafted, accepted) in zip(state.lengths, outcomes, strict=True)
         ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.core.interfaces import Observation, Plan, StopRule
+from outrider.core.interfaces import Plan, StopRule
+from outrider.core.tree import TokenTree
 
 
 def plan_of(lengths: Sequence[int], longest: int, num_tree_nodes: int | None, stop: StopRule | None = None) -> Plan:
@@ -15,9 +16,8 @@ def plan_of(lengths: Sequence[int], longest: int, num_tree_nodes: int | None, st
     return Plan(tuple(lengths), tuple(nodes), stop)
 
 
-def depths_of(seen: Observation) -> list[int]:
+def depths_of(tree: TokenTree) -> list[int]:
     """Guesses along the longest path of each row."""
-    tree = seen.draft.tree
     if tree.is_chain:
         return [size - 1 for size in tree.sizes]
     return (tree.depths * tree.valid).amax(1).tolist()

@@ -20,7 +20,7 @@ from typing import final
 
 from outrider.core.interfaces import Observation, Plan, Policy, RowState
 from outrider.policies.checks import check_between, check_count, check_nodes, check_order
-from outrider.policies.costs import CostModel
+from outrider.policies.costs import CostModel, Timing
 from outrider.policies.lengths import depths_of, plan_of
 from outrider.policies.rates import PositionRates, best_length, reach_of
 
@@ -76,11 +76,12 @@ class Optimal(Policy):
         return plan_of(lengths, self.options.num_draft_tokens, self.options.num_tree_nodes)
 
     def update(self, state: _State, observation: Observation) -> None:
-        drafted = depths_of(observation)
-        self.costs.of(len(drafted)).record(observation, max(drafted), asked=True)
+        drafted = depths_of(observation.draft.tree)
+        rest = observation.seconds - observation.draft_seconds
+        self.costs.of(len(drafted)).record(Timing(max(drafted), observation.draft_seconds, rest))
         for rates, num_drafted, num_accepted in zip(state.rates, drafted, observation.num_accepted, strict=True):
             if num_drafted:
-                rates.record(num_accepted, failed=num_accepted < num_drafted)
+                rates.record((num_accepted, num_accepted < num_drafted))
 
     def _best(self, rates: PositionRates, seconds: Sequence[float]) -> int:
         prior = [self.options.prior_acceptance] * self.options.num_draft_tokens

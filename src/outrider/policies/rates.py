@@ -17,6 +17,9 @@ from itertools import accumulate
 from operator import mul
 from typing import final
 
+Outcome = tuple[int, bool]
+"""Of a round: how many positions succeeded, and whether the next one was tested and failed."""
+
 PRIOR_WEIGHT = 5.0
 """Tests a prior is worth. Few, so that the first round after a long silence counts."""
 _HIGHEST = 0.99
@@ -33,17 +36,23 @@ class PositionRates:
     means: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
 
-    def record(self, num_passed: int, *, failed: bool) -> None:
-        """A round in which the first ``num_passed`` positions succeeded and, if ``failed``, the next one did not."""
-        self.fade()
-        num_tested = num_passed + failed
-        if num_tested > len(self.means):
-            missing = num_tested - len(self.means)
-            self.means += [0.0] * missing
-            self.weights += [0.0] * missing
-        for position in range(num_tested):
-            self.weights[position] += 1
-            step = (position < num_passed) - self.means[position]
+    def record(self, *rounds: Outcome) -> None:
+        """Learn from rounds; what was known before them fades by as many."""
+        self.fade(len(rounds))
+        most = max((num_passed + failed for num_passed, failed in rounds), default=0)
+        missing = max(0, most - len(self.means))
+        self.means += [0.0] * missing
+        self.weights += [0.0] * missing
+        tested, passed = [0] * most, [0] * most
+        for num_passed, failed in rounds:
+            for position in range(num_passed):
+                passed[position] += 1
+                tested[position] += 1
+            if failed:
+                tested[num_passed] += 1
+        for position in range(most):
+            self.weights[position] += tested[position]
+            step = passed[position] - tested[position] * self.means[position]
             self.means[position] += step / self.weights[position]
 
     def fade(self, num_rounds: int = 1) -> None:

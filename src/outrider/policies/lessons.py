@@ -1,0 +1,111 @@
+"""Rounds that were played and not yet learnt from.
+
+A policy is told about every round, but need not think about every round: on a small model a round takes a millisecond, and a
+few dozen lines of Python after each are a percent or two of it. So rounds are noted, which costs next to nothing, and read
+together when the next decision is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+from outrider.core.tree import TokenTree
+from outrider.policies.costs import SHORT_LAG, BatchCosts, Timing
+from outrider.policies.ledger import Experience
+from outrider.policies.lengths import depths_of
+from outrider.policies.outlook import Outlook
+from outrider.policies.rates import Outcome, PositionRates
+
+
+@final
+@dataclass
+class Row:
+    """What is known of one request."""
+
+    accepted: PositionRates
+    found: PositionRates
+    lag: int = 0
+    """Tokens emitted since the drafter was last asked for this row."""
+    num_unfaded: int = 0
+    """Of these rounds, those that the rates have not forgotten yet."""
+
+    def copy(self) -> Row:
+        return Row(self.accepted.copy(), self.found.copy(), self.lag, self.num_unfaded)
+
+    def rest(self, num_rounds: int) -> None:
+        """So many rounds without the drafter."""
+        self.lag += num_rounds
+        self.num_unfaded += num_rounds
+
+    def fade(self) -> None:
+        """What was seen counts less the longer it is ago."""
+        if self.num_unfaded:
+            self.accepted.fade(self.num_unfaded)
+            self.found.fade(self.num_unfaded)
+            self.num_unfaded = 0
+
+    def learn(self, asked: Sequence[tuple[int, int, int]], known: Experience) -> None:
+        """From the guesses asked for, found and accepted in rounds that asked the drafter."""
+        self.fade()
+        if known.found.means or any(found < planned for planned, found, _ in asked):  # most drafters always find: no news
+            outcomes: list[Outcome] = [(found, found < planned) for planned, found, _ in asked]
+            self.found.record(*outcomes)
+            known.found.record(*outcomes)
+        outcomes = [(accepted, accepted < found) for _, found, accepted in asked if found]
+        self.accepted.fade(len(asked) - len(outcomes))
+        self.accepted.record(*outcomes)
+        known.accepted.record(*outcomes)
+
+
+class Played(NamedTuple):
+    """A round as it was noted: what happened, and what had been expected."""
+
+    tree: TokenTree
+    planned: Sequence[int]
+    """Guesses each row was asked for."""
+    num_accepted: Sequence[int]
+    draft_seconds: float
+    seconds: float
+    outlook: Outlook | None
+    best: int
+    """The length that was best then."""
+    is_probe: bool
+
+
+def learn(rows: Sequence[Row], rounds: Sequence[Played], known: Experience) -> None:
+    """Read rounds of one batch, oldest first."""
+    costs = known.costs.of(len(rows))
+    asked: list[list[tuple[int, int, int]]] = [[] for _ in rows]
+    timings: list[Timing] = []
+    for played in rounds:
+        drafted = depths_of(played.tree)
+        lag = max((row.lag for row, length in zip(rows, played.planned, strict=True) if length), default=0)
+        rest = played.seconds - played.draft_seconds
+        timings.append(Timing(max(drafted), played.draft_seconds, rest, any(played.planned), lag))
+        for row, notes, length, found, accepted in zip(rows, asked, played.planned, drafted, played.num_accepted, strict=True):
+            if length:
+                row.lag = 0
+                notes.append((length, found, accepted))
+            else:
+                row.rest(1)
+    costs.record(*timings)
+    for row, notes in zip(rows, asked, strict=True):
+        if notes:
+            row.learn(notes, known)
+    for played, timing in zip(rounds, timings, strict=True):
+        if played.outlook is not None:
+            _settle(played, played.outlook, timing, costs, known)
+
+
+def _settle(played: Played, outlook: Outlook, timing: Timing, costs: BatchCosts, known: Experience) -> None:
+    """Book a round, at the usual cost of its depth (single rounds are noisy), or as measured if it caught up."""
+    usual = outlook.by_depth[min(timing.length, len(outlook.by_depth) - 1)] if timing.asked else outlook.seconds[0]
+    if timing.lag > SHORT_LAG:
+        usual = max(played.seconds / costs.pace, usual)
+    cost = usual / outlook.seconds[0]
+    tokens = sum(played.num_accepted) / len(played.num_accepted) + 1
+    over_best = max(cost - tokens / outlook.gain(played.best), 0.0)
+    known.probes.settle(cost, over_best if played.is_probe else 0.0)
+    known.losses.settle(cost, cost - tokens if timing.asked and not played.is_probe else 0.0)
