@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from triton_interpreter import DEVICE
@@ -13,7 +15,9 @@ from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
 from outrider.models.gpu.arena import DeviceCache
 from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.packed import Packed
 from outrider.models.random_decoder import tiny_config, tiny_weights
+from outrider.models.weights import Weights
 
 PROMPTS = [[5, 9, 1, 33, 7], [2, 8]]
 TREE = TokenTree.of_rows([([3, 4, 5, 6, 7], [-1, 0, 0, 1, 2]), ([9, 8, 1, 2], [-1, 0, 1, 2])], DEVICE)
@@ -64,6 +68,34 @@ def test_a_single_node_and_part_of_a_model() -> None:
     for route in (Route.first(1, 2), Route.without(2, mlp=[0]), Route.without(2, attention=[1])):
         expected = eager.exit(chain, caches[0], route=route)
         torch.testing.assert_close(fast.exit(chain, caches[1], route=route), expected, atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_few_bits_are_those_of_the_rounded_model(bits: int) -> None:
+    """4 bits where inputs come in groups of 128, which only some of a small model's matrices do."""
+    config = tiny_config("llama", head_dim=16, num_attention_heads=2, num_key_value_heads=1, intermediate_size=128)
+    weights = tiny_weights(config, device=str(DEVICE))
+    fast = FastDecoder(config, weights, bits=bits)
+    assert fast.weights.bytes_read < FastDecoder(config, weights).weights.bytes_read / 3
+    assert {layer.down.bits for layer in fast.weights.layers} == {bits}  # type: ignore[union-attr]
+
+    def rounded(matrix: Packed) -> torch.Tensor:
+        return matrix.unpacked()
+
+    layers = [
+        replace(old, **{name: rounded(vars(new)[name]) for name in ("qkv", "out", "gate_up", "down")})
+        for old, new in zip(weights.layers, fast.weights.layers, strict=True)
+    ]
+    assert isinstance(fast.weights.head, Packed)
+    eager = Decoder(config, Weights(weights.embedding, layers, weights.norm, rounded(fast.weights.head)))
+    caches = eager.new_cache(2), fast.new_cache(2)
+    for model, cache in zip((eager, fast), caches, strict=True):
+        model.prefill(PROMPTS, cache)
+    caches[1].reserve(TREE.num_nodes)
+    logits, _ = fast.forward(TREE.tokens, fast.step_of(TREE, caches[1]))
+    expected = eager.score(TREE, caches[0]).logits
+    for row, size in enumerate(TREE.sizes):
+        torch.testing.assert_close(logits[row, :size], expected[row, :size], atol=2e-3, rtol=1e-3)
 
 
 def test_the_head_reads_slices() -> None:

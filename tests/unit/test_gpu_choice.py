@@ -57,6 +57,12 @@ def test_numerics_that_cannot_be_had_are_refused() -> None:
         load_model(bundled_path("draft"), device="cpu", numerics="invarant")
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_few_bits_that_cannot_be_had_are_refused(dtype: str) -> None:
+    with pytest.raises(OptionError, match=dtype):
+        load_model(bundled_path("draft"), device="cpu", dtype=dtype)
+
+
 def test_tiles_are_cut_to_the_shared_memory_there_is() -> None:
     assert stages_that_fit(4, 20_000, limit=232_448) == 4
     assert stages_that_fit(4, 36_864, limit=101_376) == 2

@@ -9,6 +9,7 @@ from triton_interpreter import DEVICE
 from outrider.core.tree import TokenTree
 from outrider.models.attention.sdpa import SightMaker, attend
 from outrider.models.attention.tree_triton import Cut, Rows, Sights, attend_tree, pack_words, rotate_and_write
+from outrider.models.gpu.packed import pack
 from outrider.models.gpu.skinny import Norm, Tile, add_norm, product, reference_product
 
 
@@ -22,6 +23,18 @@ def test_product(num_rows: int, gated: bool) -> None:
     x, weight = rand(num_rows, 96), rand(48, 96, seed=1) / 8
     y = product(x, weight, tile=Tile(bn=32, bk=64, num_stages=2), gated=gated)
     torch.testing.assert_close(y, reference_product(x, weight, gated=gated), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("gated", "num_parts"), [(False, 1), (True, 1), (False, 3)])
+def test_products_with_few_bits(bits: int, gated: bool, num_parts: int) -> None:
+    x, weight = rand(5, 384), rand(40, 384, seed=1) / 8
+    packed = pack(weight, bits)
+    assert packed.shape == weight.shape and packed.nbytes < weight.nbytes * bits / 32 * 1.1
+    assert float((packed.unpacked() - weight).norm() / weight.norm()) < (0.01 if bits == 8 else 0.15)
+    y = product(x, packed, tile=Tile(bn=16, bk=64, num_stages=2, num_parts=num_parts), gated=gated)
+    y = y.sum(0) if num_parts > 1 else y
+    torch.testing.assert_close(y, reference_product(x, packed.unpacked(), gated=gated), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("num_parts", [0, 1, 3])

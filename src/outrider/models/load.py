@@ -6,7 +6,7 @@ The lean decoder runs it where it knows the architecture, Hugging Face's own mod
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,17 @@ from outrider.models.native import fastest_decoder
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FEW_BITS = {"int8": 8, "int4": 4}
+"""Weights rounded to so many bits, activations in bfloat16: another model, whose own plain decoding is its reference (GPU)."""
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """Which decoder is wanted."""
+
+    fast: bool
+    numerics: str
+    bits: int
 
 
 def load_model(
@@ -33,31 +44,33 @@ def load_model(
     fast: bool = True,
     numerics: str = "fast",
 ) -> Target:
-    """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe; ``max_len`` opens a model whose
+    """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8" and "int4", on a GPU,
+    round the weights and so change the model); ``max_len`` opens a model whose
     rotary scaling depends on the context (longrope, dynamic) for more than its original length; ``fast`` False takes the
     plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant" asks for scores that do not depend on what
     shares a pass (GPU, 16-bit types)."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     place = device_of(device)
-    wanted = _dtype_named(dtype)
+    speed = _Speed(fast, numerics, FEW_BITS.get(dtype or "", 16))
+    wanted = torch.bfloat16 if speed.bits < 16 else _dtype_named(dtype)
     path = local_path(name)
     if path.suffix == ".gguf":
-        return _load_gguf(path, wanted, place, max_len=max_len, fast=fast, numerics=numerics)
+        return _load_gguf(path, wanted, place, max_len=max_len, speed=speed)
     raw = read_config(path)
     config = config_of(raw)
     if config is None:
-        _refuse_invariant(numerics)
+        _refuse(speed)
         from outrider.models.hf import HFModel
 
         return HFModel.load(path, dtype=wanted or auto_dtype(raw.get("dtype") or raw.get("torch_dtype"), place), device=place)
     source = SafetensorsFolder(path)
     dtype_used = wanted or auto_dtype(config.dtype, place)
-    return _decoder(config, source, dtype=dtype_used, device=place, max_len=max_len, fast=fast, numerics=numerics)
+    return _decoder(config, source, dtype=dtype_used, device=place, max_len=max_len, speed=speed)
 
 
 def _load_gguf(
-    path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, fast: bool, numerics: str
+    path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed
 ) -> LayeredTarget:
     file = read_gguf(str(path))
     config = config_of(hf_config(file))
@@ -65,7 +78,7 @@ def _load_gguf(
         raise ModelError(f"{path}: this architecture is not supported as GGUF; load its Hugging Face checkpoint")
     dtype = dtype or auto_dtype("bfloat16", device)  # the file's own rounding is coarser
     source = TensorDict(dict(hf_tensors(file, dtype=dtype)), str(path))
-    return _decoder(config, source, dtype=dtype, device=device, max_len=max_len, fast=fast, numerics=numerics)
+    return _decoder(config, source, dtype=dtype, device=device, max_len=max_len, speed=speed)
 
 
 def _decoder(
@@ -75,23 +88,25 @@ def _decoder(
     dtype: torch.dtype,
     device: torch.device,
     max_len: int | None,
-    fast: bool,
-    numerics: str,
+    speed: _Speed,
 ) -> LayeredTarget:
     if max_len is not None:
         config = replace(config, max_len=max_len)
     weights = read_weights(source, config, dtype=dtype, device=device)
-    on_gpu = gpu_decoder(config, weights, numerics=numerics) if fast else None
+    on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits) if speed.fast else None
     if on_gpu is not None:
         return on_gpu
-    _refuse_invariant(numerics)
-    return fastest_decoder(config, weights) if fast else Decoder(config, weights)
+    _refuse(speed)
+    return fastest_decoder(config, weights) if speed.fast else Decoder(config, weights)
 
 
-def _refuse_invariant(numerics: str) -> None:
-    if numerics != "fast":
+def _refuse(speed: _Speed) -> None:
+    """Only the GPU's fast decoder has invariant numerics and weights of few bits."""
+    wanted = "" if speed.numerics == "fast" else f"numerics = {speed.numerics!r}"
+    wanted = wanted or ("" if speed.bits == 16 else f"dtype = 'int{speed.bits}'")
+    if wanted:
         raise OptionError(
-            f"numerics = {numerics!r} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type "
+            f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type "
             "and a model of the Llama family without sliding windows"
         )
 
@@ -157,7 +172,7 @@ def _dtype_named(name: str | None) -> torch.dtype | None:
     if name is None or name == "auto":
         return None
     if name not in DTYPES:
-        raise OptionError(f"unknown dtype {name!r}; {nearest(name, [*DTYPES, 'auto'])}")
+        raise OptionError(f"unknown dtype {name!r}; {nearest(name, [*DTYPES, *FEW_BITS, 'auto'])}")
     return DTYPES[name]
 
 

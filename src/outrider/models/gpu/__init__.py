@@ -14,15 +14,15 @@ from outrider.models.weights import Weights
 NUMERICS = ("fast", "invariant")
 
 
-def gpu_decoder(config: ModelConfig, weights: Weights, *, numerics: str = "fast") -> LayeredTarget | None:
-    """The fast decoder where model, type and device allow it; None elsewhere."""
+def gpu_decoder(config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16) -> LayeredTarget | None:
+    """The fast decoder where model, type and device allow it, with matrices rounded to ``bits``; None elsewhere."""
     if numerics not in NUMERICS:
         raise OptionError(f"numerics = {numerics!r} is not valid; {nearest(numerics, NUMERICS)}")
     if not can_run(config, weights.embedding.dtype, weights.embedding.device):
         return None
     from outrider.models.gpu.decoder import FastDecoder  # needs triton
 
-    return FastDecoder(config, weights, numerics=numerics)
+    return FastDecoder(config, weights, numerics=numerics, bits=bits)
 
 
 def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:

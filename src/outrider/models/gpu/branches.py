@@ -53,7 +53,7 @@ class StaticTree:
 
 
 @dataclass(frozen=True, eq=False)
-class _Level:
+class Level:
     """The nodes of one depth that have children."""
 
     fed: Tensor
@@ -66,6 +66,37 @@ class _Level:
     """Number of the first among all nodes that are fed."""
 
 
+@dataclass(frozen=True, eq=False)
+class FedTree:
+    """The nodes that have children, level by level: what a drafter is asked about."""
+
+    levels: tuple[Level, ...]
+    shape: StaticTree
+    """Of the fed nodes alone, in the order they are fed in."""
+
+    @staticmethod
+    def of(parents: Sequence[int], ranks: Sequence[int], device: torch.device) -> FedTree:
+        """``ranks[n]`` says which of its parent's best tokens node n is."""
+        depths = StaticTree.of(parents, torch.device("cpu")).depths.tolist()
+        inner = [node for node in range(len(parents)) if node in set(parents)]
+        levels: list[Level] = []
+        for depth in range(max(depths)):
+            fed = [node for node in inner if depths[node] == depth]
+            below = [(node, fed.index(parent)) for node, parent in enumerate(parents) if parent in fed]
+            children = torch.full((len(fed), 1 + max(ranks[node] for node, _ in below)), -1)
+            for node, row in below:
+                children[row, ranks[node]] = node
+            same = torch.full((len(fed),), depth, dtype=torch.int32, device=device)
+            levels.append(Level(torch.tensor(fed, device=device), same, children.to(device), inner.index(fed[0])))
+        place = {node: index for index, node in enumerate(inner)}
+        return FedTree(tuple(levels), StaticTree.of([place[parents[node]] if node else -1 for node in inner], device))
+
+    @property
+    def max_depth(self) -> int:
+        """Of the whole tree."""
+        return len(self.levels)
+
+
 @final
 class DeviceTree(ModelDrafter):
     """Trees from a draft model. ``ranks[n]`` says which of its parent's best tokens node n is."""
@@ -73,27 +104,10 @@ class DeviceTree(ModelDrafter):
     def __init__(self, model: FastDecoder, *, vocab_size: int, parents: Sequence[int], ranks: Sequence[int]) -> None:
         super().__init__(model, vocab_size=vocab_size)
         self.parents = tuple(parents)
-        depths = StaticTree.of(parents, torch.device("cpu")).depths.tolist()
-        self._depth = max(depths)
+        fed = FedTree.of(parents, ranks, model.device)
+        self._levels, self._fed, self._depth = fed.levels, fed.shape, fed.max_depth
         self.shortest = self._depth + 1
-        inner = [node for node in range(len(parents)) if node in set(parents)]
-        self._levels: list[_Level] = []
-        for depth in range(self._depth):
-            fed = [node for node in inner if depths[node] == depth]
-            self._levels.append(self._level(fed, depth, ranks, first=inner.index(fed[0])))
-        place = {node: index for index, node in enumerate(inner)}
-        self._fed = StaticTree.of([place[parents[node]] if node else -1 for node in inner], model.device)
         self._back = torch.arange(self._depth + 1, device=model.device)
-
-    def _level(self, fed: Sequence[int], depth: int, ranks: Sequence[int], *, first: int) -> _Level:
-        assert self.parents is not None
-        below = [(node, fed.index(parent)) for node, parent in enumerate(self.parents) if parent in fed]
-        children = torch.full((len(fed), 1 + max(ranks[node] for node, _ in below)), -1)
-        for node, row in below:
-            children[row, ranks[node]] = node
-        device = self.model.device
-        depths = torch.full((len(fed),), depth, dtype=torch.int32, device=device)
-        return _Level(torch.tensor(fed, device=device), depths, children.to(device), first)
 
     def propose(self, frame: Frame, nodes: Tensor) -> None:
         before = (frame.lengths - 1 - self._depth).clamp(min=0)  # slots nobody holds are shorter

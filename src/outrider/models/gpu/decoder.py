@@ -26,6 +26,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.attention.tree_triton import Cut, Rows, Sights, attend_tree, cut_for, pack_words, rotate_and_write
 from outrider.models.config import ModelConfig
 from outrider.models.gpu.arena import Arena, ArenaShape, DeviceCache, flat_rows, rows_in
+from outrider.models.gpu.packed import Matrix, Packed, matrices_of
 from outrider.models.gpu.replay import PassGraphs
 from outrider.models.gpu.skinny import Norm, add_norm, product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
@@ -50,12 +51,15 @@ class Step:
 class FastDecoder(LayeredTarget):
     """A frozen decoder with one arena for all its caches; passes of one decoder must not run side by side."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, *, numerics: str = "fast", page_len: int = 0) -> None:
-        """``page_len`` (a power of two) keeps keys in pages of so many tokens, so that requests can share beginnings."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16, page_len: int = 0
+    ) -> None:
+        """``bits`` (16, 8, 4) of the matrices; ``page_len`` (a power of two) keeps keys in pages of so many tokens, so that
+        requests can share beginnings."""
         self.config, self.numerics = config, numerics
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
-        self._weights = weights
+        self.weights = matrices_of(weights, bits)
         self._invariant = numerics == "invariant"
         shape = ArenaShape(config.num_layers, config.num_kv_heads, config.head_dim)
         self.arena = Arena(shape, dtype=self.dtype, device=self.device)
@@ -113,7 +117,7 @@ class FastDecoder(LayeredTarget):
         return self._head(hidden.reshape(-1, hidden.shape[-1]).contiguous(), None).view(*hidden.shape[:-1], -1)
 
     def _head(self, x: Tensor, parts: Tensor | None) -> Tensor:
-        return self._product(add_norm(x, parts, self._norm(self._weights.norm)), self._weights.head, Kind.HEAD)
+        return self._product(add_norm(x, parts, self._norm(self.weights.norm)), self.weights.head, Kind.HEAD)
 
     def step_of(self, tree: TokenTree, cache: DeviceCache | PagedCache, start: int = 0) -> Step:
         """Everything the layers share, for nodes ``start``.. of the tree."""
@@ -156,38 +160,40 @@ class FastDecoder(LayeredTarget):
         self, tokens: Tensor, step: Step, taps: Sequence[int], route: Route | None = None
     ) -> tuple[Tensor, Tensor | None, dict[int, Tensor]]:
         """The residual stream, what the last sublayer has yet to add to it (the next norm does), and the tapped states."""
-        x = self._weights.embedding[tokens.reshape(-1)]
+        x = self.weights.embedding[tokens.reshape(-1)]
         parts: Tensor | None = None
         tapped: dict[int, Tensor] = {}
-        for index, layer in enumerate(self._weights.layers):
+        for index, layer in enumerate(self.weights.layers):
             if index in taps:
                 x, parts = _added(x, parts), None
                 tapped[index] = x.clone().view(*step.shape, -1)
             if route is None or route.attention[index]:
-                parts = self._attention(add_norm(x, parts, self._norm(layer.attention_norm)), index, step)
+                parts = self._attention(add_norm(x, parts, self._norm(layer.rest.attention_norm)), index, step)
             if route is None or route.mlp[index]:
-                gated = self._product(add_norm(x, parts, self._norm(layer.mlp_norm)), layer.gate_up, Kind.GATED)
+                gated = self._product(add_norm(x, parts, self._norm(layer.rest.mlp_norm)), layer.gate_up, Kind.GATED)
                 parts = self._product(gated, layer.down, Kind.NARROW)
         return x, parts, tapped
 
     def _attention(self, x: Tensor, index: int, step: Step) -> Tensor:
         """What attention adds to the stream, from its norm."""
-        layer, config, memory = self._weights.layers[index], self.config, self.memory.memory(index)
+        layer, config, memory = self.weights.layers[index], self.config, self.memory.memory(index)
         qkv = self._product(x, layer.qkv, Kind.WIDE).view(*step.shape, -1)
         rope = config.rope_of_layer[index]
         tables = None if rope is None else (self._tables[rope].cos, self._tables[rope].sin)
-        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm, config.norm_eps)
-        queries = rotate_and_write(qkv, memory, step.rows, sights=step.sights, tables=tables, bias=layer.qkv_bias, norms=norms)
+        rest = layer.rest
+        norms = None if rest.q_norm is None or rest.k_norm is None else (rest.q_norm, rest.k_norm, config.norm_eps)
+        queries = rotate_and_write(qkv, memory, step.rows, sights=step.sights, tables=tables, bias=rest.qkv_bias, norms=norms)
         seen = attend_tree(queries, memory, step.rows, sights=step.sights, cut=step.cut, scale=config.query_scale)
         return self._product(seen.view(len(x), -1), layer.out, Kind.NARROW)
 
-    def _product(self, x: Tensor, weight: Tensor, kind: Kind) -> Tensor:
+    def _product(self, x: Tensor, weight: Matrix, kind: Kind) -> Tensor:
         gated = kind is Kind.GATED
         out_dtype = torch.float32 if kind is Kind.HEAD else x.dtype
         if len(x) <= MOST_ROWS or self._invariant:
-            tile = tile_for(kind, len(x), weight.shape[0] // 2 if gated else weight.shape[0])
+            bits = weight.bits if isinstance(weight, Packed) else 16
+            tile = tile_for(kind, len(x), weight.shape[0] // 2 if gated else weight.shape[0], bits=bits)
             return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype)
-        y = F.linear(x, weight)
+        y = F.linear(x, weight.unpacked() if isinstance(weight, Packed) else weight)
         if gated:
             gate, up = y.chunk(2, -1)
             return F.silu(gate).mul_(up)

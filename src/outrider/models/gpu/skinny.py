@@ -26,6 +26,8 @@ from torch import Tensor
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import stages_that_fit
+from outrider.models.gpu.nibbles import nibble_product
+from outrider.models.gpu.packed import GROUP, Packed
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Norm:
 
 def product(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Packed,
     *,
     tile: Tile,
     gated: bool = False,
@@ -64,16 +66,23 @@ def product(
     assert tile.num_parts == 1 or not gated, "a gated product is not linear in its parts"
     shape = (num_rows, num_outputs) if tile.num_parts == 1 else (tile.num_parts, num_rows, num_outputs)
     out = x.new_empty(shape, dtype=torch.float32 if tile.num_parts > 1 else out_dtype or x.dtype)
-    stage_bytes = (tile.bn * (2 if gated else 1) + tile.bm) * tile.bk * x.element_size()
-    _product[(triton.cdiv(num_outputs, tile.bn), triton.cdiv(num_rows, tile.bm), tile.num_parts)](
+    grid = (triton.cdiv(num_outputs, tile.bn), triton.cdiv(num_rows, tile.bm), tile.num_parts)
+    if isinstance(weight, Packed) and weight.bits == 4:
+        _launch_nibbles(x, weight, out, tile=tile, gated=gated, grid=grid)
+        return out
+    data, scales = (weight.data, weight.scales) if isinstance(weight, Packed) else (weight, weight)
+    stage_bytes = (tile.bn * (2 if gated else 1) * data.element_size() + tile.bm * x.element_size()) * tile.bk
+    _product[grid](
         x,
-        weight,
+        data,
+        scales,
         out,
         num_rows,
         num_outputs,
         depth,
         triton.cdiv(depth, tile.num_parts * tile.bk) * tile.bk,
         GATED=gated,
+        SCALED=isinstance(weight, Packed),
         EVEN=num_outputs % tile.bn == 0 and depth % tile.bk == 0,
         BM=tile.bm,
         BN=tile.bn,
@@ -86,10 +95,33 @@ def product(
     return out
 
 
+def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated: bool, grid: tuple[int, int, int]) -> None:
+    (num_rows, depth), half = x.shape, GROUP // 2
+    stage_bytes = tile.bn * (2 if gated else 1) * half + tile.bm * GROUP * x.element_size()
+    nibble_product[grid](
+        x,
+        weight.data,
+        weight.scales,
+        out,
+        num_rows,
+        out.shape[-1],
+        depth,
+        triton.cdiv(depth, tile.num_parts * GROUP) * GROUP,
+        GATED=gated,
+        HALF=half,
+        BM=tile.bm,
+        BN=tile.bn,
+        EARLY=launch.EARLY,
+        num_warps=tile.num_warps,
+        num_stages=stages_that_fit(tile.num_stages, stage_bytes),
+        launch_pdl=launch.EARLY,
+    )
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _product(
-    x, weight, out, num_rows, num_outputs, depth, part_len,
-    GATED: tl.constexpr, EVEN: tl.constexpr,
+    x, weight, scales, out, num_rows, num_outputs, depth, part_len,
+    GATED: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -112,14 +144,18 @@ def _product(
             inside = k + ks < depth
             w = tl.load(weights_at + k, mask=is_output[:, None] & inside[None, :], other=0.0)
             piece = tl.load(x_at + k, mask=is_row[None, :] & inside[:, None], other=0.0)
-        total = tl.dot(w, piece, total, input_precision="ieee")
+        total = tl.dot(w.to(piece.dtype), piece, total, input_precision="ieee")
         if GATED:
             if EVEN:
                 w_up = tl.load(ups_at + k)
             else:
                 w_up = tl.load(ups_at + k, mask=is_output[:, None] & (k + ks < depth)[None, :], other=0.0)
-            total_up = tl.dot(w_up, piece, total_up, input_precision="ieee")
+            total_up = tl.dot(w_up.to(piece.dtype), piece, total_up, input_precision="ieee")
     end(EARLY)
+    if SCALED:
+        total *= tl.load(scales + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            total_up *= tl.load(scales + num_outputs + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
     if GATED:
         total = total / (1.0 + tl.exp(-total)) * total_up
     out_at = out + (part * num_rows + rows)[None, :].to(tl.int64) * num_outputs + outputs[:, None]

@@ -31,7 +31,7 @@ class Kind(Enum):
     HEAD = "head"
 
 
-def tile_for(kind: Kind, num_rows: int, num_outputs: int) -> Tile:
+def tile_for(kind: Kind, num_rows: int, num_outputs: int, *, bits: int = 16) -> Tile:
     """The tile that measured best. The number of parts depends on the matrix alone, and so do the results."""
     bm = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
     num_parts = 4 if kind is Kind.NARROW else 1
@@ -41,4 +41,6 @@ def tile_for(kind: Kind, num_rows: int, num_outputs: int) -> Tile:
         return Tile(64, 128, num_stages=3, bm=bm, num_parts=num_parts)
     if kind is Kind.WIDE:
         return Tile(64, 64, num_stages=8, bm=bm) if bm == 64 else Tile(64, 128, bm=bm)
+    if bits < 16:
+        return Tile(64, 128, bm=bm)
     return Tile(128, 64, num_warps=8, bm=bm) if bm == 64 else Tile(64, 128, num_stages=3, bm=bm)

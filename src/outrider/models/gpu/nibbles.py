@@ -1,0 +1,60 @@
+"""Products with matrices of 4 bits (``packed.py``): a tile of bytes is two tiles of inputs, every group of 128 has its scale.
+
+    y = sum over groups g of  scale_g * (low_g x_g[:64] + high_g x_g[64:])
+
+One sum in the order of the groups, so as in ``skinny.py`` a row's numbers depend neither on the others nor on their number.
+"""
+
+# ruff: noqa: N803 - kernels write compile-time numbers in capitals
+# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from outrider.models.gpu.launch import begin, end
+
+
+@triton.jit
+def _tile(bytes_at, scales_at, low_x, high_x, is_output):
+    """What one group adds to a tile of outputs."""
+    packed = tl.load(bytes_at, mask=is_output[:, None], other=0)
+    low = ((packed & 15).to(tl.int8) - 8).to(low_x.dtype)
+    high = ((packed >> 4).to(tl.int8) - 8).to(low_x.dtype)
+    part = tl.dot(low, low_x, input_precision="ieee")
+    part = tl.dot(high, high_x, part, input_precision="ieee")
+    return part * tl.load(scales_at, mask=is_output, other=0.0).to(tl.float32)[:, None]
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def nibble_product(
+    x, weight, scales, out, num_rows, num_outputs, depth, part_len,
+    GATED: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """``HALF`` is half a group. ``num_outputs`` are those of the result; gated matrices have twice as many."""
+    outputs = tl.program_id(0) * BN + tl.arange(0, BN)
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    part = tl.program_id(2)
+    ks = tl.arange(0, HALF)
+    is_row = rows < num_rows
+    is_output = outputs < num_outputs
+    width = num_outputs * 2 if GATED else num_outputs
+    bytes_at = weight + outputs[:, None].to(tl.int64) * (depth // 2) + ks[None, :]
+    ups_at = bytes_at + num_outputs.to(tl.int64) * (depth // 2)
+    x_at = x + rows[None, :] * depth + ks[:, None]
+    total = tl.zeros((BN, BM), tl.float32)
+    total_up = tl.zeros((BN, BM), tl.float32)
+    begin(EARLY)
+    for k in range(part * part_len, tl.minimum((part + 1) * part_len, depth), 2 * HALF):
+        low_x = tl.load(x_at + k, mask=is_row[None, :], other=0.0)
+        high_x = tl.load(x_at + k + HALF, mask=is_row[None, :], other=0.0)
+        scales_at = scales + (k // (2 * HALF)) * width + outputs
+        total += _tile(bytes_at + k // 2, scales_at, low_x, high_x, is_output)
+        if GATED:
+            total_up += _tile(ups_at + k // 2, scales_at + num_outputs, low_x, high_x, is_output)
+    end(EARLY)
+    if GATED:
+        total = total / (1.0 + tl.exp(-total)) * total_up
+    out_at = out + (part * num_rows + rows)[None, :].to(tl.int64) * num_outputs + outputs[:, None]
+    tl.store(out_at, total.to(out.dtype.element_ty), mask=is_output[:, None] & is_row[None, :])
