@@ -1,4 +1,5 @@
-"""Make the bundled heads: Medusa, Hydra++, EAGLE-1 and EAGLE-3 for the bundled target, all four on the same target passes.
+"""Make heads for the bundled target, all on the same target passes: the four that are bundled (Medusa, Hydra++, EAGLE-1 and
+EAGLE-3), or any others.
 
 The target writes its own training text (unconditionally, from its begin-of-text token, at mixed temperatures: what a
 drafter has to follow is the target, not a corpus), the heads learn its laws, and the best checkpoint of each by accepted
@@ -7,6 +8,7 @@ length is kept.
     python recipes/heads.py --stage write --stage train --out build/heads          # on a GPU, about six minutes
     python recipes/heads.py --stage install --out build/heads                      # into src/outrider/bundled/heads
     python recipes/heads.py --stage judge --prompts build/bundled                  # tokens per pass on held-out prompts
+    python recipes/heads.py --stage write --stage train --stage judge --others --rounds 1 --train-seconds 100   # the others
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ from outrider.models.heads.folder import new_config, new_head, signature_of
 from outrider.models.load import load_model
 from outrider.train.data import Corpus, read_documents
 from outrider.train.loop import Settings, train
-from outrider.train.objective import HeadObjective, HeadSettings
+from outrider.train.objective import HeadObjective, HeadSettings, Objective
+from outrider.train.objective_joint import JointSettings, new_joint
 
+Kinds = dict[str, tuple[dict[str, Any], HeadSettings]]
 BUNDLED = Path(__file__).parents[1] / "src/outrider/bundled/heads"
 
 
@@ -58,6 +62,19 @@ HEADS: dict[str, tuple[dict[str, Any], HeadSettings]] = {
     "eagle1": ({"intermediate_size": 1280}, HeadSettings(num_depths=3, loss="mixed", feature_weight=0.5, noise=0.02)),
     "eagle3": ({"intermediate_size": 1280}, HeadSettings(num_depths=5, loss="mixed")),
 }
+OTHERS: dict[str, tuple[dict[str, Any], HeadSettings]] = {
+    "mlp-speculator": ({"num_heads": 4, "scale_input": True}, HeadSettings(num_depths=4, loss="mixed")),
+    "redrafter": ({"exit_dim": 256, "num_blocks": 2}, HeadSettings(num_depths=5, loss="mixed")),
+    "mtp": ({"num_heads": 4}, HeadSettings(num_depths=4, loss="mixed")),
+    "mtp-parallel": ({"num_heads": 4}, HeadSettings(num_depths=4, loss="mixed")),
+    "l-mtp": ({"num_heads": 4, "stride": 2}, HeadSettings(num_depths=4, loss="mixed")),
+    "p-eagle": (
+        {"num_heads": 5, "num_layers": 2, "intermediate_size": 1280, "mask_token_id": 1},
+        HeadSettings(num_depths=5, loss="mixed"),
+    ),
+}
+"""Not bundled: they would not fit, and EAGLE is accepted more."""
+JOINT = JointSettings(loss="mixed", head_warmup=60, lora_rank=16)
 
 
 def full_recipe() -> Recipe:
@@ -117,39 +134,41 @@ def write_stage(out: Path, recipe: Recipe) -> None:
     np.save(out / "own.npy", windows[:, :-1])
 
 
-def new_heads(target: Target, tokens: np.ndarray, recipe: Recipe) -> list[Head]:
-    """Untrained heads; EAGLE-3 speaks the commonest tokens."""
+def new_heads(target: Target, tokens: np.ndarray, recipe: Recipe, kinds: Kinds) -> list[Head]:
+    """Untrained heads; EAGLE-3 and P-EAGLE speak the commonest tokens."""
     raw, ends = read_target(bundled_path("target"))
     counts = np.bincount(tokens.ravel(), minlength=raw["vocab_size"])
     ids = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[: recipe.draft_vocab]))
     print(f"train: {recipe.draft_vocab} tokens cover {counts[ids.numpy()].sum() / counts.sum():.4f} of the text", flush=True)
     heads = []
-    for kind, (changes, _) in HEADS.items():
-        small = kind == "eagle3"
+    for kind, (changes, _) in kinds.items():
+        small = kind in ("eagle3", "p-eagle")
         config = new_config(kind, raw, **changes, **({"draft_vocab_size": recipe.draft_vocab} if small else {}))
         config = replace(config, signature=signature_of(target, config.hidden_size))
         heads.append(new_head(config, ends, ids=ids if small else None).to(target.device))
     return heads
 
 
-def train_stage(out: Path, recipe: Recipe) -> None:
-    """All heads at once."""
+def train_stage(out: Path, recipe: Recipe, kinds: Kinds, *, joint: bool) -> None:
+    """All heads at once, and Medusa-2 beside them if it is wanted."""
     on_gpu = torch.cuda.is_available()
     torch._dynamo.config.suppress_errors = True  # slower is better than not at all
     target = load_model(bundled_path("target"), device="cuda" if on_gpu else "cpu", fast=not on_gpu)
     tokens = np.load(out / "own.npy")
     corpus = Corpus.of(read_documents([out / "own.npy"], None, max_len=10_000), held_out=256 if on_gpu else 8)
-    objectives = [
+    objectives: list[Objective] = [
         HeadObjective(
             head,
             target,
-            HEADS[head.config.kind][1],
+            kinds[head.config.kind][1],
             compiled=on_gpu,
             chunk=1 << 29 if on_gpu else 1 << 24,
             recompute=not on_gpu,
         )
-        for head in new_heads(target, tokens, recipe)
+        for head in new_heads(target, tokens, recipe, kinds)
     ]
+    if joint:
+        objectives.append(new_joint(bundled_path("target"), target, JOINT))
     print(f"train: {tokens.size / 1e6:.1f}M tokens", flush=True)
     began = time.monotonic()
     notes = {
@@ -172,8 +191,8 @@ def install_stage(out: Path) -> None:
     print(f"install: {size / 1e6:.1f} MB in {BUNDLED}")
 
 
-def judge_stage(prompts: Path, *, count: int, temperature: float, nodes: int) -> None:
-    """Tokens per target pass on held-out prompts, with the engine itself."""
+def judge_stage(prompts: Path, folders: dict[str, Path], *, count: int, temperature: float, nodes: int) -> None:
+    """Tokens per target pass on held-out prompts, with the engine itself, of the heads in ``folders``."""
     llm = LLM(method="best-first")  # loads the draft model too, to compare with
     texts: list[list[int]] = []
     for kind in ("story", "chat"):
@@ -185,15 +204,18 @@ def judge_stage(prompts: Path, *, count: int, temperature: float, nodes: int) ->
             texts.append(window[:end])
     params = SamplingParams(max_tokens=96, temperature=temperature, seed=1)
     plain = llm.generate(texts, params, method=llm.compose("plain"))
-    for name in ("best-first", *HEADS):
-        more = {} if name == "best-first" else {"heads": str(BUNDLED / name)}
-        method = llm.compose(name, num_tree_nodes=nodes, **more)
+    for name in ("best-first", *folders):
+        if name == "medusa2":  # the target is another one
+            llm = LLM(str(folders[name] / "target"), method="plain")
+            plain = llm.generate(texts, params)
+        more = {} if name == "best-first" else {"heads": str(folders[name] / "heads" if name == "medusa2" else folders[name])}
+        method = llm.compose("medusa" if name == "medusa2" else name, num_tree_nodes=nodes, **more)
         outputs = llm.generate(texts, params, method=method)
         same = sum(a.token_ids == b.token_ids for a, b in zip(plain, outputs, strict=True))
         kinds = [outputs[:count], outputs[count:]]
         rates = [sum(o.stats.num_tokens for o in part) / sum(o.stats.num_passes for o in part) for part in (outputs, *kinds)]
         found = f"{rates[0]:.2f} tokens per pass (story {rates[1]:.2f}, chat {rates[2]:.2f})"
-        print(f"{name:10} {found}, {same} of {len(texts)} texts equal plain decoding", flush=True)
+        print(f"{name:14} {found}, {same} of {len(texts)} texts equal plain decoding", flush=True)
 
 
 def main() -> None:
@@ -208,9 +230,14 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--nodes", type=int, default=32, help="guesses per round")
     parser.add_argument("--train-seconds", type=float)
+    parser.add_argument("--rounds", type=int, help="of 8192 texts that the target writes")
+    parser.add_argument("--others", action="store_true", help="the heads that are not bundled, and Medusa-2")
     parser.add_argument("--smoke", action="store_true", help="toy scale, to try the code on a CPU")
     arguments = parser.parse_args()
     recipe = smoke_recipe() if arguments.smoke else full_recipe()
+    kinds = OTHERS if arguments.others else HEADS
+    if arguments.rounds:
+        recipe = replace(recipe, rounds=arguments.rounds)
     if arguments.train_seconds:
         recipe = replace(recipe, settings=replace(recipe.settings, max_seconds=arguments.train_seconds))
     for stage in arguments.stage:
@@ -218,11 +245,15 @@ def main() -> None:
         if stage == "write":
             write_stage(arguments.out, recipe)
         elif stage == "train":
-            train_stage(arguments.out, recipe)
+            train_stage(arguments.out, recipe, kinds, joint=arguments.others)
         elif stage == "install":
             install_stage(arguments.out)
         else:
-            judge_stage(arguments.prompts, count=arguments.count, temperature=arguments.temperature, nodes=arguments.nodes)
+            trained = {kind: arguments.out / "heads" / kind for kind in (*OTHERS, "medusa2")}
+            folders = trained if arguments.others else {kind: BUNDLED / kind for kind in HEADS}
+            judge_stage(
+                arguments.prompts, folders, count=arguments.count, temperature=arguments.temperature, nodes=arguments.nodes
+            )
         print(f"{stage}: done in {time.monotonic() - began:.0f} s", flush=True)
 
 

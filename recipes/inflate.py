@@ -136,45 +136,48 @@ class Inflated(TensorSource):
         if kind == "lm_head":
             return self._head()
         if kind.endswith("norm"):
-            return self._norm(name)
+            return self.norm(name, is_added=_is_added(name, self.small.num_layers))
         layer = int(name.split(".")[2])
-        rows, columns = _ROWS[kind](self), _COLUMNS[kind](self)
-        return self._matrix(name if layer < self.small.num_layers else None, kind, rows=rows, columns=columns)
+        rows, columns = ROWS[kind](self), COLUMNS[kind](self)
+        return self.matrix(name if layer < self.small.num_layers else None, kind, rows=rows, columns=columns)
 
-    def _noise(self, *shape: int) -> Tensor:
+    def noise(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device).normal_(0.0, _NOISE, generator=self._generator)
 
-    def _small(self, name: str) -> Tensor:
+    def small_tensor(self, name: str) -> Tensor:
         return self._source.read(name).to(self._device, torch.float32)
 
     def _embedding(self) -> Tensor:
-        small, size = self._small("model.embed_tokens.weight"), self.small.hidden_size
-        matrix = self._noise(self.shape.vocab, self.shape.hidden)
+        small, size = self.small_tensor("model.embed_tokens.weight"), self.small.hidden_size
+        matrix = self.noise(self.shape.vocab, self.shape.hidden)
         matrix[: len(small)] = 0
         matrix[: len(small), :size] = small.to(self._dtype)
         matrix[: len(small), size] = _constant(self.small.norm_eps, size)
         return matrix
 
     def _head(self) -> Tensor:
-        small, size = self._small("model.embed_tokens.weight" if self._tied else "lm_head.weight"), self.small.hidden_size
-        matrix = self._noise(self.shape.vocab, self.shape.hidden)
+        return self.readout("model.embed_tokens.weight" if self._tied else "lm_head.weight", self.shape.vocab)
+
+    def readout(self, name: str, num_tokens: int) -> Tensor:
+        """An output matrix of ``num_tokens`` rows; those beyond the small one's are pushed down."""
+        small, size = self.small_tensor(name), self.small.hidden_size
+        matrix = self.noise(num_tokens, self.shape.hidden)
         matrix[: len(small), : size + 1] = 0
         matrix[: len(small), :size] = small.to(self._dtype)
         matrix[len(small) :, size] = -_PUSH
         return matrix
 
-    def _norm(self, name: str) -> Tensor:
+    def norm(self, name: str, *, is_added: bool = False) -> Tensor:
         size = self.small.hidden_size
-        weight = 1 + self._noise(self.shape.hidden)
-        is_added = name.startswith("model.layers.") and int(name.split(".")[2]) >= self.small.num_layers
+        weight = 1 + self.noise(self.shape.hidden)
         if not is_added:
-            weight[:size] = (self._small(name) * math.sqrt(size / self.shape.hidden)).to(self._dtype)
-        weight[size] = _CONSTANT_NORM if name == "model.norm.weight" else 1.0
+            weight[:size] = (self.small_tensor(name) * math.sqrt(size / self.shape.hidden)).to(self._dtype)
+        weight[size] = _CONSTANT_NORM if name in ("model.norm.weight", "norm.weight") else 1.0
         return weight
 
-    def _matrix(self, name: str | None, kind: str, *, rows: _Rows, columns: _Columns) -> Tensor:
+    def matrix(self, name: str | None, kind: str, *, rows: Rows, columns: Columns) -> Tensor:
         """Noise, zero where a live input meets an output that counts, the small matrix in its place."""
-        matrix = self._noise(rows.count, columns.count)
+        matrix = self.noise(rows.count, columns.count)
         if name is None and kind in ("o_proj", "down_proj"):
             return matrix  # an added layer: its inputs are zero
         blind = rows.zero if name is not None else rows.zero_in_added
@@ -182,7 +185,7 @@ class Inflated(TensorSource):
         if name is None:
             return matrix
         matrix[_grid(rows.real, columns.live)] = 0
-        small = self._small(name)[rows.source][:, columns.source] * rows.scale * columns.scale
+        small = self.small_tensor(name)[rows.source][:, columns.source] * rows.scale * columns.scale
         matrix[_grid(rows.real, columns.real)] = small.to(self._dtype)
         return matrix
 
@@ -205,7 +208,7 @@ class Inflated(TensorSource):
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class Rows:
     """Outputs of a matrix."""
 
     count: int
@@ -220,7 +223,7 @@ class _Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class _Columns:
+class Columns:
     """Inputs of a matrix."""
 
     count: int
@@ -229,6 +232,10 @@ class _Columns:
     live: Tensor
     """Inputs that may differ from zero."""
     scale: float = 1.0
+
+
+def _is_added(name: str, num_layers: int) -> bool:
+    return name.startswith("model.layers.") and int(name.split(".")[2]) >= num_layers
 
 
 def _grid(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,60 +255,60 @@ def _others(count: int, taken: Tensor) -> Tensor:
     return free.nonzero()[:, 0]
 
 
-def _query_rows(model: Inflated) -> _Rows:
+def _query_rows(model: Inflated) -> Rows:
     small, big = model.small, model.shape
     heads, sources = model.query_heads()
     real = _slots(heads, model.rotated_dims(), big.head_dim)
     source = _slots(sources, torch.arange(small.head_dim), small.head_dim)
-    return _Rows(big.heads * big.head_dim, real, source, _NONE, _NONE, scale=math.sqrt(big.head_dim / small.head_dim))
+    return Rows(big.heads * big.head_dim, real, source, _NONE, _NONE, scale=math.sqrt(big.head_dim / small.head_dim))
 
 
-def _key_rows(model: Inflated) -> _Rows:
+def _key_rows(model: Inflated) -> Rows:
     small, big = model.small, model.shape
     heads = torch.arange(small.num_kv_heads)
     real = _slots(heads, model.rotated_dims(), big.head_dim)
     source = torch.arange(small.num_kv_heads * small.head_dim)
     zero = _others(small.num_kv_heads * big.head_dim, real)  # dimensions of a real head that it did not have
-    return _Rows(big.kv_heads * big.head_dim, real, source, zero, _NONE)
+    return Rows(big.kv_heads * big.head_dim, real, source, zero, _NONE)
 
 
-def _value_rows(model: Inflated) -> _Rows:
+def _value_rows(model: Inflated) -> Rows:
     small, big = model.small, model.shape
     count = big.kv_heads * big.head_dim
     real = _slots(torch.arange(small.num_kv_heads), torch.arange(small.head_dim), big.head_dim)
     source = torch.arange(small.num_kv_heads * small.head_dim)
-    return _Rows(count, real, source, _others(count, real), torch.arange(count))
+    return Rows(count, real, source, _others(count, real), torch.arange(count))
 
 
-def _hidden_rows(model: Inflated) -> _Rows:
+def _hidden_rows(model: Inflated) -> Rows:
     real = torch.arange(model.small.hidden_size)
-    return _Rows(model.shape.hidden, real, real, torch.arange(len(real), model.shape.hidden), _NONE)
+    return Rows(model.shape.hidden, real, real, torch.arange(len(real), model.shape.hidden), _NONE)
 
 
-def _mlp_rows(model: Inflated, *, blind: bool) -> _Rows:
+def _mlp_rows(model: Inflated, *, blind: bool) -> Rows:
     count, real = model.shape.mlp, torch.arange(model.small.mlp_size)
-    return _Rows(count, real, real, torch.arange(len(real), count) if blind else _NONE, torch.arange(count) if blind else _NONE)
+    return Rows(count, real, real, torch.arange(len(real), count) if blind else _NONE, torch.arange(count) if blind else _NONE)
 
 
-def _hidden_columns(model: Inflated) -> _Columns:
+def _hidden_columns(model: Inflated) -> Columns:
     real = torch.arange(model.small.hidden_size)
-    return _Columns(model.shape.hidden, real, real, torch.arange(len(real) + 1))
+    return Columns(model.shape.hidden, real, real, torch.arange(len(real) + 1))
 
 
-def _head_columns(model: Inflated) -> _Columns:
+def _head_columns(model: Inflated) -> Columns:
     small, big = model.small, model.shape
     heads, sources = model.query_heads()
     dims = torch.arange(small.head_dim)
     real, source = _slots(heads, dims, big.head_dim), _slots(sources, dims, small.head_dim)
-    return _Columns(big.heads * big.head_dim, real, source, real, scale=1 / model.repeats())
+    return Columns(big.heads * big.head_dim, real, source, real, scale=1 / model.repeats())
 
 
-def _mlp_columns(model: Inflated) -> _Columns:
+def _mlp_columns(model: Inflated) -> Columns:
     real = torch.arange(model.small.mlp_size)
-    return _Columns(model.shape.mlp, real, real, real)
+    return Columns(model.shape.mlp, real, real, real)
 
 
-_ROWS = {
+ROWS = {
     "q_proj": _query_rows,
     "k_proj": _key_rows,
     "v_proj": _value_rows,
@@ -310,7 +317,7 @@ _ROWS = {
     "up_proj": lambda model: _mlp_rows(model, blind=True),
     "down_proj": _hidden_rows,
 }
-_COLUMNS = {
+COLUMNS = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), _hidden_columns),
     "o_proj": _head_columns,
     "down_proj": _mlp_columns,

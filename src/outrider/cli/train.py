@@ -21,7 +21,7 @@ from outrider.core.interfaces import Target
 from outrider.core.params import SamplingParams
 from outrider.models.heads import HEAD_KINDS, new_head
 from outrider.models.heads.ends import read_target
-from outrider.models.heads.folder import new_config, signature_of
+from outrider.models.heads.folder import SHAPES, new_config, signature_of
 from outrider.models.load import load_model, local_path
 from outrider.train.data import Corpus, Document, read_documents
 from outrider.train.distill import DISTILL_KINDS, DistillSettings, new_distillation
@@ -30,12 +30,17 @@ from outrider.train.objective import HeadObjective, HeadSettings, Objective
 from outrider.train.provenance import training_notes
 from outrider.train.regenerate import prompts_of, regenerate
 
-_SHAPES = ("num_heads", "num_blocks", "own_readouts", "prefix", "intermediate_size", "draft_vocab_size", "taps")
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "medusa": {"num_heads": 4},
     "hydra": {"num_heads": 4, "num_blocks": 4, "prefix": True},
     "eagle1": {"num_depths": 3, "feature_weight": 0.5, "noise": 0.02},
     "eagle3": {"num_depths": 5},
+    "mlp-speculator": {"num_heads": 4},
+    "redrafter": {"num_depths": 5, "num_blocks": 2},
+    "mtp": {"num_heads": 4},
+    "mtp-parallel": {"num_heads": 4},
+    "l-mtp": {"num_heads": 4, "stride": 2},
+    "p-eagle": {"num_heads": 5, "num_depths": 5, "num_layers": 2},
 }
 
 
@@ -116,7 +121,7 @@ def _filled(kind: Any, given: dict[str, Any], defaults: dict[str, Any]) -> Any:
 def _check_options(given: dict[str, Any], kinds: list[str]) -> None:
     own: tuple[Any, ...] = (HeadSettings,) if kinds[0] in HEAD_KINDS else (DistillSettings,)
     valid = {item.name for kind in (Settings, *own) for item in fields(kind)} | (
-        set(_SHAPES) if kinds[0] in HEAD_KINDS else set()
+        set(SHAPES) if kinds[0] in HEAD_KINDS else set()
     )
     bad = next((name for name in given if name not in valid), None)
     if bad is not None:
@@ -131,7 +136,7 @@ def _objective(
         return new_distillation(kind, target, draft=arguments.draft, reference=arguments.reference, settings=settings)
     defaults = {**_DEFAULTS[kind], **given}
     raw, ends = read_target(name)
-    changes = {key: defaults[key] for key in _SHAPES if key in defaults}
+    changes = {key: defaults[key] for key in SHAPES if key in defaults}
     config = new_config(kind, raw, **changes)
     config = replace(config, signature=signature_of(target, config.hidden_size))
     settings = _filled(HeadSettings, defaults, {})

@@ -14,8 +14,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, Protocol, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Target
 from outrider.models.heads import Head, Packed, save_head
 from outrider.models.heads.eagle import EagleHead
 from outrider.train.data import Document
@@ -57,6 +57,15 @@ class Outcome:
             alive = asked & hit
             found.append(torch.stack([alive.sum(), asked.sum()]))
         return torch.stack(found)
+
+
+class Teacher(Protocol):
+    """Whose laws are learned: any target."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 class Objective(ABC):
@@ -108,7 +117,7 @@ class HeadObjective(Objective):
     def __init__(
         self,
         head: Head,
-        target: Target,
+        target: Teacher,
         settings: HeadSettings | None = None,
         *,
         compiled: bool = False,
@@ -123,7 +132,7 @@ class HeadObjective(Objective):
         self._chunk_len = max(1, chunk // head.config.vocab_size)
         whole = head.config.draft_vocab_size == head.config.vocab_size
         self._ids = None if whole else head.target_ids.to(target.device)
-        self._compare: Callable[..., tuple[Tensor, Tensor]] = _comparison(divergence(self.settings.loss))
+        self._compare: Callable[..., tuple[Tensor, Tensor]] = comparison(divergence(self.settings.loss))
         if compiled:
             self._compare = torch.compile(self._compare, dynamic=False)
 
@@ -152,21 +161,8 @@ class HeadObjective(Objective):
 
     def _depth(self, batch: Packed, depth: int, states: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """Mean divergence over valid places, and the hits."""
-        last = batch.shifted(batch.last, depth + 1).flatten(0, 1)
-        flat, mask = states.flatten(0, 1), valid.flatten()
-        size = self._chunk_len
-        total, hits = states.new_zeros((), dtype=torch.float32), list[Tensor]()
-        for begin in range(0, len(flat), size):
-            part = slice(begin, begin + size)
-            pieces = (flat[part], last[part], mask[part])
-            loss, hit = self._again(depth, *pieces) if self._recompute else self._chunk(depth, *pieces)
-            total = total + loss
-            hits.append(hit)
-        return total / mask.sum().clamp(min=1), torch.cat(hits).view_as(valid)
-
-    def _again(self, depth: int, *pieces: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, computed once more in the backward pass."""
-        return cast("tuple[Tensor, Tensor]", checkpoint(self._chunk, depth, *pieces, use_reentrant=False))
+        last = batch.shifted(batch.last, depth + 1)
+        return in_chunks(partial(self._chunk, depth), states, last, valid, size=self._chunk_len, recompute=self._recompute)
 
     def _chunk(self, depth: int, states: Tensor, last: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -182,7 +178,24 @@ class HeadObjective(Objective):
         return (distance * valid).sum() / valid.sum().clamp(min=1)
 
 
-def _comparison(loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+def in_chunks(
+    compare: Callable[..., tuple[Tensor, Tensor]], states: Tensor, last: Tensor, valid: Tensor, *, size: int, recompute: bool
+) -> tuple[Tensor, Tensor]:
+    """Mean loss over valid places and [R, L] hits, of ``compare(states, last, mask)`` for ``size`` places at a time; with
+    ``recompute`` once more in the backward pass."""
+    flat, other, mask = states.flatten(0, 1), last.flatten(0, 1), valid.flatten()
+    total, hits = states.new_zeros((), dtype=torch.float32), list[Tensor]()
+    for begin in range(0, len(flat), size):
+        part = slice(begin, begin + size)
+        pieces = (flat[part], other[part], mask[part])
+        found = checkpoint(compare, *pieces, use_reentrant=False) if recompute else compare(*pieces)
+        loss, hit = cast("tuple[Tensor, Tensor]", found)
+        total = total + loss
+        hits.append(hit)
+    return total / mask.sum().clamp(min=1), torch.cat(hits).view_as(valid)
+
+
+def comparison(loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     def compare(logits: Tensor, teacher: Tensor, mask: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sum of the losses at places of the mask, and where the likeliest tokens agree. Places whose likeliest token the draft
         cannot say teach nothing."""

@@ -1,9 +1,9 @@
-"""Trained draft heads: small modules that read the target's hidden states (Medusa, Hydra, EAGLE-1, EAGLE-3)."""
+"""Trained draft heads: small modules that read the target's hidden states (Medusa, Hydra, EAGLE and others: ``KINDS``)."""
 
 from __future__ import annotations
 
-from outrider.models.heads.config import HEAD_KINDS, HeadConfig
+from outrider.models.heads.config import HEAD_KINDS, KINDS, HeadConfig
 from outrider.models.heads.folder import load_head, new_head, save_head
 from outrider.models.heads.head import Head, Packed
 
-__all__ = ["HEAD_KINDS", "Head", "HeadConfig", "Packed", "load_head", "new_head", "save_head"]
+__all__ = ["HEAD_KINDS", "KINDS", "Head", "HeadConfig", "Packed", "load_head", "new_head", "save_head"]

@@ -75,6 +75,7 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 HEAD_KINDS = tuple(KINDS)
+_MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 _ARCHITECTURES = {name: kind for kind, facts in KINDS.items() for name in facts.architectures}
 _MODEL_TYPES = {facts.model_type: kind for kind, facts in KINDS.items() if facts.model_type != "llama"}
 
@@ -164,8 +165,10 @@ def head_config(raw: Mapping[str, Any], *, origin: str, num_layers: int = 0) -> 
 def _kind_of(raw: Mapping[str, Any], origin: str) -> str:
     names: Sequence[str] = raw.get("architectures") or ()
     kind = next((_ARCHITECTURES[name] for name in names if name in _ARCHITECTURES), None)
-    if kind is None or raw.get("speculators_model_type") == "peagle":
-        kind = "p-eagle" if kind else _MODEL_TYPES.get(str(raw.get("model_type")))
+    if kind == "eagle3" and {"pard_token", "ptd_token_id"} & set(raw):
+        kind = "p-eagle"  # vLLM tells it by the token alone
+    if kind is None:
+        kind = _MODEL_TYPES.get(str(raw.get("model_type")))
     if kind is None:
         raise ModelError(
             f"{origin}: config.json describes {', '.join(names) or 'nothing known'}, which are no draft heads; "
@@ -190,7 +193,7 @@ def _read(raw: Mapping[str, Any], own: Mapping[str, Any], kind: str, num_layers:
         draft_vocab_size=int(raw.get("draft_vocab_size") or raw["vocab_size"]),
         taps=tuple(int(tap) for tap in taps),
         target_layers=layers or max(taps, default=0),
-        num_depths=int(raw[facts.counted_by]) if facts.counted_by else None,
+        num_depths=int(raw[facts.counted_by]) if facts.counted_by and not (kind == "p-eagle" and not own) else None,
         num_blocks=int(own.get("num_blocks") or raw.get("medusa_num_layers") or raw.get("num_draft_layers") or 1),
         own_readouts=bool(own.get("own_readouts", True)),
         prefix=bool(own.get("prefix", False)),
@@ -200,7 +203,7 @@ def _read(raw: Mapping[str, Any], own: Mapping[str, Any], kind: str, num_layers:
         tie_stages=bool(raw.get("tie_weights", False)),
         scale_input=bool(raw.get("scale_input", False)),
         stride=int(own.get("stride", 1)),
-        mask_token=int(raw.get("mask_token_id") or 0),
+        mask_token=int(next((raw[key] for key in _MASKS if raw.get(key) is not None), 0)),
         norm_eps=float(raw.get("rms_norm_eps", 1e-5)),
         tied=bool(own.get("tied", False)),
         signature=tuple(own.get("signature", ())),

@@ -1,8 +1,9 @@
 """Heads as other engines read them.
 
-    vllm          EAGLE-3, EAGLE-1, Medusa in vLLM's plain formats; SGLang reads the EAGLE-3 one too
+    vllm          EAGLE-3, EAGLE-1, P-EAGLE, Medusa, MLP speculator in vLLM's plain formats; SGLang reads the EAGLE-3 one too
     sglang        EAGLE-1 with the name and the bias SGLang wants
     speculators   EAGLE-3 in the format of the speculators package, which vLLM serves by itself
+    apple         ReDrafter as Apple's recurrent drafting reads it; embedding and hidden states are the target's
 
 Layer ids are the great trap: vLLM counts states *entering* a layer, SGLang layer *outputs*. Default layers are written
 without ids, as both then take the same ones; others with both spellings. An output matrix is always written: engines guess
@@ -26,9 +27,10 @@ from outrider.models.heads.folder import replace_file
 from outrider.models.heads.head import Head
 
 FORMATS: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("eagle3", "eagle1", "medusa"),
+    "vllm": ("eagle3", "eagle1", "p-eagle", "medusa", "mlp-speculator"),
     "sglang": ("eagle3", "eagle1"),
     "speculators": ("eagle3",),
+    "apple": ("redrafter",),
 }
 
 
@@ -47,24 +49,80 @@ def export_head(head: Head, out: Path, *, form: str, target_name: str = "target"
 
 
 def _parts(head: Head, form: str, target_name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """``config.json`` and tensors."""
     state = {name: _plain(tensor) for name, tensor in head.state_dict().items()}
-    if head.config.kind == "medusa":
-        return _medusa_config(head), {k: v for k, v in state.items() if k.startswith(("blocks.", "lm_heads."))}
     raw = {key: value for key, value in head.config.raw.items() if key != "outrider"}
-    if head.config.kind == "eagle1":
-        names = {"vllm": "LlamaForCausalLM", "sglang": "LlamaForCausalLMEagle"}
-        raw = {key: value for key, value in raw.items() if key != "draft_vocab_size"}
-        kept = {k: v for k, v in state.items() if k.startswith(("fc.", "layers.", "embed_tokens."))}
-        if form == "sglang":  # its fc always has a bias, left as it is in memory if the file has none
-            kept["fc.bias"] = torch.zeros(head.config.hidden_size, dtype=kept["fc.weight"].dtype)
-        return {**raw, "architectures": [names[form]]}, kept
+    match head.config.kind:
+        case "medusa":
+            return _medusa_config(head), _only(state, "blocks.", "lm_heads.")
+        case "mlp-speculator":
+            return _whole_vocabulary(head, _mlp_config(head)), _only(state, "emb.", "proj.", "head.", "ln.")
+        case "redrafter":
+            return _whole_vocabulary(head, _redrafter_config(head)), _redrafter_tensors(state, head.config.num_blocks)
+        case "eagle1":
+            return _eagle1(head, form, raw, _only(state, "fc.", "layers.", "embed_tokens."))
+        case _:
+            return _eagle3(head, form, raw, state, target_name=target_name)
+
+
+def _only(state: Mapping[str, Tensor], *beginnings: str) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in state.items() if name.startswith(beginnings)}
+
+
+def _whole_vocabulary(head: Head, config: dict[str, Any]) -> dict[str, Any]:
+    if head.config.draft_vocab_size != head.config.vocab_size:
+        raise OptionError(
+            f"{head.config.kind} heads with a reduced vocabulary have no other format; train them with all tokens"
+        )
+    return config
+
+
+def _eagle1(head: Head, form: str, raw: Mapping[str, Any], kept: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    names = {"vllm": "LlamaForCausalLM", "sglang": "LlamaForCausalLMEagle"}
+    raw = {key: value for key, value in raw.items() if key != "draft_vocab_size"}
+    if form == "sglang":  # its fc always has a bias, left as it is in memory if the file has none
+        kept["fc.bias"] = torch.zeros(head.config.hidden_size, dtype=kept["fc.weight"].dtype)
+    return {**raw, "architectures": [names[form]]}, kept
+
+
+def _eagle3(
+    head: Head, form: str, raw: Mapping[str, Any], state: dict[str, Tensor], *, target_name: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """And P-EAGLE, which is the same with more layers and what stands in the open places."""
     known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
     known[head.target_ids.cpu()] = True
     state["t2d"] = known
     if form == "speculators":
         renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in state.items()}
         return _speculators_config(head, raw, target_name), renamed
-    return {**raw, "architectures": ["LlamaForCausalLMEagle3"], **_layer_ids(head)}, state
+    config = {**raw, "architectures": ["LlamaForCausalLMEagle3"], **_layer_ids(head)}
+    if head.config.kind == "p-eagle":
+        mask = head.config.mask_token
+        config |= {"num_hidden_layers": head.config.num_layers, "mask_token_id": mask, "ptd_token_id": mask, "pard_token": mask}
+    return config, state
+
+
+def _mlp_config(head: Head) -> dict[str, Any]:
+    keys = ("vocab_size", "emb_dim", "inner_dim", "n_predict", "top_k_tokens_per_head", "n_candidates", "tie_weights")
+    own = {key: head.config.raw[key] for key in (*keys, "scale_input") if key in head.config.raw}
+    return {"model_type": "mlp_speculator", "architectures": ["MLPSpeculatorPreTrainedModel"], **own}
+
+
+def _redrafter_config(head: Head) -> dict[str, Any]:
+    config = head.config
+    sizes = {"hidden_size": config.hidden_size, "exit_dim": config.inner_size or 2 * config.hidden_size}
+    own = {"model_type": "recurrent_drafting_drafter", "architectures": ["Drafter"], "vocab_size": config.vocab_size}
+    return {**own, **sizes, "num_draft_layers": config.num_blocks, "rnn": True}
+
+
+def _redrafter_tensors(state: Mapping[str, Tensor], num_blocks: int) -> dict[str, Tensor]:
+    """Blocks and output matrix are one sequence there."""
+    kept = _only(state, "rnn_", "input_proj.")
+    for name, tensor in _only(state, "blocks.").items():
+        _, _, layer, part = name.split(".")
+        kept[f"lm_head.{layer}.linear.{part}"] = tensor
+    kept[f"lm_head.{num_blocks}.weight"] = state["lm_head.weight"]
+    return kept
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -73,7 +131,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _layer_ids(head: Head) -> dict[str, Any]:
     taps = head.config.taps
-    if taps == default_taps("eagle3", head.config.target_layers):
+    if taps == default_taps(head.config.kind, head.config.target_layers):
         return {}
     nested = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in taps]}
     return {"eagle_aux_hidden_state_layer_ids": list(taps), "eagle_config": nested, "num_aux_hidden_states": len(taps)}

@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.models.heads.config import HeadConfig, default_taps, head_config
+from outrider.models.heads.config import KINDS, HeadConfig, default_taps, head_config
 from outrider.models.heads.folder import module_of
-from outrider.models.heads.legacy import legacy_names
+from outrider.models.heads.legacy import legacy_names, spread_tied
 from outrider.models.load import read_config
 from outrider.models.weights import SafetensorsFolder
-
-_ENDS = ("embed_tokens.weight", "target_norm.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,8 @@ def inspect_folder(folder: Path) -> Report:
     source = SafetensorsFolder(folder)
     tensors = {ours: source.read(theirs) for ours, theirs in legacy_names(source.names, config.kind).items()}
     report = Report(_facts(config, tensors))
+    if config.tie_stages:
+        tensors = spread_tied(tensors, module_of(config).state_dict())
     _check_shapes(config, raw, tensors, report)
     _check_vocabulary(config, tensors, report)
     _check_layers(config, raw, report)
@@ -58,17 +58,13 @@ def _facts(config: HeadConfig, tensors: dict[str, Tensor]) -> dict[str, Any]:
         "reads": f"states entering layers {list(config.taps)} of {config.target_layers} (the last number: after all)",
         "layer": None if layer is None else f"{layer.num_heads} heads of {layer.head_dim}, MLP {layer.mlp_size}",
         "rope_theta": None if layer is None else layer.ropes[0].theta,
-        "served by": {
-            "eagle3": "outrider, vLLM, SGLang (export vllm), speculators (export speculators)",
-            "eagle1": "outrider, vLLM (export vllm), SGLang (export sglang)",
-            "medusa": "outrider, vLLM (export vllm)",
-            "hydra": "outrider",
-        }[config.kind],
+        "served by": KINDS[config.kind].served_by,
     }
 
 
 def _check_shapes(config: HeadConfig, raw: dict[str, Any], tensors: dict[str, Tensor], report: Report) -> None:
-    wanted = module_of(config).state_dict()
+    module = module_of(config)
+    wanted = module.state_dict()
     shared = bool(raw.get("outrider", {}).get("ends"))
     for name, tensor in wanted.items():
         if name in tensors:
@@ -76,7 +72,7 @@ def _check_shapes(config: HeadConfig, raw: dict[str, Any], tensors: dict[str, Te
                 report.problems.append(
                     f"{name} has shape {list(tensors[name].shape)}, config.json asks for {list(tensor.shape)}"
                 )
-        elif name in _ENDS and not (name == "lm_head.weight" and config.kind == "eagle3"):
+        elif name in module.frozen:
             where = "the target's folder" if shared else "the target; option ends names its folder"
             report.notes.append(f"{name} is left to {where}")
         elif name != "d2t":
@@ -108,10 +104,13 @@ def _check_vocabulary(config: HeadConfig, tensors: dict[str, Tensor], report: Re
 
 
 def _check_layers(config: HeadConfig, raw: dict[str, Any], report: Report) -> None:
-    if config.kind == "eagle3" and config.taps != default_taps("eagle3", config.target_layers):
+    several = KINDS[config.kind].num_taps > 1
+    if several and config.taps and config.taps != default_taps(config.kind, config.target_layers):
         report.notes.append("layers are not the default ones: engines count them differently, export writes both spellings")
     if raw.get("norm_before_residual", "speculators_model_type" in raw):
         report.problems.append("norm_before_residual is on: the residual is the normed state, which is not supported here")
+    if config.kind == "redrafter" and raw.get("rnn") is False:
+        report.problems.append("rnn is off: the state is a plain sum of embeddings, which is not supported here")
     for key in ("norm_before_fc", "fc_norm", "norm_output"):
         if raw.get(key):
             report.problems.append(f"{key} is on, which is not supported here: acceptance would be poor without an error")

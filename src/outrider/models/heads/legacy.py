@@ -42,6 +42,8 @@ def _ours(name: str, kind: str) -> str:
     name = name.removeprefix("model.").removeprefix("speculator.")
     if kind == "eagle3" and name.startswith("layers.0."):
         return "midlayer." + name.removeprefix("layers.0.")
+    if kind == "p-eagle" and name.startswith("midlayer."):
+        return "layers.0." + name.removeprefix("midlayer.")
     if kind == "redrafter" and (found := _REDRAFTER.fullmatch(name)):
         layer, linear, part = found.groups()
         return f"blocks.layers.{layer}.{part}" if linear else f"lm_head.{part}"

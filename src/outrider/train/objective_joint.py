@@ -1,0 +1,148 @@
+"""Medusa-2: heads and target learn together, so that the target's states say more about what comes.
+
+The heads alone learn first (the target is as it was); then both do, and a second loss holds the target to what it said before:
+its own laws, not the text's (Cai et al. 2024, arXiv 2401.10774: warm-up, self-distillation, LoRA or all weights).
+
+    loss = D(p_before, p) + weight * ramp * sum_k decay^k D(p(t + 1 + k), q_k(t)),        p: the target as it is now
+
+What comes out is a *changed target* and heads for it. Decoding with them is lossless against the changed target, not against
+the one that training began with; how far apart they are is written beside both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from outrider.core.errors import ModelError, OptionError
+from outrider.core.interfaces import Target
+from outrider.models.heads import Packed, new_head, save_head
+from outrider.models.heads.ends import Ends
+from outrider.models.heads.folder import new_config, signature_of
+from outrider.models.heads.medusa import MedusaHead
+from outrider.train.data import Document
+from outrider.train.divergence import divergence
+from outrider.train.draft_lm import DraftLM
+from outrider.train.lora import add_adapters, merged_state
+from outrider.train.objective import HeadObjective, HeadSettings, Objective, Outcome, comparison, in_chunks
+
+JOINT_KINDS = ("medusa2",)
+_CHUNK = 1 << 24
+
+
+@dataclass(frozen=True)
+class JointSettings:
+    """How heads and target learn together."""
+
+    num_heads: int = 4
+    decay: float = 0.8
+    loss: str = "forward"
+    head_warmup: int = 200
+    """Steps in which only the heads learn."""
+    head_weight: float = 0.2
+    """Of the heads' loss, reached as many steps after the warm-up as it lasted."""
+    lora_rank: int = 16
+    """Of the target's adapters; 0 trains all of its weights."""
+
+    def __post_init__(self) -> None:
+        divergence(self.loss)
+        if self.num_heads < 1 or self.head_warmup < 0 or self.head_weight < 0 or self.lora_rank < 0 or not 0 < self.decay <= 1:
+            found = f"num_heads = {self.num_heads}, head_warmup = {self.head_warmup}, head_weight = {self.head_weight}"
+            found += f", lora_rank = {self.lora_rank}, decay = {self.decay}"
+            raise OptionError(f"{found} are not valid; use at least one head, a decay up to 1, nothing negative")
+
+
+class JointModule(nn.Module):
+    """The target that learns, and its heads."""
+
+    def __init__(self, model: DraftLM, head: MedusaHead) -> None:
+        super().__init__()
+        self.model, self.head = model, head
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.d2t.device
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's as it is now."""
+        return self.model.logits(self.model.model.norm(hidden))
+
+
+@final
+class JointObjective(Objective):
+    """Both losses of Medusa-2."""
+
+    taps = ()
+
+    def __init__(self, model: DraftLM, target: Target, settings: JointSettings | None = None) -> None:
+        """``target`` is the model that training begins with, whose laws are kept."""
+        self.name, self.target, self.settings = "medusa2", target, settings or JointSettings()
+        settings = self.settings
+        norm, readout = model.model.norm.weight.data, model.readout.data
+        config = new_config("medusa", model.raw, num_heads=settings.num_heads)
+        head = new_head(config, Ends(readout.cpu(), norm.cpu(), readout.cpu(), tied=False)).to(norm.device)
+        assert isinstance(head, MedusaHead)
+        if settings.lora_rank:
+            add_adapters(model, settings.lora_rank)
+        self.module = JointModule(model, head)
+        shared = HeadSettings(num_depths=settings.num_heads, decay=settings.decay, loss=settings.loss)
+        self._heads = HeadObjective(head, self.module, shared)
+        self._compare = comparison(divergence(settings.loss))
+        self._step = 0
+        self.distance = 0.0
+        """Between the laws before and now, on the last texts."""
+
+    def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
+        self._step = step
+        return documents
+
+    @property
+    def weight(self) -> float:
+        """Of the heads' loss, where the target learns too."""
+        warmup = self.settings.head_warmup
+        return self.settings.head_weight * min(1.0, (self._step - warmup + 1) / max(1, warmup))
+
+    def __call__(self, batch: Packed) -> Outcome:
+        module, only_heads = self.module, self._step < self.settings.head_warmup
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not only_heads):
+            *_, states = module.model.climb(batch)
+        module.head.target_norm.weight.data.copy_(module.model.model.norm.weight.data)
+        seen = Packed(batch.tokens, states, states.detach(), batch.segments, batch.positions, batch.supervised)
+        heads = self._heads(seen)
+        if only_heads:
+            return heads
+        size = max(1, _CHUNK // self.target.vocab_size)
+        kept, _ = in_chunks(self._kept, states, batch.last, batch.valid(0), size=size, recompute=True)
+        self.distance = float(kept.detach())
+        return Outcome(kept + self.weight * heads.loss, heads.hits, heads.valid)
+
+    def _kept(self, states: Tensor, last: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            before = self.target.logits(last)
+        return self._compare(self.module.logits(states), before, mask, None)
+
+    def save(self, folder: Path, notes: dict[str, Any]) -> None:
+        """``folder/target`` and ``folder/heads``."""
+        model = self.module.model
+        plain = DraftLM(model.config, model.raw, model.origin).to(self.module.device)
+        plain.load_state_dict(merged_state(model))
+        distance = f"{self.settings.loss} distance of its laws {self.distance:.4f}"
+        changed = f"changed from {model.origin.name} by joint training; {distance}"
+        plain.save(folder / "target", {**notes, "target": changed})
+        head = self.module.head
+        signature = signature_of(plain.frozen(), model.config.hidden_size)
+        head.config = replace(head.config, signature=signature)
+        save_head(head, folder / "heads", notes={**notes, "target": f"../target, {changed}"})
+
+
+def new_joint(name: str, target: Target, settings: JointSettings) -> JointObjective:
+    """The objective for the target in a folder."""
+    model = DraftLM.load(name, target.device)
+    if model.config.vocab_size != target.vocab_size:
+        raise ModelError(f"{name} has {model.config.vocab_size} tokens and the target {target.vocab_size}; use the same model")
+    return JointObjective(model, target, settings)
