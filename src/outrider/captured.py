@@ -20,8 +20,10 @@ from outrider.core.request import Request
 from outrider.core.trace import Observer
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.draft_tree import DraftTree
+from outrider.drafters.eagle import Eagle
 from outrider.drafters.ngram import PromptLookup
 from outrider.drafters.null import NullDrafter
+from outrider.drafters.tree_shape import TreeShape
 from outrider.engine.generate import Progress, run
 from outrider.engine.step import Engine
 from outrider.policies.adaptive import Adaptive
@@ -30,6 +32,7 @@ from outrider.policies.heuristic import Heuristic
 
 if TYPE_CHECKING:
     from outrider.engine.graphs import RoundGraphs
+    from outrider.models.gpu.decoder import FastDecoder
 
 
 @final
@@ -74,19 +77,23 @@ def captured(method: Method, target: Target) -> RoundGraphs | None:
         return None
     if isinstance(method.drafter, NullDrafter):
         return RoundGraphs(target, None, policy, most_guesses=0)
-    drafter = _twin(method.drafter, policy)
+    drafter = _twin(method.drafter, policy, target)
     most = policy.options.num_draft_tokens
     return None if drafter is None else RoundGraphs(target, drafter, policy, most_guesses=most)
 
 
-def _twin(drafter: Drafter, policy: Fixed | Adaptive | Heuristic) -> DeviceDrafter | None:
+def _twin(drafter: Drafter, policy: Fixed | Adaptive | Heuristic, target: FastDecoder) -> DeviceDrafter | None:
     from outrider.models.gpu.branches import DeviceTree
     from outrider.models.gpu.chain import DeviceChain
     from outrider.models.gpu.decoder import FastDecoder
+    from outrider.models.gpu.eagle import DeviceEagle
     from outrider.models.gpu.lookup import DeviceLookup
 
     if isinstance(drafter, PromptLookup):
         return DeviceLookup(min_ngram=drafter.options.min_ngram, max_ngram=drafter.options.max_ngram)
+    if isinstance(drafter, Eagle) and drafter.static_tree is not None and isinstance(policy, Fixed):
+        tree = _cut(drafter.static_tree, policy)
+        return DeviceEagle(drafter.head, target, parents=tree.parents, ranks=_ranks(tree))
     if not isinstance(drafter, DraftModel | DraftTree) or drafter.draws is not Draws.DETERMINISTIC:
         return None
     model = drafter.model
@@ -96,7 +103,14 @@ def _twin(drafter: Drafter, policy: Fixed | Adaptive | Heuristic) -> DeviceDraft
         return DeviceChain(model, vocab_size=drafter.vocab_size)
     if not isinstance(policy, Fixed) or not drafter.drawing.perturb:  # a captured tree has one shape
         return None
+    tree = _cut(drafter.tree, policy)
+    return DeviceTree(model, vocab_size=drafter.vocab_size, parents=tree.parents, ranks=_ranks(tree))
+
+
+def _cut(tree: TreeShape, policy: Fixed) -> TreeShape:
     options = policy.options
-    tree = drafter.tree.within(options.num_tree_nodes or options.num_draft_tokens, options.num_draft_tokens)
-    ranks = [path[-1] if path else 0 for path in tree.paths]
-    return DeviceTree(model, vocab_size=drafter.vocab_size, parents=tree.parents, ranks=ranks)
+    return tree.within(options.num_tree_nodes or options.num_draft_tokens, options.num_draft_tokens)
+
+
+def _ranks(tree: TreeShape) -> list[int]:
+    return [path[-1] if path else 0 for path in tree.paths]

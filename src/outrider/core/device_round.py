@@ -55,6 +55,8 @@ class DeviceDrafter(ABC):
 
     parents: tuple[int, ...] | None = None
     """Parent of each node of its trees, -1 for the root; None for chains of any length."""
+    taps: tuple[int, ...] = ()
+    """Target layers whose states it reads."""
     shortest: int = 2
     """Tokens a prompt must have: a drafter's first pass may read the last few of them again."""
 
@@ -82,3 +84,8 @@ class DeviceDrafter(ABC):
     @abstractmethod
     def propose(self, frame: Frame, nodes: Tensor) -> None:
         """Fill columns 1.. of ``nodes`` [B, N] with guesses; column 0 holds the roots. Must not wait for the device."""
+
+    def take(self, before: Tensor, features: Tensor, path: Tensor | None) -> None:
+        """After a round: the tapped states [B, N, F] of its nodes, side by side. ``before`` [B] is where the root was; ``path``
+        [B, 2 + D] says so too, then how many nodes of the tree were accepted, and which; None for chains."""
+        del before, features, path

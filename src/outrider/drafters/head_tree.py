@@ -29,6 +29,7 @@ from outrider.drafters.best_first import BestFirstOptions, Pool, grow_pool
 from outrider.drafters.draft_tree import DraftTreeOptions, grow_shape
 from outrider.drafters.tree_candidates import Drawing
 from outrider.drafters.tree_growth import LevelGrowth
+from outrider.drafters.tree_shape import TreeShape
 from outrider.models.heads import Head
 
 _CHUNK = 512
@@ -105,6 +106,12 @@ class HeadDrafter(Drafter, ABC):
         self._tree, self._drawing = options.shape.tree, Drawing(draws, options.perturb)
         parameter = next(head.parameters())
         self._dtype, self._device = parameter.dtype, parameter.device
+
+    @property
+    def static_tree(self) -> TreeShape | None:
+        """The shape of chosen guesses ranked with the noise, where it is fixed beforehand; None otherwise."""
+        chosen = self.draws is Draws.DETERMINISTIC and self._drawing.perturb
+        return self._tree if chosen and self._search is None else None
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         states = [torch.cat([taps[tap][row] for tap in self.taps], -1).to(self._dtype) for row in range(len(rows))]

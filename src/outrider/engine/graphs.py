@@ -86,7 +86,9 @@ class RoundGraph:
         rows = Rows((frame.lengths - 1).int(), places)
         sights = Sights(None, None) if tree is None else tree.sights(frame.batch_size)
         step = target.step((frame.batch_size, nodes.shape[1]), rows, sights, num_slots=target.arena.capacity)
-        logits, _ = target.forward(nodes.clamp(min=0), step)
+        taps = () if graphs.drafter is None else graphs.drafter.taps
+        logits, tapped = target.forward(nodes.clamp(min=0), step, taps=taps)
+        before, path = frame.lengths - 1, None
         ring, rounds = self.notes.ring, self.notes.rounds
         if tree is None:
             bests = block_bests(logits, frame, vocab_size=target.vocab_size)
@@ -95,6 +97,8 @@ class RoundGraph:
             bests = block_bests(logits, frame, depths=tree.depths, vocab_size=target.vocab_size)
             path = walk_and_commit(bests, nodes, frame, tree=tree, ring=ring, rounds=rounds)
             move_path(target.arena.block, places, path)
+        if graphs.drafter is not None and taps:
+            graphs.drafter.take(before, torch.cat([tapped[tap] for tap in taps], -1), path)
         self.notes.host.copy_(self.notes.ring, non_blocking=True)
 
 

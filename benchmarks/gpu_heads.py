@@ -1,0 +1,118 @@
+"""EAGLE-3 on 8B shapes against plain decoding, batch 1, greedy and at temperature 1, in one process on the same weights.
+
+    PYTHONPATH=src python benchmarks/gpu_heads.py [--json FILE] [--tokens N]
+
+Target and head are the bundled ones, inflated (recipes/inflate.py, recipes/inflate_head.py): real shapes, a small model's
+language. Trees of a fixed shape run as one captured round; best-first ones through the engine, whose target passes are captured
+and whose head is not. The last line of stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "recipes"), str(ROOT / "benchmarks")]
+from gpu import DEVICE, STORIES  # noqa: E402  # pyright: ignore
+from inflate import LLAMA_8B, inflated_weights  # noqa: E402  # pyright: ignore
+from inflate_head import inflated_eagle3  # noqa: E402  # pyright: ignore
+
+from outrider import SamplingParams  # noqa: E402
+from outrider.bundled import bundled_path  # noqa: E402
+from outrider.captured import Rounds  # noqa: E402
+from outrider.codecs.load import load_codec  # noqa: E402
+from outrider.core.method import Method  # noqa: E402
+from outrider.core.request import Request, RequestState  # noqa: E402
+from outrider.drafters.eagle import Eagle  # noqa: E402
+from outrider.drafters.head_tree import HeadOptions  # noqa: E402
+from outrider.methods import compose  # noqa: E402
+from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
+
+SHAPES: dict[str, tuple[str | None, int, int]] = {
+    "chain of 5": ("1,1,1,1,1", 5, 5),
+    "tree 4,2,1,1,1 (36 cut to 28)": ("4,2,1,1,1", 5, 28),
+    "tree 6,3,2,1,1,1 cut to 32": ("6,3,2,1,1,1", 6, 32),
+    "best-first of 32, head not captured": (None, 8, 32),
+}
+"""Branching (None: best-first), depth, nodes."""
+
+
+class Bench:
+    """The models and what was measured."""
+
+    def __init__(self) -> None:
+        config, weights = inflated_weights(bundled_path("target"), LLAMA_8B, dtype=torch.bfloat16, device=DEVICE)
+        self.head = inflated_eagle3(LLAMA_8B, weights.embedding, dtype=torch.bfloat16, device=DEVICE)
+        self.targets = {mode: FastDecoder(config, weights, numerics=mode) for mode in ("fast", "invariant")}
+        self.rounds = {mode: Rounds(target) for mode, target in self.targets.items()}
+        codec = load_codec(bundled_path("target"))
+        self.prompts = [codec.encode(story) for story in STORIES]
+        self.results: dict[str, Any] = {}
+
+    def method(self, mode: str, shape: tuple[str | None, int, int] | None) -> Method:
+        plain = compose("plain", self.targets[mode], policy="fixed")
+        if shape is None:
+            return plain
+        branching, depth, nodes = shape
+        options = {"num_draft_tokens": depth, "num_tree_nodes": nodes}
+        planned = compose("token-recycling", self.targets[mode], policy="fixed", options=options)
+        return Method(Eagle(self.head, HeadOptions(branching=branching)), plain.rule, planned.policy)
+
+    def run(self, method: Method, mode: str, num_tokens: int, temperature: float, prompts: int = 4) -> list[RequestState]:
+        requests = [
+            Request(prompt, SamplingParams(max_tokens=num_tokens, temperature=temperature, seed=5, ignore_eos=True))
+            for prompt in self.prompts[:prompts]
+        ]
+        steps = self.rounds[mode].run(method, requests, max_batch_size=1)
+        done = {step.request: step.state for step in steps if step.state.is_finished}
+        return [done[index] for index in range(len(requests))]
+
+    def measure(self, num_tokens: int) -> None:
+        """One table: every shape, both numerics, both temperatures."""
+        print(f"{'batch 1':<52}{'T':>4}{'tok/s':>9}{'ms/round':>9}{'tok/round':>10}{'to plain':>9}   same text as plain")
+        for mode in self.targets:
+            for temperature in (0.0, 1.0):
+                self._rows(mode, temperature, num_tokens)
+
+    def _rows(self, mode: str, temperature: float, num_tokens: int) -> None:
+        base, texts = 0.0, list[list[int]]()
+        for label, shape in {"plain": None, **SHAPES}.items():
+            method = self.method(mode, shape)
+            self.run(method, mode, 24, temperature, prompts=1)  # captures
+            states = self.run(method, mode, num_tokens, temperature)
+            tokens, seconds = sum(s.stats.num_tokens for s in states), sum(s.stats.seconds for s in states)
+            rounds, speed = sum(s.stats.num_passes for s in states), tokens / seconds
+            found = [s.output_ids for s in states]
+            base, texts = base or speed, texts or found
+            same = sum(a == b for a, b in zip(texts, found, strict=True))
+            self.results[f"{mode}/{temperature}/{label}"] = {
+                "tokens_per_second": speed, "ms_per_round": seconds / rounds * 1e3, "tokens_per_round": tokens / rounds,
+                "to_plain": speed / base, "same": same,
+            }  # fmt: skip
+            row = f"{speed:>9.1f}{seconds / rounds * 1e3:>9.3f}{tokens / rounds:>10.2f}{speed / base:>8.2f}x"
+            print(f"{mode + ', ' + label:<52}{temperature:>4.1f}{row}   {same}/{len(texts)}", flush=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--tokens", type=int, default=160)
+    arguments = parser.parse_args()
+    bench = Bench()
+    bench.measure(arguments.tokens)
+    document = {"date": str(date.today()), "device": torch.cuda.get_device_name(), "results": bench.results}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(document, indent=1))
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()
