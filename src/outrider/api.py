@@ -134,7 +134,7 @@ class LLM:
         headed = next((part for part, row in rows_of(name, options).items() if "heads" in row.needs), None)
         if headed:
             options.setdefault("ends", self.model_name)
-        if headed and self.model_name == bundled_path("target"):
+        if headed and self.model_name == bundled_path("target") and has_bundled(f"heads/{headed}"):
             options.setdefault("heads", bundled_path(f"heads/{headed}"))
         return compose(
             name,
