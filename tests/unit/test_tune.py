@@ -23,12 +23,12 @@ def llm() -> LLM:
     return LLM(method="draft-model", draft=bundled_path("draft"), dtype="float32")
 
 
-def probe(setting: Setting, rounds: int, accepted: list[int], *, length: int, draft: float) -> Cell:
-    """A made-up probe: passes of 10 ms, a host of 1 ms, drafting ``draft`` seconds per round."""
+def probe(setting: Setting, rounds: int, accepted: list[int], *, length: int, draft: float, verify: float = 0.01) -> Cell:
+    """A made-up probe: passes of ``verify`` seconds, a host of 1 ms, drafting ``draft`` seconds per round."""
     tally = Tally(num_rounds=rounds, num_passes=rounds, num_nodes=rounds * (1 + length), num_guesses=rounds * length)
     tally.num_accepted, tally.accepted, tally.drafted = sum(accepted), accepted, [rounds] * length
-    tally.draft_seconds, tally.verify_seconds = draft * rounds, 0.01 * rounds
-    seconds = (0.011 + draft) * rounds
+    tally.draft_seconds, tally.verify_seconds = draft * rounds, verify * rounds
+    seconds = (0.001 + verify + draft) * rounds
     return Cell(setting, "prompts", 1, tokens=[rounds + sum(accepted)], times=[[seconds]], tally=tally)
 
 
@@ -42,8 +42,8 @@ def forecasts(reach: list[float], *, per_guess: float, slope: float) -> dict[str
     counts = [round(1000 * share) for share in reach]
     cells = [
         probe(plain, 1000, [], length=0, draft=0.0),
-        probe(short, 1000, counts[:2], length=2, draft=2 * per_guess),
-        probe(long, 1000, counts, length=8, draft=8 * per_guess),
+        probe(short, 1000, counts[:2], length=2, draft=2 * per_guess, verify=0.01 + 2 * slope),
+        probe(long, 1000, counts, length=8, draft=8 * per_guess, verify=0.01 + 8 * slope),
     ]
     results = Results({(c.setting.label, "prompts", 1): c for c in cells}, {})
     nodes = tuple(range(1, 18))

@@ -6,7 +6,8 @@ every length of every chain drafter, without running it; trees are predicted at 
 few predictions, their neighbours and plain decoding are measured in turns, and the fastest wins. If its interval does not
 exclude 1, the answer is plain.
 
-    speed(K) = (1 + sum_{k <= K} reach_k) / (pass(1 + guesses(K)) + draft(K) + host),     reach_k = accepted at depth k / rounds
+    speed(K) = (1 + sum_{k <= K} reach_k) / (r(K) (pass(1 + guesses(K)) + draft(K) + host)),  reach_k = accepted at k / rounds
+    r(K): measured over modelled seconds of the probed rounds, on a line between the probed lengths
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from outrider.bench.stats import Estimate, ratio_of
 from outrider.core.draft import Shape
 from outrider.methods import METHODS
 
+_PROBE_ROUNDS = 2
 _CHAIN_PROBES = (2, 8)
 _LONGEST = 12
 _TREE_PROBES = ({"num_draft_tokens": 4, "num_tree_nodes": 8}, {"num_draft_tokens": 6, "num_tree_nodes": 20})
+_SIZES = ("num_draft_tokens", "num_tree_nodes")
 _NODES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 17, 21, 25, 33, 49, 65)
 _SUITE = "prompts"
 _NEIGHBOUR_RACES = 2
@@ -45,7 +48,7 @@ class TuneConfig:
     batch_size: int = 1
     num_probe_prompts: int = 4
     num_finalists: int = 5
-    num_rounds: int = 5
+    num_rounds: int = 9
     seconds: float | None = None
     """For all races together, about."""
 
@@ -89,7 +92,7 @@ def tune(llm: LLM, prompts: Sequence[list[int]], config: TuneConfig, *, say: Say
     few = list(prompts[: config.num_probe_prompts])
     settings, skipped = runnable(llm, _probes(config), lambda _: None)
     say(f"probing {len(settings) - 1} settings on {len(few)} prompts")
-    probed = _run(llm, settings, few, config, num_rounds=1)
+    probed = _run(llm, settings, few, config, num_rounds=_PROBE_ROUNDS)
     context = min(sum(map(len, few)) // len(few) + config.max_tokens // 2, llm.target.max_len - _NODES[-1] - 1)
     curve = _curve(llm, context, config.batch_size)
     forecasts = forecast(settings, probed, curve, config.batch_size)
@@ -112,7 +115,8 @@ def _probes(config: TuneConfig) -> list[Setting]:
         if row.drafter.shape is Shape.CHAIN:
             found += [Setting(name, options={"num_draft_tokens": length}) for length in _CHAIN_PROBES]
         else:
-            found += [Setting(name), *(Setting(name, options=options) for options in _TREE_PROBES)]
+            own = {option: value for option, value in (row.defaults or {}).items() if option in _SIZES}
+            found += [Setting(name, options=options) for options in (own, *_TREE_PROBES)]
     return found
 
 
@@ -124,7 +128,7 @@ def _run(
         max_tokens=config.max_tokens,
         temperature=config.temperature,
         batch_sizes=(config.batch_size,),
-        seconds=config.seconds / (1 + _NEIGHBOUR_RACES) if config.seconds and num_rounds > 1 else None,
+        seconds=config.seconds / (1 + _NEIGHBOUR_RACES) if config.seconds and num_rounds > _PROBE_ROUNDS else None,
     )
     return Runner(llm, settings, {_SUITE: list(prompts)}, config=run).run()
 
@@ -137,8 +141,7 @@ def _curve(llm: LLM, context: int, batch_size: int) -> Curve:
 def forecast(settings: Sequence[Setting], probed: Results, curve: Curve, batch_size: int) -> list[Forecast]:
     """Expected speed-ups of every setting that can be predicted, the best first."""
     cells = [probed.cell(setting.label, _SUITE, batch_size) for setting in settings]
-    host = _host(next(cell for cell in cells if cell.setting.method == BASELINE))
-    base = 1 / (curve.at(1) + host)
+    plain = next(cell for cell in cells if cell.setting.method == BASELINE)
     found: list[Forecast] = []
     by_method: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -147,36 +150,60 @@ def forecast(settings: Sequence[Setting], probed: Results, curve: Curve, batch_s
         if name == BASELINE:
             continue
         if METHODS[name].drafter.shape is Shape.CHAIN:
-            found += [Forecast(s, speed / base) for s, speed in _chain_speeds(many, curve, host)]
+            speeds = _chain_speeds(many, curve, host=_round_seconds(plain) - curve.at(1))
         else:
-            found += [Forecast(cell.setting, _tree_speed(cell, curve, host) / base) for cell in many]
+            speeds = [(cell.setting, _tokens(cell.tally) / _round_seconds(cell)) for cell in many]
+        found += [Forecast(setting, speed * _round_seconds(plain)) for setting, speed in speeds]
     return sorted(found, key=lambda one: -one.speedup)
 
 
-def _host(cell: Cell) -> float:
-    """Seconds of a round that are neither draft nor pass."""
-    tally = cell.tally
-    return max(0.0, (sum(map(sum, cell.times)) - tally.draft_seconds - tally.verify_seconds) / tally.num_passes)
+def _round_seconds(cell: Cell) -> float:
+    """Of a round, each chunk at its fastest: first calls and other programs only ever add."""
+    fastest = [min(times) for times in zip(*cell.times, strict=True)]
+    return sum(fastest) * len(cell.times) / max(cell.tally.num_passes, 1)
 
 
-def _chain_speeds(cells: Sequence[Cell], curve: Curve, host: float) -> list[tuple[Setting, float]]:
-    """Every length, from a short and a long probe: reach from the long one, the cost of drafting from both."""
-    short, long = cells[0], cells[-1]
+def _tokens(tally: Tally) -> float:
+    """Of a round of a row."""
+    return 1 + tally.num_accepted / max(tally.num_rounds, 1)
+
+
+def _chain_speeds(cells: Sequence[Cell], curve: Curve, *, host: float) -> list[tuple[Setting, float]]:
+    """Every length: reach from the longest probe, seconds from a model that is held to all probes (``_rates``)."""
+    long = cells[-1]
     tally = long.tally
     rounds = max(tally.num_rounds, 1)
-    drafting = [cell.tally.draft_seconds / max(cell.tally.num_passes, 1) for cell in (short, long)]
-    lengths = [_mean_depth(cell.tally) for cell in (short, long)]
-    per_guess = max(0.0, (drafting[1] - drafting[0]) / (lengths[1] - lengths[0])) if lengths[1] > lengths[0] + 0.1 else 0.0
-    fixed = max(0.0, drafting[0] - per_guess * lengths[0])
-    walk = max(host, _host(long))
+    drafting = _drafting(cells)
+
+    def model(guesses: float) -> float:
+        return curve.at(1 + guesses) + drafting.at(guesses) + host
+
+    rates = Curve(curve.context, curve.batch_size, *_rates(cells, model))
     found: list[tuple[Setting, float]] = []
     tokens, guesses = 1.0, 0.0
     for length in range(1, _LONGEST + 1):
         tokens += _share(tally.accepted, length - 1, rounds)
         guesses += _share(tally.drafted, length - 1, rounds)
-        seconds = curve.at(1 + guesses) + fixed + per_guess * guesses + walk
-        found.append((replace(long.setting, options={**long.setting.options, "num_draft_tokens": length}), tokens / seconds))
+        setting = replace(long.setting, options={**long.setting.options, "num_draft_tokens": length})
+        found.append((setting, tokens / (model(guesses) * rates.at(min(guesses, rates.nodes[-1])))))
     return found
+
+
+def _drafting(cells: Sequence[Cell]) -> Curve:
+    """Seconds of drafting by guesses: a straight line through the shortest and the longest probe."""
+    short, long = (cells[i].tally for i in (0, -1))
+    seconds = [tally.draft_seconds / max(tally.num_passes, 1) for tally in (short, long)]
+    lengths = [_mean_depth(tally) for tally in (short, long)]
+    per_guess = max(0.0, (seconds[1] - seconds[0]) / (lengths[1] - lengths[0])) if lengths[1] > lengths[0] + 0.1 else 0.0
+    fixed = max(0.0, seconds[0] - per_guess * lengths[0])
+    return Curve(0, 1, (0.0, float(_LONGEST)), (fixed, fixed + per_guess * _LONGEST))
+
+
+def _rates(cells: Sequence[Cell], model: Callable[[float], float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Measured over modelled seconds of a round, at the number of guesses of each probe."""
+    by_guesses = {_mean_depth(cell.tally): _round_seconds(cell) for cell in cells}
+    guesses = tuple(sorted(by_guesses))
+    return guesses, tuple(by_guesses[count] / model(count) for count in guesses)
 
 
 def _share(counts: Sequence[int], depth: int, rounds: int) -> float:
@@ -191,14 +218,6 @@ def _share(counts: Sequence[int], depth: int, rounds: int) -> float:
 
 def _mean_depth(tally: Tally) -> float:
     return sum(tally.drafted) / max(tally.num_rounds, 1)
-
-
-def _tree_speed(cell: Cell, curve: Curve, host: float) -> float:
-    """Of the very tree that was probed, with the measured cost of passes instead of the few that were timed in the probe."""
-    tally = cell.tally
-    tokens = 1 + tally.num_accepted / max(tally.num_rounds, 1)
-    nodes = tally.num_nodes / max(tally.num_rounds, 1)
-    return tokens / (curve.at(nodes) + tally.draft_seconds / max(tally.num_passes, 1) + max(host, _host(cell)))
 
 
 def _races(
@@ -236,7 +255,7 @@ def _varied(forecasts: Sequence[Forecast], count: int) -> list[Setting]:
 
 
 def _neighbours(llm: LLM, winner: Setting) -> list[Setting]:
-    """One guess more or fewer, other tree sizes, and policies that choose the length themselves."""
+    """One guess more or fewer, other tree sizes, and the length left to ``adaptive``: up to here, or as ``generate`` does."""
     options: dict[str, Any] = dict(winner.options)
     length = options.get("num_draft_tokens", (METHODS[winner.method].defaults or {}).get("num_draft_tokens", 4))
     nodes = options.get("num_tree_nodes")
@@ -244,6 +263,7 @@ def _neighbours(llm: LLM, winner: Setting) -> list[Setting]:
     if nodes:
         near += [replace(winner, options={**options, "num_tree_nodes": other}) for other in (nodes // 2, nodes * 2)]
     near.append(replace(winner, policy="adaptive", options={**options, "num_draft_tokens": max(length, 8)}))
+    near.append(replace(winner, options={option: value for option, value in options.items() if option not in _SIZES}))
     return runnable(llm, near, lambda _: None)[0]
 
 
