@@ -1,6 +1,6 @@
 """Does `outrider bench compare` report a slow-down planted in the code, and stay silent without one?
 
-    python benchmarks/regression.py [--share 0.05] [--rounds 7] [--seconds 120]
+    python benchmarks/regression.py [--share 0.05] [--rounds 9] [--seconds 45]
 
 Copies the package, makes every round (or only drafting with a draft model) take ``--share`` longer, and benches the unchanged
 copy twice and each slowed copy once. Two unchanged runs must agree; a slowed one must be reported. Wants a quiet machine: on
@@ -26,10 +26,10 @@ _WAIT = """\
 """
 PLANTS = {
     "every round": ("        return self._emit(batch, verdict, seen, began)", "", 1),
-    "drafting alone": ("        scores = self.target.score(", "draft.tree.num_nodes > 1 and ", 4),
+    "drafting alone": ("        scores = self.target.score(", "draft.tree.num_nodes > 1 and ", 3),
 }
 """Where a busy wait goes in the engine's step: the line it stands before, its condition, and how many times the share it takes
-(of the time since the round began: a draft is about a quarter of a round)."""
+(of the time since the round began: a draft of four is about a third of a round)."""
 _FILE = "engine/step.py"
 
 
@@ -47,7 +47,18 @@ def copy_of(folder: Path, plant: str | None, share: float) -> Path:
 
 
 def bench(folder: Path, out: Path, options: list[str]) -> None:
-    command = [sys.executable, "-m", "outrider", "bench", "--methods", "draft-model", "--suites", "stories,extraction"]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider",
+        "bench",
+        "--methods",
+        "draft-model",
+        "-K",
+        "4",
+        "--suites",
+        "stories,extraction",
+    ]
     command += ["--no-curves", "--quiet", "--json", str(out), *options]
     subprocess.run(command, env={**os.environ, "PYTHONPATH": str(folder)}, check=True, stdout=subprocess.DEVNULL)
 
@@ -62,10 +73,10 @@ def compared(folder: Path, old: Path, new: Path) -> dict[str, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.05)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=45)
     arguments = parser.parse_args()
     options = ["--rounds", str(arguments.rounds), "-n", str(arguments.tokens), "--threads", str(arguments.threads)]
     options += ["--seconds", str(arguments.seconds)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -12,6 +12,7 @@ import torch
 from outrider.acceptance import Block, Delta, Recursive, Rejection, Traversal, block, recursive, rejection, residual
 from outrider.acceptance import coupled as coupled_module
 from outrider.api import LLM
+from outrider.bench.audit import catalogue
 from outrider.bench.audit.audit import AuditConfig, audit
 from outrider.bench.audit.betting import Gambler
 from outrider.bench.audit.findings import Audit, Finding, Outcome
@@ -260,6 +261,31 @@ def test_a_bias_is_found() -> None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
+# --- all of it ----------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_every_row_and_every_rule(llm: LLM) -> None:
+    settings, skipped = catalogue.every_setting(llm, lambda _: None, "fixed")
+    own = {one.method for one in settings if one.acceptance is None}
+    assert own | {skip.label.removesuffix(" fixed") for skip in skipped} == set(METHODS)
+    assert {one.acceptance for one in settings if one.acceptance} == set(RULES)
+    for one in settings:
+        if one.acceptance:
+            assert METHODS[one.method].drafter.shape is RULES[one.acceptance].rule.shape
+
+
+def test_everything_in_one_line_each(llm: LLM, monkeypatch) -> None:
+    some = [Setting("suffix", None, "fixed"), Setting("draft-model", "lenient", "fixed")]
+    monkeypatch.setattr(catalogue, "every_setting", lambda *_: (some, []))
+    prompts, said = [llm.codec.encode(WORDS[0])], []
+    config = AuditConfig(num_prompts=1, max_tokens=8, num_tokens=16, num_pairs=2)
+    found = catalogue.audit_all(llm, prompts, provide=lambda _: None, config=config, say=said.append)
+    assert found.text().startswith("pass") and "1 of 1 lossless settings pass, 1 of 1 lossy ones are flagged" in found.text()
+    assert len(said) == 2 and not found.wrong and "distance 0." in said[1]
+    swapped = catalogue.Catalogue(tuple(replace(one, declared_lossless=not one.declared_lossless) for one in found.audits), ())
+    assert len(swapped.wrong) == 2 and swapped.text().startswith("MISSED") and "FAIL" in swapped.text()
+
+
 def test_the_command_line(capsys) -> None:
     small = ["--prompts", "1", "-n", "8", "--tokens", "16", "--dtype", "float32"]
     assert main(["audit", "bundled", "prompt-lookup", *small]) == 0
@@ -269,3 +295,5 @@ def test_the_command_line(capsys) -> None:
     assert document["violated"] and not document["declared_lossless"]
     assert main(["audit", "bundled", "prompt-lookup", "--acceptance", "block"]) == 2
     assert "PromptLookup" in capsys.readouterr().err
+    assert main(["audit", "bundled", "sufix"]) == 2 and "did you mean 'suffix'" in capsys.readouterr().err
+    assert main(["audit", "bundled", "all", "--acceptance", "block"]) == 2

@@ -2,18 +2,25 @@
 
     outrider audit bundled draft-model
     outrider audit DIR draft-tree --draft DIR --acceptance traversal --dtype float32
+    outrider audit bundled all            every method, then every acceptance rule
 
 Exit code 0: no violation found. 1: one was, or the rule is lossy by design; the report says by how much.
+With ``all``: 0 if every lossless setting passes and every lossy rule is flagged.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
+from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
+from outrider.api import LLM
 from outrider.bench.audit.audit import AuditConfig, audit
+from outrider.bench.audit.catalogue import audit_all
 from outrider.bench.runner import RunConfig
 from outrider.bench.session import Bench, encode_suites
 from outrider.bench.settings import Provider, Setting, runnable
@@ -21,6 +28,9 @@ from outrider.bench.suites import load_suites
 from outrider.cli.bench import load_pair, names_of
 from outrider.cli.options import value_of
 from outrider.core.errors import CompositionError, OptionError
+from outrider.methods import METHODS
+
+EVERYTHING = "all"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="folder, hub name or .gguf file; 'bundled' for the bundled pair")
-    parser.add_argument("method", help="see `outrider methods`")
+    parser.add_argument("method", help="see `outrider methods`; 'all' for all of them")
     parser.add_argument("--draft", action="append", metavar="NAME", help="draft model, repeatable")
     parser.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
     parser.add_argument(
@@ -65,18 +75,33 @@ def run(arguments: argparse.Namespace) -> int:
         num_tokens=arguments.tokens,
         alpha=arguments.alpha,
     )
-    options = {pair.partition("=")[0].replace("-", "_"): value_of(pair.partition("=")[2]) for pair in arguments.option}
-    wanted = Setting(arguments.method, arguments.acceptance, arguments.policy, options)
+    if arguments.method != EVERYTHING:
+        METHODS[arguments.method]  # an unknown name is refused with the nearest one, before anything is loaded
     llm, _ = load_pair(arguments)
     bench = Bench(suites=load_suites(names_of(arguments.suites)), run=RunConfig(max_tokens=arguments.max_tokens))
     suites = list(encode_suites(llm, bench).values())
     prompts = [many[i] for i in range(max(map(len, suites))) for many in suites if i < len(many)]
     with tempfile.TemporaryDirectory() as folder:
-        settings, skipped = runnable(llm, [wanted], Provider(llm, prompts, Path(folder)))
-        if skipped:
-            raise CompositionError(skipped[0].reason)
-        found = audit(
-            llm, Setting(wanted.method, wanted.acceptance, wanted.policy, settings[0].options), prompts, config=config
-        )
+        provide = Provider(llm, prompts, Path(folder))
+        if arguments.method == EVERYTHING:
+            return _run_all(llm, prompts, arguments, provide=provide, config=config)
+        return _run_one(llm, prompts, arguments, provide=provide, config=config)
+
+
+def _run_one(llm: LLM, prompts: list[list[int]], arguments: Namespace, *, provide: Provider, config: AuditConfig) -> int:
+    options = {pair.partition("=")[0].replace("-", "_"): value_of(pair.partition("=")[2]) for pair in arguments.option}
+    settings, skipped = runnable(llm, [Setting(arguments.method, arguments.acceptance, arguments.policy, options)], provide)
+    if skipped:
+        raise CompositionError(skipped[0].reason)
+    found = audit(llm, settings[0], prompts, config=config)
     print(json.dumps(found.to_json()) if arguments.json else found.text())
     return 1 if found.violated or not found.declared_lossless else 0
+
+
+def _run_all(llm: LLM, prompts: list[list[int]], arguments: Namespace, *, provide: Provider, config: AuditConfig) -> int:
+    if arguments.acceptance or arguments.option:
+        raise OptionError("'all' audits every row with its own rule and options; leave out --acceptance and --option")
+    say = partial(print, file=sys.stderr, flush=True)
+    found = audit_all(llm, prompts, provide=provide, config=config, policy=arguments.policy, say=say)
+    print(json.dumps(found.to_json()) if arguments.json else found.text())
+    return 1 if found.wrong else 0

@@ -1,0 +1,98 @@
+"""The audit of everything: every row of the method table with its own rule, and every rule of the rule table once more.
+
+A rule is audited with the first row of its shape that it takes guesses from, so that rules that walk trees walk trees. What is
+lossless must pass; what is lossy must be flagged, with its distance by enumeration and the bias its text shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.api import LLM
+from outrider.bench.audit.audit import AuditConfig, audit
+from outrider.bench.audit.findings import Audit, Finding, Outcome
+from outrider.bench.settings import BASELINE, Setting, Skipped, runnable
+from outrider.methods import METHODS, RULES
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What became of every audit."""
+
+    audits: tuple[Audit, ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def wrong(self) -> list[Audit]:
+        """Lossless by declaration and violated, or lossy by declaration and not noticed."""
+        return [one for one in self.audits if one.violated is one.declared_lossless]
+
+    def text(self) -> str:
+        rows = [_line(one) for one in self.audits]
+        rows += [f"{'skip':<7}{skip.label:<28}{skip.reason}" for skip in self.skipped]
+        exact = [one for one in self.audits if one.declared_lossless]
+        flagged = [one for one in self.audits if not one.declared_lossless and one.violated]
+        lossy = len(self.audits) - len(exact)
+        passing = sum(not one.violated for one in exact)
+        verdict = f"{passing} of {len(exact)} lossless settings pass, {len(flagged)} of {lossy} lossy ones are flagged"
+        return "\n".join([*rows, "", verdict])
+
+    def to_json(self) -> dict[str, Any]:
+        skipped = [{"label": skip.label, "reason": skip.reason} for skip in self.skipped]
+        return {"audits": [one.to_json() for one in self.audits], "skipped": skipped, "wrong": [o.label for o in self.wrong]}
+
+
+def every_setting(llm: LLM, provide: Callable[[str], Any], policy: str | None) -> tuple[list[Setting], list[Skipped]]:
+    """Rows with their own rules, then rules with a row that shows them, as far as these models allow."""
+    rows, skipped = runnable(llm, [Setting(name, None, policy) for name in METHODS], provide)
+    for rule in RULES:
+        candidates = [Setting(one.method, rule, policy, one.options) for one in rows if one.method != BASELINE]
+        fitting = [one for one in candidates if METHODS[one.method].drafter.shape is RULES[rule].rule.shape]
+        found = next((one for one in fitting if runnable(llm, [one], provide)[0]), None)
+        if found is None:
+            skipped.append(Skipped(rule, "no row of its shape makes guesses that it takes on these models"))
+        else:
+            rows.append(found)
+    return rows, skipped
+
+
+def audit_all(
+    llm: LLM,
+    prompts: Sequence[Sequence[int]],
+    *,
+    provide: Callable[[str], Any],
+    config: AuditConfig,
+    policy: str | None = "fixed",
+    say: Callable[[str], None] = lambda _: None,
+) -> Catalogue:
+    """One audit after the other; ``say`` hears each as it ends."""
+    settings, skipped = every_setting(llm, provide, policy)
+    audits: list[Audit] = []
+    for setting in settings:
+        audits.append(audit(llm, setting, prompts, config=config))
+        say(_line(audits[-1]))
+    return Catalogue(tuple(audits), tuple(skipped))
+
+
+def _line(one: Audit) -> str:
+    """An audit in one line: what failed, or what was looked at."""
+    findings = {finding.part: finding for finding in one.findings}
+    if one.violated and one.declared_lossless:
+        said = "; ".join(f"{part}: {found.said}" for part, found in findings.items() if found.outcome is Outcome.FAILED)
+        return f"{'FAIL':<7}{one.label:<28}{said}"
+    if not one.declared_lossless:
+        proof, law = findings["proof"].data, findings["law"].data
+        flag = "lossy" if one.violated else "MISSED"
+        said = f"distance {proof['mean_distance']:.3f} by enumeration; an event of its text is off by {law['distance']:.3f}"
+        return f"{flag:<7}{one.label:<28}{said}"
+    return f"{'pass':<7}{one.label:<28}{_looked_at(findings)}"
+
+
+def _looked_at(findings: dict[str, Finding]) -> str:
+    greedy, law, seeds = (findings[part] for part in ("greedy", "law", "same seed"))
+    texts = f"{greedy.data['identical']} of {greedy.data['texts']} greedy texts identical"
+    seeded = f", {seeds.data['identical']} of {seeds.data['texts']} seeded" if "identical" in seeds.data else ""
+    evidence = f"evidence {law.data['evidence']:.2g} of {1 / law.data['alpha']:.0g}"
+    return f"{texts}{seeded}; law of {law.data['count']} tokens, {evidence}"
