@@ -9,6 +9,7 @@ the target itself.
 
     python recipes/distill.py --stage base --stage distill --stage adaspec --stage own --stage layerskip       # GPU, 4 minutes
     python recipes/distill.py --stage judge                                       # tokens per pass on held-out prompts
+    python recipes/distill.py --stage few                     # the same ways from 96 texts of a new kind, on a CPU, then judged
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ from outrider.train.objective import Objective, Outcome
 
 SHAPE = {"intermediate_size": 1024}
 CHAT_IDS = (1, 2, 3)
-STAGES = ("base", "distill", "adaspec", "own", "layerskip", "judge")
+STAGES = ("base", "distill", "adaspec", "own", "layerskip", "judge", "few")
 
 
 @dataclass(frozen=True)
@@ -222,20 +224,44 @@ def held_prompts(folder: Path, kind: str, count: int) -> list[list[int]]:
     return found
 
 
-def judge_stage(prompts: Path, out: Path, *, count: int, num_draft_tokens: int) -> None:
+def judge_stage(folders: dict[str, str], prompts: Sequence[Sequence[list[int]]], *, num_draft_tokens: int) -> None:
     """Tokens per pass on held-out prompts, greedy, chains of one length; texts compared with plain decoding."""
-    texts = held_prompts(prompts, "story", count) + held_prompts(prompts, "chat", count)
-    params, plain = SamplingParams(max_tokens=96), None
-    for name in ("base", "text", "distill", "own", "adaspec", "stories", "bundled"):
-        folder = bundled_path("draft") if name == "bundled" else str(out / name)
+    texts, params, plain = [prompt for part in prompts for prompt in part], SamplingParams(max_tokens=96), None
+    for name, folder in folders.items():
         llm = LLM(method="draft-model", draft=folder, max_batch_size=16, num_draft_tokens=num_draft_tokens)
         plain = plain or llm.generate(texts, params, method=llm.compose("plain"))
         outputs = llm.generate(texts, params)
         same = sum(a.token_ids == b.token_ids for a, b in zip(plain, outputs, strict=True))
-        parts = (outputs, outputs[:count], outputs[count:])
-        rates = [sum(o.stats.num_tokens for o in part) / sum(o.stats.num_passes for o in part) for part in parts]
-        found = f"{rates[0]:.3f} tokens per pass (stories {rates[1]:.3f}, conversations {rates[2]:.3f})"
-        print(f"{name:8} {found}, {same} of {len(texts)} texts equal plain decoding", flush=True)
+        rates, left = [], list(outputs)
+        for part in prompts:
+            mine, left = left[: len(part)], left[len(part) :]
+            rates.append(sum(o.stats.num_tokens for o in mine) / sum(o.stats.num_passes for o in mine))
+        total = sum(o.stats.num_tokens for o in outputs) / sum(o.stats.num_passes for o in outputs)
+        found = f"{total:.3f} tokens per pass, by kind {' '.join(f'{rate:.3f}' for rate in rates)}"
+        print(f"{name:10} {found}; {same} of {len(texts)} texts equal plain decoding", flush=True)
+
+
+def few_stage(prompts: Path, out: Path, *, count: int, num_draft_tokens: int) -> None:
+    """A draft that never read a conversation learns from 96 of them: the same texts, steps and beginning for every way."""
+    target = load_model(bundled_path("target"), device="cpu")
+    tokens, starts = np.load(prompts / "held_chat.npy"), np.load(prompts / "held_chat_starts.npy")
+    parts = [tokens[a:b].tolist()[:320] for a, b in pairwise(starts[200:312])]
+    corpus = Corpus([Document(tuple(part)) for part in parts[:96]], [Document(tuple(part)) for part in parts[96:]])
+    settings = Settings(
+        max_steps=96, batch_size=8, row_len=320, learning_rate=5e-4, warmup_steps=5, judge_every=1000, save_every=1000, seed=2
+    )
+
+    def new(name: str, loss: str, reference: str | None = None, on_policy: float = 0.0) -> DistillObjective:
+        draft = DraftLM.load(str(out / "stories"), target.device)
+        known = None if reference is None else DraftLM.load(str(out / reference), target.device).requires_grad_(False)
+        return DistillObjective(name, draft, target, DistillSettings(loss, on_policy), reference=known)
+
+    run([new("few-text", "text"), new("few-distill", "mixed")], target, corpus, out, settings)
+    run([new("few-adaspec", "mixed", reference="few-distill")], target, corpus, out, settings)
+    run([new("few-own", "mixed", on_policy=0.5)], target, corpus, out, settings)
+    names = ("stories", "few-text", "few-distill", "few-own", "few-adaspec")
+    texts = [held_prompts(prompts, "chat", count)]
+    judge_stage({name: str(out / name) for name in names}, texts, num_draft_tokens=num_draft_tokens)
 
 
 TRAIN_STAGES = {
@@ -259,7 +285,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="toy scale, to try the code on a CPU")
     arguments = parser.parse_args()
     recipe, out = smoke_recipe() if arguments.smoke else full_recipe(), arguments.out
-    wanted = [stage for stage in arguments.stage if stage != "judge"]
+    wanted = [stage for stage in arguments.stage if stage in TRAIN_STAGES]
     if wanted:
         on_gpu = torch.cuda.is_available()
         target = load_model(bundled_path("target"), device="cuda" if on_gpu else "cpu", fast=not on_gpu)
@@ -268,8 +294,13 @@ def main() -> None:
             began = time.monotonic()
             TRAIN_STAGES[stage](target, corpus, out, recipe)
             print(f"{stage}: done in {time.monotonic() - began:.0f} s", flush=True)
+    if "few" in arguments.stage:
+        few_stage(arguments.prompts, out, count=arguments.count, num_draft_tokens=arguments.K)
     if "judge" in arguments.stage:
-        judge_stage(arguments.prompts, out, count=arguments.count, num_draft_tokens=arguments.K)
+        names = ("base", "text", "distill", "own", "adaspec", "stories")
+        texts = [held_prompts(arguments.prompts, kind, arguments.count) for kind in ("story", "chat")]
+        folders = {**{name: str(out / name) for name in names}, "bundled": bundled_path("draft")}
+        judge_stage(folders, texts, num_draft_tokens=arguments.K)
 
 
 if __name__ == "__main__":

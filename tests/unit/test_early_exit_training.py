@@ -10,6 +10,8 @@ import torch
 from test_train import CORPUS, TARGET
 from tiny_pair import _RAW, VOCAB, tiny_model
 
+from outrider.bundled import bundled_path
+from outrider.cli.main import main
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
@@ -202,7 +204,6 @@ def test_the_threshold_policy_loads_a_head(tmp_path: Path) -> None:
 
 
 def test_a_new_draft_shares_the_targets_vocabulary(tmp_path: Path) -> None:
-    from outrider.bundled import bundled_path
     from outrider.codecs.load import load_codec
 
     wide = DraftLM.fresh(bundled_path("target"), {"intermediate_size": 128}, torch.device("cpu"))
@@ -215,3 +216,22 @@ def test_a_new_draft_shares_the_targets_vocabulary(tmp_path: Path) -> None:
     again = DraftLM.load(str(tmp_path), torch.device("cpu"))
     assert again.config.hidden_size == 64 and again.config.head_dim == 32
     assert load_codec(str(tmp_path)).same_vocabulary(load_codec(bundled_path("target")))
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "kangaroo", "layerskip", "acceptance-head"])
+def test_the_command_line_trains_every_kind(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the bundled target, far too briefly to be any good."""
+    data = tmp_path / "own.jsonl"
+    data.write_text("".join(json.dumps({"tokens": [5 + (i * j) % 4000 for j in range(20)]}) + "\n" for i in range(1, 7)))
+    arguments = ["--data", str(data), "--out", str(tmp_path), "--held-out", "2", "--max-len", "20", "-O", "max_steps=1"]
+    more = {
+        "pretrain": ["-O", "intermediate_size=64", "-O", "recompute_layers=true"],
+        "kangaroo": ["-O", "exit_layer=4"],
+        "layerskip": ["-O", "judged_exit=4", "-O", "recompute_layers=true"],
+        "acceptance-head": ["--draft", bundled_path("draft")],
+    }
+    assert main(["train", kind, *arguments, "-O", "batch_size=2", *more[kind]]) == 0
+    assert f"{tmp_path / kind}: " in capsys.readouterr().out
+    assert (tmp_path / kind / "model.safetensors").is_file() and (tmp_path / kind / "provenance.json").is_file()
+    if kind == "acceptance-head":
+        assert main(["train", kind, *arguments]) == 2 and "give --draft" in capsys.readouterr().err

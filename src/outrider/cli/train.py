@@ -24,7 +24,7 @@ from outrider.models.heads.ends import read_target
 from outrider.models.heads.folder import SHAPES, new_config, signature_of
 from outrider.models.load import load_model, local_path
 from outrider.train.data import Corpus, Document, read_documents
-from outrider.train.distill import DISTILL_KINDS, DistillSettings, new_distillation
+from outrider.train.kinds import OTHER_KINDS, Asked
 from outrider.train.loop import Settings, train
 from outrider.train.objective import HeadObjective, HeadSettings, Objective
 from outrider.train.provenance import training_notes
@@ -46,12 +46,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("train", help="train heads or a draft model for a target", description=__doc__)
-    valid = ", ".join([*HEAD_KINDS, *DISTILL_KINDS])
+    valid = ", ".join([*HEAD_KINDS, *OTHER_KINDS])
     parser.add_argument("method", help=f"one of {valid}, several heads with commas between them, or `regenerate`")
     parser.add_argument("--target", metavar="MODEL", help="folder, hub name or .gguf file (default: the bundled model)")
     parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="FILE", help=".npy, .jsonl or text")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="checkpoints; a run found there goes on")
-    parser.add_argument("--draft", metavar="MODEL", help="distill, adaspec: the draft model to begin with")
+    parser.add_argument("--draft", metavar="MODEL", help="the draft model to begin with; acceptance-head: whose guesses")
     parser.add_argument("--reference", metavar="MODEL", help="adaspec: the distilled model whose losses choose the tokens")
     parser.add_argument(
         "--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="any setting; see docs/train.md"
@@ -73,12 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.method == "regenerate":
         return _regenerate(arguments)
     kinds = [kind.strip() for kind in arguments.method.split(",")]
-    valid = [*HEAD_KINDS, *DISTILL_KINDS]
+    valid = [*HEAD_KINDS, *OTHER_KINDS]
     for kind in kinds:
         if kind not in valid:
             raise OptionError(f"nothing is known about training {kind!r}; {nearest(kind, [*valid, 'regenerate'])}")
     if len(kinds) > 1 and not set(kinds) <= set(HEAD_KINDS):
-        raise OptionError("only heads can be trained together; train a draft model alone")
+        raise OptionError("only heads can be trained together; train other things alone")
     given = _options(arguments.option)
     _check_options(given, kinds)
     name = arguments.target or bundled_path("target")
@@ -119,10 +119,9 @@ def _filled(kind: Any, given: dict[str, Any], defaults: dict[str, Any]) -> Any:
 
 
 def _check_options(given: dict[str, Any], kinds: list[str]) -> None:
-    own: tuple[Any, ...] = (HeadSettings,) if kinds[0] in HEAD_KINDS else (DistillSettings,)
-    valid = {item.name for kind in (Settings, *own) for item in fields(kind)} | (
-        set(SHAPES) if kinds[0] in HEAD_KINDS else set()
-    )
+    heads = {item.name for item in fields(HeadSettings)} | set(SHAPES)
+    own = OTHER_KINDS[kinds[0]].options if kinds[0] in OTHER_KINDS else heads
+    valid = {item.name for item in fields(Settings)} | own
     bad = next((name for name in given if name not in valid), None)
     if bad is not None:
         raise OptionError(f"training {', '.join(kinds)} has no setting {bad!r}; {nearest(bad, valid)}")
@@ -131,9 +130,8 @@ def _check_options(given: dict[str, Any], kinds: list[str]) -> None:
 def _objective(
     kind: str, name: str, target: Target, corpus: Corpus, arguments: argparse.Namespace, *, given: dict[str, Any]
 ) -> Objective:
-    if kind in DISTILL_KINDS:
-        settings = _filled(DistillSettings, given, {})
-        return new_distillation(kind, target, draft=arguments.draft, reference=arguments.reference, settings=settings)
+    if kind in OTHER_KINDS:
+        return OTHER_KINDS[kind].build(Asked(kind, name, target, arguments.draft, arguments.reference, given))
     defaults = {**_DEFAULTS[kind], **given}
     raw, ends = read_target(name)
     changes = {key: defaults[key] for key in SHAPES if key in defaults}

@@ -43,7 +43,6 @@ from outrider.train.divergence import divergence
 from outrider.train.draft_lm import DraftLM
 from outrider.train.objective import Objective, Outcome
 
-DISTILL_KINDS = ("distill", "adaspec", "pretrain", "kangaroo")
 TEXT = "text"
 """The loss that asks the text, not the target."""
 _CHUNK = 1 << 24

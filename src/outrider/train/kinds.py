@@ -1,0 +1,106 @@
+"""What can be trained besides heads, by name: draft models, the adapter and the head of other methods, the target itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from outrider.core.errors import OptionError
+from outrider.core.interfaces import Target
+from outrider.train.acceptance import AcceptanceObjective, AcceptanceSettings
+from outrider.train.distill import DistillSettings, distillation, new_distillation, new_kangaroo
+from outrider.train.draft_lm import DraftLM
+from outrider.train.layerskip import LayerSkipObjective, LayerSkipSettings
+from outrider.train.objective import Objective
+
+DRAFT_SHAPE = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What the user named."""
+
+    kind: str
+    target_name: str
+    target: Target
+    draft: str | None
+    reference: str | None
+    given: Mapping[str, Any]
+
+    def settings(self, kind: type) -> Any:
+        names = {item.name for item in fields(kind)}
+        return kind(**{name: value for name, value in self.given.items() if name in names})
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """How an objective is made, and which options it has besides its settings."""
+
+    build: Callable[[Asked], Objective]
+    settings: type
+    more: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> set[str]:
+        return {item.name for item in fields(self.settings)} | set(self.more)
+
+
+def _distill(asked: Asked) -> Objective:
+    settings = asked.settings(DistillSettings)
+    objective = new_distillation(asked.kind, asked.target, draft=asked.draft, reference=asked.reference, settings=settings)
+    return _lean(objective, asked)
+
+
+def _pretrain(asked: Asked) -> Objective:
+    """From the draft that was named, or from nothing."""
+    if asked.draft is not None:
+        return _distill(asked)
+    if asked.reference is not None:
+        raise OptionError("pretrain compares with nothing; leave --reference out")
+    changes = {name: asked.given[name] for name in DRAFT_SHAPE if name in asked.given}
+    draft = DraftLM.fresh(asked.target_name, changes, asked.target.device)
+    return _lean(distillation(asked.kind, draft, asked.target, asked.settings(DistillSettings)), asked)
+
+
+def _lean(objective: Objective, asked: Asked) -> Objective:
+    """With gradient checkpointing, if it was asked for."""
+    if isinstance(objective.module, DraftLM):
+        objective.module.recompute = bool(asked.given.get("recompute_layers", False))
+    return objective
+
+
+def _kangaroo(asked: Asked) -> Objective:
+    settings = asked.settings(DistillSettings)
+    return new_kangaroo(asked.target_name, asked.target, settings, exit_layer=asked.given.get("exit_layer"))
+
+
+def _layerskip(asked: Asked) -> Objective:
+    model = DraftLM.load(asked.draft or asked.target_name, asked.target.device)
+    return _lean(LayerSkipObjective(model, asked.target, asked.settings(LayerSkipSettings)), asked)
+
+
+def _acceptance(asked: Asked) -> Objective:
+    if asked.draft is None:
+        raise OptionError("an acceptance head belongs to a draft model; give --draft")
+    draft = DraftLM.load(asked.draft, asked.target.device)
+    return AcceptanceObjective(draft, asked.target, asked.settings(AcceptanceSettings))
+
+
+_LEAN = ("recompute_layers",)
+
+OTHER_KINDS: Mapping[str, Kind] = {
+    "distill": Kind(_distill, DistillSettings, _LEAN),
+    "adaspec": Kind(_distill, DistillSettings, _LEAN),
+    "pretrain": Kind(_pretrain, DistillSettings, (*_LEAN, *DRAFT_SHAPE)),
+    "kangaroo": Kind(_kangaroo, DistillSettings, ("exit_layer",)),
+    "layerskip": Kind(_layerskip, LayerSkipSettings, _LEAN),
+    "acceptance-head": Kind(_acceptance, AcceptanceSettings),
+}
