@@ -191,9 +191,11 @@ def install_stage(out: Path) -> None:
     print(f"install: {size / 1e6:.1f} MB in {BUNDLED}")
 
 
-def judge_stage(prompts: Path, folders: dict[str, Path], *, count: int, temperature: float, nodes: int) -> None:
-    """Tokens per target pass on held-out prompts, with the engine itself, of the heads in ``folders``."""
-    llm = LLM(method="best-first")  # loads the draft model too, to compare with
+def judge_stage(prompts: Path, folders: dict[str, Path], *, count: int, temperature: float, nodes: int, eager: bool) -> None:
+    """Tokens per target pass on held-out prompts, with the engine itself, of the heads in ``folders``. ``eager`` is quick to
+    start on a GPU and in float32, so that texts can be compared."""
+    how: dict[str, Any] = {"fast": False, "dtype": "float32", "max_batch_size": 32} if eager else {}
+    llm = LLM(method="best-first", **how)  # loads the draft model too, to compare with
     texts: list[list[int]] = []
     for kind in ("story", "chat"):
         tokens = np.load(prompts / f"held_{kind}.npy")
@@ -206,7 +208,7 @@ def judge_stage(prompts: Path, folders: dict[str, Path], *, count: int, temperat
     plain = llm.generate(texts, params, method=llm.compose("plain"))
     for name in ("best-first", *folders):
         if name == "medusa2":  # the target is another one
-            llm = LLM(str(folders[name] / "target"), method="plain")
+            llm = LLM(str(folders[name] / "target"), method="plain", **how)
             plain = llm.generate(texts, params)
         more = {} if name == "best-first" else {"heads": str(folders[name] / "heads" if name == "medusa2" else folders[name])}
         method = llm.compose("medusa" if name == "medusa2" else name, num_tree_nodes=nodes, **more)
@@ -231,6 +233,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=32, help="guesses per round")
     parser.add_argument("--train-seconds", type=float)
     parser.add_argument("--rounds", type=int, help="of 8192 texts that the target writes")
+    parser.add_argument("--eager", action="store_true", help="judge with the plain decoder in float32")
     parser.add_argument("--others", action="store_true", help="the heads that are not bundled, and Medusa-2")
     parser.add_argument("--smoke", action="store_true", help="toy scale, to try the code on a CPU")
     arguments = parser.parse_args()
@@ -251,9 +254,8 @@ def main() -> None:
         else:
             trained = {kind: arguments.out / "heads" / kind for kind in (*OTHERS, "medusa2")}
             folders = trained if arguments.others else {kind: BUNDLED / kind for kind in HEADS}
-            judge_stage(
-                arguments.prompts, folders, count=arguments.count, temperature=arguments.temperature, nodes=arguments.nodes
-            )
+            chosen = {"count": arguments.count, "temperature": arguments.temperature, "nodes": arguments.nodes}
+            judge_stage(arguments.prompts, folders, **chosen, eager=arguments.eager)
         print(f"{stage}: done in {time.monotonic() - began:.0f} s", flush=True)
 
 

@@ -15,6 +15,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
+from outrider.core.tree import TokenTree
 from outrider.drafters.eagle import Eagle
 from outrider.drafters.head_tree import HeadOptions
 from outrider.models.decoder import Decoder
@@ -27,6 +28,7 @@ from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.ends import Ends
 from outrider.models.heads.folder import new_config, new_head
 from outrider.models.random_decoder import tiny_config, tiny_weights
+from outrider.models.weights import LayerWeights, Weights
 
 SHAPE = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
 RAW = {
@@ -106,6 +108,22 @@ def states_of(
         states = target.prefill([[*row, *path[::-1]]], target.new_cache(1), taps=taps)
         found.append(torch.cat([states[tap][0][-1] for tap in taps], -1))
     return torch.stack(found)
+
+
+def test_taps_do_not_change_a_pass() -> None:
+    """In half precision to the last bit, else speculation would not say what plain decoding says."""
+    config = tiny_config(num_hidden_layers=3, **SHAPE)
+    whole = tiny_weights(config, device=str(DEVICE))
+    halves = [{name: t if t is None else t.half() for name, t in vars(layer).items()} for layer in whole.layers]
+    layers = [LayerWeights(**half) for half in halves]
+    weights = Weights(whole.embedding.half(), layers, whole.norm.half(), whole.head.half())
+    target = FastDecoder(config, weights, numerics="invariant")
+    tree, cache = TokenTree.chain(torch.tensor([[5, 9, 1, 33, 7]], device=DEVICE)), target.new_cache(1)
+    cache.reserve(5)
+    step = target.step_of(tree, cache)
+    plain, _ = target.forward(tree.tokens, step)
+    tapped, states = target.forward(tree.tokens, step, taps=(1, 2, 3))
+    assert torch.equal(plain, tapped) and set(states) == {1, 2, 3}
 
 
 def test_only_static_shapes_have_a_twin() -> None:

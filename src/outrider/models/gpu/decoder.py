@@ -204,6 +204,10 @@ class FastDecoder(LayeredTarget):
 
 
 def _added(x: Tensor, parts: Tensor | None) -> Tensor:
+    """As ``add_norm`` adds, in the same order and rounded once: whoever taps a pass does not change it."""
     if parts is None:
         return x
-    return x + (parts if parts.dim() == 2 else parts.sum(0)).to(x.dtype)
+    added = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for part in parts[None] if parts.dim() == 2 else parts:
+        added += part.float()
+    return (x.float() + added).to(x.dtype)
