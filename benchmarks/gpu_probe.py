@@ -1,10 +1,10 @@
-"""Which tile reads each matrix of an 8B decoder fastest, at 8 to 64 rows: cuBLAS against ours (see models/gpu/tiles.py).
+"""Which tile reads each matrix of an 8B decoder fastest, and how attention is best cut, on the GPU at hand.
 
-    PYTHONPATH=src python benchmarks/gpu_probe.py [--rows 8 64] [--json FILE]
+    PYTHONPATH=src python benchmarks/gpu_probe.py [--sections products attention] [--rows 8 64] [--bits 16 8 4] [--save]
 
-Weights rotate through more memory than the cache holds; every figure is the median of graph replays, so launches cost what
-they cost in use. The last line of stdout is one JSON document. Kernels are compiled in side processes first, which is most of
-the time.
+Weights and keys rotate through more memory than the cache holds; every figure is the median of graph replays, so launches
+cost what they cost in use. ``--save`` keeps the best choices where models/gpu/tuned.py finds them. The last line of stdout is
+one JSON document. Kernels are compiled in side processes first, which is most of the time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.core.tree import ancestors_of
+from outrider.models.attention.tree_triton import Cut, Rows, Sights, attend_tree, cut_for, pack_words
+from outrider.models.gpu.packed import Matrix, pack
 from outrider.models.gpu.skinny import Tile, product, reference_product
 from outrider.models.gpu.tiles import Kind, tile_for
+from outrider.models.gpu.tuned import cut_key, save, tile_key
 
 SHAPES: dict[str, tuple[Kind, int, int]] = {
     "qkv": (Kind.WIDE, 6144, 4096),
@@ -33,26 +38,52 @@ SHAPES: dict[str, tuple[Kind, int, int]] = {
     "down": (Kind.NARROW, 4096, 14336),
     "head": (Kind.HEAD, 128256, 4096),
 }
-CUTS = (
-    (16, 256, 4, 4), (32, 128, 4, 5), (32, 256, 4, 4), (64, 64, 4, 4), (64, 64, 4, 6), (64, 64, 4, 8), (64, 128, 4, 3),
-    (64, 128, 4, 4), (128, 64, 4, 4), (128, 64, 8, 4),
-)  # fmt: skip
+CUTS = {
+    16: ((16, 256, 4, 4), (32, 128, 4, 5), (64, 64, 4, 8), (64, 128, 4, 3), (64, 128, 4, 4), (128, 64, 8, 4)),
+    8: (
+        (32, 128, 4, 5),
+        (32, 256, 4, 4),
+        (64, 128, 4, 4),
+        (64, 128, 4, 6),
+        (64, 256, 4, 4),
+        (128, 128, 4, 4),
+        (128, 128, 8, 4),
+    ),
+    4: (
+        (32, 128, 4, 6),
+        (32, 128, 2, 6),
+        (64, 128, 4, 4),
+        (64, 128, 4, 8),
+        (64, 128, 2, 6),
+        (128, 128, 4, 6),
+        (128, 128, 8, 6),
+    ),
+}
+HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 8, 128, 32
+PASSES = ((1, 1024), (1, 8192), (8, 1024), (8, 8192), (16, 8192), (64, 1024), (64, 8192))
+"""Nodes and context."""
+ATTENTION = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2), (64, 128, 8, 2), (64, 32, 4, 4), (128, 64, 8, 2), (128, 64, 8, 3),
+             (128, 64, 4, 2), (128, 128, 8, 2), (32, 64, 4, 3), (16, 64, 4, 3), (16, 128, 4, 3), (32, 128, 4, 2))  # fmt: skip
+PIECES = (4, 6, 8, 10, 12, 16, 24, 32)
 BANDWIDTH = 4.3e12
 WORKERS = 14
 
 
-def candidates(kind: Kind, rows: int) -> list[Tile]:
-    """Tiles worth trying."""
+def candidates(kind: Kind, rows: int, bits: int) -> list[Tile]:
+    """Tiles worth trying. The number of parts stays: results depend on it."""
     bm = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    parts = (2, 4, 8) if kind is Kind.NARROW else (1,)
-    return [Tile(*cut, bm, num_parts) for cut in CUTS for num_parts in parts]
+    return [Tile(*cut, bm, 4 if kind is Kind.NARROW else 1) for cut in CUTS[bits]]
 
 
-def run(x: Tensor, weight: Tensor, tile: Tile, kind: Kind) -> Tensor:
+def attention_tiles(num_queries: int) -> list[tuple[int, int, int, int]]:
+    return [tile for tile in ATTENTION if tile[0] <= max(16, num_queries) and (num_queries < 256 or tile[0] >= 64)]
+
+
+def run(x: Tensor, weight: Matrix, tile: Tile, kind: Kind) -> Tensor:
     return product(x, weight, tile=tile, gated=kind is Kind.GATED, out_dtype=torch.float32 if kind is Kind.HEAD else None)
 
 
-def microseconds(calls: list[Callable[[], Any]], *, repeats: int = 6) -> float:
+def microseconds(calls: Sequence[Callable[[], Any]], *, repeats: int = 6) -> float:
     """Of one call, the median of graph replays over all of them."""
     calls[0]()
     torch.cuda.synchronize()
@@ -72,60 +103,144 @@ def microseconds(calls: list[Callable[[], Any]], *, repeats: int = 6) -> float:
     return statistics.median(times)
 
 
-def compile_share(part: int, rows: list[int]) -> None:
-    """Compile every so-many-th candidate into Triton's cache, on small matrices."""
-    jobs = [(kind, count, tile) for kind in Kind for count in rows for tile in candidates(kind, count)]
-    for kind, count, tile in islice(jobs, part, None, WORKERS):
-        x = torch.randn(count, 4096, device="cuda").bfloat16()
+def jobs(arguments: argparse.Namespace) -> list[Callable[[], Any]]:
+    """Every kernel that will be measured, on small operands."""
+    found: list[Callable[[], Any]] = []
+    if "products" in arguments.sections:
+        x = {rows: torch.randn(rows, 4096, device="cuda").bfloat16() for rows in arguments.rows}
+        for bits in arguments.bits:
+            weight = torch.randn(2048, 4096, device="cuda").bfloat16()
+            small = weight if bits == 16 else pack(weight, bits)
+            shapes = [(kind, rows, tile) for kind in Kind for rows in x for tile in candidates(kind, rows, bits)]
+            found += [lambda k=k, r=r, t=t, w=small: run(x[r], w, t, k) for k, r, t in shapes]
+    if "attention" in arguments.sections:
+        for nodes, _ in PASSES:
+            call = attention_calls(nodes, 256, layers=1)
+            found += [lambda c=call, t=tile: c(cut_of(t, 4))[0]() for tile in attention_tiles(nodes * HEADS // KV_HEADS)]
+    return found
+
+
+def cut_of(tile: tuple[int, int, int, int], num_pieces: int) -> Cut:
+    queries, keys, num_warps, num_stages = tile
+    return Cut(num_pieces, 0, 64, block_queries=queries, block_keys=keys, num_warps=num_warps, num_stages=num_stages)
+
+
+def attention_calls(nodes: int, context: int, *, layers: int = LAYERS) -> Callable[[Cut], list[Callable[[], Any]]]:
+    """Attention of all layers of a pass, by how it is cut."""
+    shape = (1, KV_HEADS, -(-(context + nodes) // 256) * 256, HEAD_DIM)
+    memory = [tuple(torch.randn(shape, device="cuda").bfloat16() for _ in range(2)) for _ in range(layers)]
+    queries = torch.randn(1, nodes, HEADS, HEAD_DIM, device="cuda").bfloat16()
+    rows = Rows(*(torch.tensor([value], dtype=torch.int32, device="cuda") for value in (context, 0)))
+    parents = torch.tensor([[-1, *(max(0, n // 2 - 1) for n in range(1, nodes))]])
+    sights = Sights(pack_words(ancestors_of(parents)).cuda() if nodes >= 16 else None, None)
+    scale = HEAD_DIM**-0.5
+
+    def calls(cut: Cut) -> list[Callable[[], Any]]:
+        return [lambda m=m: attend_tree(queries, m, rows, sights=sights, cut=cut, scale=scale) for m in memory]  # type: ignore
+
+    return calls
+
+
+def attention(nodes: int, context: int) -> tuple[dict[str, float], Cut]:
+    """Every way of cutting one pass, and the best."""
+    calls, num_queries = attention_calls(nodes, context), nodes * HEADS // KV_HEADS
+    used = cut_for(1, num_queries, num_kv_heads=KV_HEADS, capacity=context + nodes, invariant=False)
+    found: dict[str, float] = {"in use": microseconds(calls(used))}
+    cuts = [cut_of(tile, pieces) for tile in attention_tiles(num_queries) for pieces in PIECES]
+    for cut in cuts:
         try:
-            run(x, torch.randn(2048, 4096, device="cuda").bfloat16(), tile, kind)
-        except Exception as error:  # too large for the device: the measurement will say so again
-            print("cannot be compiled:", tile, str(error).splitlines()[0][:100])
+            found[str(cut)] = microseconds(calls(cut), repeats=4)
+        except Exception as error:
+            print("cannot be run:", cut, str(error).splitlines()[0][:100])
+    best = min((cut for cut in cuts if str(cut) in found), key=lambda cut: found[str(cut)])
+    floor = 2 * KV_HEADS * (context + nodes) * HEAD_DIM * 2 / BANDWIDTH * 1e6
+    print(f"attention {nodes:3} nodes, context {context}: floor {floor:.1f}, in use {found['in use']:.1f}, "
+          f"best {found[str(best)]:.1f} {best}", flush=True)  # fmt: skip
+    return found, best
 
 
-def measure(name: str, rows: int) -> dict[str, Any]:
+def products(name: str, rows: int, bits: int) -> tuple[dict[str, Any], Tile]:
     """Every candidate of one matrix, and the relative error of the tile in use."""
     kind, outputs, depth = SHAPES[name]
-    copies = max(2, min(8, 600_000_000 // (outputs * depth)))
-    weights = [torch.empty(outputs, depth, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02) for _ in range(copies)]
+    copies = max(2, min(8, 600_000_000 * 16 // bits // (outputs * depth)))
+    dense = [torch.empty(outputs, depth, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02) for _ in range(copies)]
+    weights: list[Matrix] = [w if bits == 16 else pack(w, bits) for w in dense]
     x = torch.randn(rows, depth, device="cuda").bfloat16()
-    used = tile_for(kind, rows, outputs // 2 if kind is Kind.GATED else outputs)
-    found: dict[str, float] = {"cuBLAS": microseconds([lambda w=w: F.linear(x, w) for w in weights])}
-    for tile in [used, *candidates(kind, rows)]:
+    used = tile_for(kind, rows, outputs // 2 if kind is Kind.GATED else outputs, bits=bits)
+    found: dict[str, float] = {label: microseconds(calls) for label, calls in theirs(x, dense, bits).items()}
+    tiles = [used, *candidates(kind, rows, bits)]
+    for tile in tiles:
         try:
             found[str(tile)] = microseconds([lambda w=w, t=tile: run(x, w, t, kind) for w in weights])
         except Exception as error:
             print("cannot be run:", name, tile, str(error).splitlines()[0][:100])
     y = run(x, weights[0], used, kind).float()
     y = y.sum(0) if y.dim() == 3 else y
-    expected = reference_product(x, weights[0], gated=kind is Kind.GATED)
-    best = min((label for label in found if label != "cuBLAS"), key=found.__getitem__)
-    error = float((y - expected).norm() / expected.norm())
-    floor = outputs * depth * 2 / BANDWIDTH * 1e6
-    print(
-        f"{name:8} rows {rows:3}  floor {floor:6.1f}  cuBLAS {found['cuBLAS']:6.1f}  in use {found[str(used)]:6.1f}  "
-        f"best {found[best]:6.1f} {best}  error {error:.1e}",
-        flush=True,
-    )
-    return {"floor": floor, "error": error, "used": str(used), "microseconds": found}
+    whole = weights[0] if isinstance(weights[0], Tensor) else weights[0].unpacked()
+    expected = reference_product(x, whole, gated=kind is Kind.GATED)
+    best = min((tile for tile in tiles if str(tile) in found), key=lambda tile: found[str(tile)])
+    error, floor = float((y - expected).norm() / expected.norm()), weights[0].nbytes / BANDWIDTH * 1e6
+    others = "  ".join(f"{label} {value:6.1f}" for label, value in found.items() if not label.startswith("Tile"))
+    print(f"{name:8} {bits:2} bits, rows {rows:3}  floor {floor:6.1f}  {others}  in use {found[str(used)]:6.1f}  "
+          f"best {found[str(best)]:6.1f} {best}  error {error:.1e}", flush=True)  # fmt: skip
+    return {"floor": floor, "error": error, "used": str(used), "microseconds": found}, best
+
+
+def theirs(x: Tensor, dense: list[Tensor], bits: int) -> dict[str, list[Callable[[], Any]]]:
+    """PyTorch's own products."""
+    if bits == 16:
+        return {"cuBLAS": [lambda w=w: F.linear(x, w) for w in dense]}
+    try:
+        if bits == 8:
+            packed = [(pack(w, 8).data, torch.ones(len(w), device="cuda", dtype=torch.bfloat16)) for w in dense]
+            calls = [lambda p=p: torch._weight_int8pack_mm(x, *p) for p in packed]
+        else:
+            nibbles = [torch.randint(0, 256, (len(w), w.shape[1] // 2), dtype=torch.uint8, device="cuda") for w in dense]
+            tiled = [torch._convert_weight_to_int4pack(n, 8) for n in nibbles]
+            scales = torch.ones(x.shape[1] // 128, len(dense[0]), 2, device="cuda", dtype=torch.bfloat16)
+            calls = [lambda t=t: torch._weight_int4pack_mm(x, t, 128, scales) for t in tiled]
+        calls[0]()
+    except Exception as error:
+        print("PyTorch's own product cannot be run:", str(error).splitlines()[0][:160])
+        return {}
+    return {"torch": calls}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sections", nargs="+", choices=("products", "attention"), default=("products", "attention"))
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--bits", type=int, nargs="+", default=[16, 8, 4])
+    parser.add_argument("--save", action="store_true", help="keep the best choices for the decoder to find")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.share is not None:
-        compile_share(arguments.share, arguments.rows)
+        for job in islice(jobs(arguments), arguments.share, None, WORKERS):
+            try:
+                job()
+            except Exception as error:  # too large for the device: the measurement will say so again
+                print("cannot be compiled:", str(error).splitlines()[0][:100])
         return
-    command = [sys.executable, __file__, "--rows", *map(str, arguments.rows), "--share"]
+    command = [sys.executable, *sys.argv, "--share"]
     for worker in [subprocess.Popen([*command, str(part)]) for part in range(WORKERS)]:
         worker.wait()
-    table = {f"{name}/{rows}": measure(name, rows) for rows in arguments.rows for name in SHAPES}
+    table: dict[str, Any] = {}
+    best: dict[str, dict[str, int]] = {}
+    if "products" in arguments.sections:
+        for bits, rows, name in ((bits, rows, name) for bits in arguments.bits for rows in arguments.rows for name in SHAPES):
+            table[f"{name}/{rows}/{bits}"], tile = products(name, rows, bits)
+            kind, outputs, _ = SHAPES[name]
+            best[tile_key(kind.name, rows, outputs // 2 if kind is Kind.GATED else outputs, bits=bits)] = asdict(tile)
+    if "attention" in arguments.sections:
+        for nodes, context in PASSES:
+            table[f"attention/{nodes}/{context}"], cut = attention(nodes, context)
+            best[cut_key(1, nodes * HEADS // KV_HEADS, num_kv_heads=KV_HEADS, capacity=context + nodes)] = asdict(cut)
+    if arguments.save:
+        print("saved to", save(best))
     if arguments.json:
-        arguments.json.write_text(json.dumps(table, indent=1))
-    print(json.dumps(table))
+        arguments.json.write_text(json.dumps({"microseconds": table, "best": best}, indent=1))
+    print(json.dumps({"best": best}))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ make gpu-test        (or: PYTHONPATH=src python -m pytest tests/gpu)
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -93,10 +96,28 @@ def test_every_method_runs_on_captured_passes(llm: LLM) -> None:
         assert same >= 3, name  # trees are not invariant: a close call may flip
 
 
-def test_a_round_is_one_launch(llm: LLM) -> None:
+TREE = {"branching": (3, 2, 1), "num_draft_tokens": 3, "num_tree_nodes": 15}
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled"])
+def test_trees_in_captured_rounds_say_what_plain_decoding_says(llm: LLM, params: SamplingParams) -> None:
+    """But for close calls: the branches of a tree are summed in another order than text."""
+    expected = [llm.generate(p, params, method=llm.compose("plain"))[0].token_ids for p in PROMPTS]
+    method = llm.compose("draft-tree", **TREE)
+    alone = [llm.generate(p, params, method=method)[0] for p in PROMPTS]
+    batch = llm.generate(PROMPTS, params, method=method)
+    for got in (alone, batch):
+        assert sum(o.token_ids == e for o, e in zip(got, expected, strict=True)) >= 3
+    engine = llm.generate(PROMPTS, params, method=method, trace=True)
+    ours, theirs = (sum(o.stats.num_accepted for o in outputs) for outputs in (batch, engine))
+    assert abs(ours - theirs) <= 0.05 * theirs  # the same trees, walked the same way
+
+
+@pytest.mark.parametrize(("name", "options"), [("draft-model", {"num_draft_tokens": 3}), ("draft-tree", TREE)])
+def test_a_round_is_one_launch(llm: LLM, name: str, options: dict[str, Any]) -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    method, params = llm.compose("draft-model", num_draft_tokens=3), SamplingParams(max_tokens=64, ignore_eos=True)
+    method, params = llm.compose(name, **options), SamplingParams(max_tokens=64, ignore_eos=True)
     llm.generate(PROMPTS[0], params, method=method)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         stats = llm.generate(PROMPTS[0], params, method=method)[0].stats
@@ -117,6 +138,43 @@ def test_scores_do_not_depend_on_what_shares_the_pass(llm: LLM, num_nodes: int) 
         one = target.score(TokenTree.chain(torch.tensor([[tokens[node]]], device="cuda")), alone).logits[0, 0]
         alone.commit([[0]])
         assert torch.equal(one, whole[node]), node
+
+
+def test_pages_score_as_rows_do(llm: LLM) -> None:
+    """Bit for bit in invariant numerics, on captured passes, with a beginning that two rows share."""
+    from outrider.bundled import bundled_path
+    from outrider.cache.paged import PagedCache
+    from outrider.models.config import config_of
+    from outrider.models.gpu.decoder import FastDecoder
+    from outrider.models.load import read_config
+    from outrider.models.weights import SafetensorsFolder, read_weights
+
+    folder = Path(bundled_path("target"))
+    config = config_of(read_config(folder))
+    assert config is not None
+    weights = read_weights(SafetensorsFolder(folder), config, dtype=torch.bfloat16, device=torch.device("cuda"))
+    rows, paged = (FastDecoder(config, weights, numerics="invariant", page_len=page_len) for page_len in (0, 64))
+    prompts = [[5, 6, 7, 8, 9] * 30, [5, 6, 7, 8, 9] * 20 + [11, 12]]
+    first, cache = paged.new_cache(1), rows.new_cache(2)
+    assert isinstance(first, PagedCache) and paged.pool is not None
+    paged.prefill([prompts[0]], first)
+    twins = PagedCache.of_runs(paged.pool, [first.run(0), first.run(0, 100)])
+    paged.prefill([[], prompts[1][100:]], twins)
+    rows.prefill([prompts[0], prompts[1]], cache)
+    tree = TokenTree.of_rows([([3, 4, 5, 6, 7], [-1, 0, 0, 1, 2]), ([9, 8, 1, 2], [-1, 0, 1, 2])], "cuda")
+    for _ in range(3):
+        expected, got = rows.score(tree, cache).logits, paged.score(tree, twins).logits
+        for row, size in enumerate(tree.sizes):
+            assert torch.equal(got[row, :size], expected[row, :size])
+        for each in (cache, twins):
+            each.commit([[0, 2, 4], [0, 1]])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_speculation_on_few_bits_says_what_their_plain_decoding_says(dtype: str) -> None:
+    llm, params = LLM(device="cuda", dtype=dtype, numerics="invariant"), SamplingParams(max_tokens=40)
+    expected = [o.token_ids for o in llm.generate(PROMPTS, params, method=llm.compose("plain"))]
+    assert [o.token_ids for o in llm.generate(PROMPTS, params, method=llm.compose("draft-model"))] == expected
 
 
 def test_the_fast_path_can_be_switched_off() -> None:

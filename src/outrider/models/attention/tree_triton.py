@@ -28,6 +28,7 @@ from torch import Tensor
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import stages_that_fit
+from outrider.models.gpu.tuned import choices, cut_key
 
 _WORD = 64
 _LOG2E = 1.4426950408889634
@@ -86,11 +87,15 @@ def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: i
     """What measured best on an H200; ``num_queries`` is nodes times query heads per key head."""
     if invariant:
         return Cut(-(-capacity // 256), 256, block_queries=64)  # one tile: sums over keys depend on how it is laid out
+    tuned = choices().get(cut_key(batch_size, num_queries, num_kv_heads=num_kv_heads, capacity=capacity))
+    if tuned is not None:
+        return Cut(**tuned)
     block = 16 if num_queries <= 16 else 32 if num_queries <= 32 else 64
-    most, shortest = (16, 64) if block == 16 else (16, 128) if block == 32 else (8, 256)
+    shortest = {16: 128, 32: 128, 64: 256}[block]
     num_programs = batch_size * num_kv_heads * -(-num_queries // block)
-    num_pieces = min(most, -(-capacity // shortest), max(1, -(-528 // num_programs)))
-    return Cut(num_pieces, shortest=shortest, block_queries=block)
+    most = 528 if block < 64 else 264  # programs of the device's processors, of which large ones hold fewer
+    num_pieces = max(1, min(16, capacity // shortest, most // num_programs))
+    return Cut(num_pieces, shortest=shortest, block_queries=block, block_keys=128 if block == 16 else 64)
 
 
 def attend_tree(
@@ -103,7 +108,7 @@ def attend_tree(
     num_kv_heads, capacity = keys.shape[1], keys.shape[2]
     num_queries = num_nodes * num_heads // num_kv_heads
     shape = (batch_size, num_kv_heads, cut.num_pieces, num_queries)
-    parts = torch.empty(*shape, head_dim, dtype=torch.float32, device=keys.device)
+    parts = torch.empty(*shape, head_dim, dtype=torch.float32 if cut.piece_len else queries.dtype, device=keys.device)
     peaks = torch.empty(2, *shape, dtype=torch.float32, device=keys.device)
     out = torch.empty_like(queries)
     key_bytes = cut.block_keys * head_dim * keys.element_size()
@@ -167,13 +172,13 @@ def _seen(words, query, node, other, start, is_query, WORDS: tl.constexpr):
 
 @triton.jit
 def _attend_block(q, k, v, seen, peak, weight, total, scale, MASKED: tl.constexpr):
-    """One step of the running softmax."""
-    s = tl.dot(q, k, input_precision="ieee") * scale
+    """One step of the running softmax; peaks are of scaled scores."""
+    s = tl.dot(q, k, input_precision="ieee")
     if MASKED:
         s = tl.where(seen, s, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(s, 1))
+    new_peak = tl.maximum(peak, tl.max(s, 1) * scale)
     safe_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
-    p = tl.exp2(s - safe_peak[:, None])
+    p = tl.exp2(s * scale - safe_peak[:, None])
     shrink = tl.exp2(peak - safe_peak)
     weight = weight * shrink + tl.sum(p, 1)
     total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
@@ -235,7 +240,10 @@ def _attend_pieces(
     if low < high:
         part = ((row * HEADS + head) * num_pieces + piece) * num_queries + index
         num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
-        tl.store(parts + part[:, None].to(tl.int64) * D + dims[None, :], total, mask=is_query[:, None])
+        if PIECE_LEN == 0:  # a mean of values, which may be rounded as values are: half as much to write and to read again
+            total = total / tl.where(weight == 0, 1.0, weight)[:, None]
+        to = parts + part[:, None].to(tl.int64) * D + dims[None, :]
+        tl.store(to, total.to(parts.dtype.element_ty), mask=is_query[:, None])
         tl.store(peaks + part, peak, mask=is_query)
         tl.store(peaks + num_parts + part, weight, mask=is_query)
 
@@ -264,10 +272,16 @@ def _join_pieces(
     share = tl.where(used, tl.exp2(peak - top), 0.0)
     total = tl.zeros((D,), tl.float32)
     norm = 0.0
-    for piece in range(num_used):  # in order, so that a piece in which nothing is seen changes nothing
-        mine = tl.sum(tl.where(pieces == piece, share, 0.0), 0)
-        norm += mine * tl.sum(tl.where(pieces == piece, weight, 0.0), 0)
-        total += mine * tl.load(parts + (first + piece * num_queries).to(tl.int64) * D + dims)
+    if PIECE_LEN == 0:  # all at once: the loads do not wait for one another
+        at = parts + (first + pieces * num_queries)[:, None].to(tl.int64) * D + dims[None, :]
+        share *= weight
+        total = tl.sum(share[:, None] * tl.load(at, mask=used[:, None], other=0.0).to(tl.float32), 0)
+        norm = tl.sum(share, 0)
+    else:
+        for piece in range(num_used):  # in order, so that a piece in which nothing is seen changes nothing
+            mine = tl.sum(tl.where(pieces == piece, share, 0.0), 0)
+            norm += mine * tl.sum(tl.where(pieces == piece, weight, 0.0), 0)
+            total += mine * tl.load(parts + (first + piece * num_queries).to(tl.int64) * D + dims)
     end(EARLY)
     at = ((row * num_nodes + index // GROUP) * HEADS * GROUP + head * GROUP + index % GROUP) * D
     tl.store(out + at + dims, (total / norm).to(out.dtype.element_ty))

@@ -15,13 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
-
-def _can() -> bool:
-    wanted = os.environ.get("OUTRIDER_EARLY_LAUNCH", "1") == "1"
-    return wanted and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
-
-
-EARLY = _can()
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+"""Instructions of Hopper and later are there; never so for interpreted kernels."""
+EARLY = HOPPER and os.environ.get("OUTRIDER_EARLY_LAUNCH", "1") == "1"
 """Whether kernels are launched this way; fixed when the process starts, since kernels are compiled for it."""
 
 

@@ -108,6 +108,7 @@ def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
         depth,
         triton.cdiv(depth, tile.num_parts * GROUP) * GROUP,
         GATED=gated,
+        BITWISE=launch.HOPPER and x.dtype == torch.bfloat16,
         HALF=half,
         BM=tile.bm,
         BN=tile.bn,

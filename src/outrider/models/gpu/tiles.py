@@ -7,7 +7,11 @@
     down           29.9            32.2            32.4    36.1        27.3
     head          240.3           260.3           244.0   271.9       244.3
 
-Where cuBLAS alone is a little faster (qkv at 64 rows) ours still is in a chain, since its launch overlaps (``launch.py``).
+    8 bits         14.6  8.8  51.5  22.3  177       22.3  12.1  66.0  33.0  248      (qkv, out, gate and up, down, head)
+    4 bits         20.6  7.4  37.6  20.5  129       31.2  11.5  57.7  33.1  268
+
+PyTorch's own product for 4 bits takes 22.2, 13.7, 78.7, 41.5 and 334 at 8 rows, its one for 8 bits thirty times ours. Where
+cuBLAS alone is a little faster (qkv at 64 rows) ours still is in a chain, since its launch overlaps (``launch.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 from enum import Enum
 
 from outrider.models.gpu.skinny import Tile
+from outrider.models.gpu.tuned import choices, tile_key
 
 MOST_ROWS = 64
 """More rows than this are multiplied by cuBLAS."""
@@ -33,14 +38,29 @@ class Kind(Enum):
 
 def tile_for(kind: Kind, num_rows: int, num_outputs: int, *, bits: int = 16) -> Tile:
     """The tile that measured best. The number of parts depends on the matrix alone, and so do the results."""
-    bm = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
     num_parts = 4 if kind is Kind.NARROW else 1
+    tuned = choices().get(tile_key(kind.name, num_rows, num_outputs, bits=bits))
+    if tuned is not None:
+        return Tile(**{**tuned, "num_parts": num_parts})
+    bm = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    if bits < 16:
+        return _tile_of_few_bits(kind, bm, num_parts, bits)
     if num_outputs * num_parts < 48 * _PROGRAMS:
         return Tile(16 if num_outputs * num_parts < 32 * _PROGRAMS else 32, 128, bm=bm, num_parts=num_parts)
     if kind is Kind.NARROW:
         return Tile(64, 128, num_stages=3, bm=bm, num_parts=num_parts)
     if kind is Kind.WIDE:
         return Tile(64, 64, num_stages=8, bm=bm) if bm == 64 else Tile(64, 128, bm=bm)
-    if bits < 16:
-        return Tile(64, 128, bm=bm)
     return Tile(128, 64, num_warps=8, bm=bm) if bm == 64 else Tile(64, 128, num_stages=3, bm=bm)
+
+
+def _tile_of_few_bits(kind: Kind, bm: int, num_parts: int, bits: int) -> Tile:
+    if bits == 8:
+        return (
+            Tile(64, 128, num_stages=6, bm=bm, num_parts=num_parts) if bm == 64 else Tile(32, 256, bm=bm, num_parts=num_parts)
+        )
+    if bm == 64:
+        return Tile(128, 128, num_stages=6, bm=bm, num_parts=num_parts) if kind is not Kind.GATED else Tile(64, 128, bm=bm)
+    if kind in (Kind.NARROW, Kind.GATED):
+        return Tile(32, 128, num_warps=2, num_stages=6, bm=bm, num_parts=num_parts)
+    return Tile(64, 128, bm=bm)
