@@ -44,6 +44,7 @@ SIZES = {
 KINDS = {
     "heads of 32": {"model_type": "llama", "head_dim": 32},
     "heads of 16": {"model_type": "llama", "head_dim": 16},
+    "heads of 96": {"model_type": "llama", "head_dim": 96, "num_attention_heads": 8, "num_key_value_heads": 2},
     "windows": {"model_type": "mistral", "sliding_window": 40, "head_dim": 32},
     "gemma": {"model_type": "gemma2", "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 24},
 }
@@ -102,6 +103,20 @@ def test_scores_do_not_depend_on_what_shares_the_pass(library, kind: str, dtype:
                 alone.commit([[0]])
             assert found is not None
             assert torch.equal(found, logits[row, node]), f"row {row}, node {node}"
+
+
+def test_scores_do_not_depend_on_how_many_share_the_pass(library) -> None:
+    """Rows are multiplied in groups whose shape depends on their number; every shape gives the same bits."""
+    config, chance = config_named("heads of 32"), random.Random(3)
+    model = NativeDecoder(library, config, random_weights(config, dtype=torch.bfloat16, seed=2))
+    tokens, cache = [chance.randrange(VOCAB) for _ in range(130)], model.new_cache(1)
+    one_by_one = []
+    for token in tokens:
+        one_by_one.append(model.score(TokenTree.chain(torch.tensor([[token]])), cache).logits[0])
+        cache.commit([[0]])
+    for width in (2, 15, 16, 17, 32, 33, 47, 48, 49, 64, 65, 113, 130):
+        logits = model.score(TokenTree.chain(torch.tensor([tokens[:width]])), model.new_cache(1)).logits[0]
+        assert torch.equal(logits, torch.cat(one_by_one[:width])), f"{width} rows"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -38,7 +38,7 @@ class LayerStruct(Structure):
 class ModelStruct(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("is_bf16", "hidden", "layers", "heads", "kv_heads", "head_dim", "mlp", "vocab")),
-        *((name, c_int32) for name in ("activation", "post_norms")),
+        ("activation", c_int32),
         *((name, c_float) for name in ("norm_eps", "query_scale", "embedding_scale", "attention_cap", "final_cap")),
         ("embedding", c_void_p),
         ("norm", c_void_p),
@@ -106,7 +106,7 @@ class PackedModel:
         layers = (LayerStruct * config.num_layers)(*(self._layer(config, i, layer) for i, layer in enumerate(weights.layers)))
         self.struct = ModelStruct(
             *(int(self._is_bf16), config.hidden_size, config.num_layers, config.num_heads, config.num_kv_heads),
-            *(config.head_dim, config.mlp_size, config.vocab_size, _ACTIVATIONS[config.activation], int(config.post_norms)),
+            *(config.head_dim, config.mlp_size, config.vocab_size, _ACTIVATIONS[config.activation]),
             *(config.norm_eps, config.query_scale, config.embedding_scale),
             *(config.attention_softcap or 0.0, config.final_softcap or 0.0),
             self._keep(weights.embedding.contiguous()),

@@ -3,6 +3,9 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 typedef float V __attribute__((vector_size(64)));
 typedef int32_t I __attribute__((vector_size(64)));
@@ -37,11 +40,15 @@ static inline V load(const bf16* p) {
     return bits(__builtin_convertvector(h, U) << 16);
 }
 static inline void store(bf16* p, V v) {
+#if defined(__AVX512BF16__)  // the same, but what is too small for a normal number is zero, as it is to tiles
+    const auto h = _mm512_cvtneps_pbh((__m512)v);
+#else
     U u = bits(v);
     U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     U nan = (u >> 16) | 64;
     U is_nan = (U)((I)(u & 0x7fffffffu) > 0x7f800000);
     H h = __builtin_convertvector((rounded & ~is_nan) | (nan & is_nan), H);
+#endif
     memcpy(p, &h, 32);
 }
 
