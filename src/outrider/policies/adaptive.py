@@ -47,6 +47,8 @@ _THINKING_SHARE = 0.004
 _EAGER_SHARE = 0.03
 _WARM = 64
 """... and in an engine's first rounds, when there is more to learn."""
+_ABOUT = 1.34
+"""Batches whose sizes differ by no more than this factor share a decision."""
 _PLAIN_SAMPLE = 4
 """One in so many plain rounds is timed."""
 _START_CREDIT = 4.0
@@ -84,14 +86,16 @@ class _State(RowState):
     known: Experience = field(repr=False)
     rows: list[Row]
     unread: list[Played] = field(default_factory=list)
-    """Rounds since the last decision."""
+    """Rounds that were not learnt from."""
     num_plain: int = 0
-    """Plain rounds since the last decision that were only counted."""
-    seconds: float = 0.0
-    """Time spent on rounds since the last decision."""
-    outlook: Outlook | None = None
+    """Plain rounds of these that were only counted."""
+    num_rows: int = field(default=0, repr=False)
+    """Size of the batch that the last decision was made for."""
+    seconds: float = field(default=0.0, repr=False)
+    """Time spent on rounds since then."""
+    outlook: Outlook | None = field(default=None, repr=False)
     """What the decision rests on; None where the batch is new."""
-    best: int = 0
+    best: int = field(default=0, repr=False)
     """The decision: length of a round that is no probe."""
     depth: int = 0
     """Length of this round."""
@@ -106,16 +110,24 @@ class _State(RowState):
         for purse in (self.known.probes, self.known.losses):
             purse.settle(self.num_plain, 0.0)
         learn(self.rows, self.unread, self.known)
-        self.unread, self.num_plain, self.seconds = [], 0, 0.0
+        self.unread, self.num_plain = [], 0
 
     def fork(self, rows: Sequence[int]) -> _State:
         self.learn()
-        return _State(self.known, [self.rows[row].copy() for row in rows])
+        return self._of([self.rows[row].copy() for row in rows])
 
     def join(self, other: _State) -> _State:
         self.learn()
         other.learn()
-        return _State(self.known, [*self.rows, *other.rows])
+        return self._of([*self.rows, *other.rows])
+
+    def _of(self, rows: list[Row]) -> _State:
+        """Other rows. The decision stays while the batch is about as large as when it was made: where requests come and go
+        every few rounds, another one each time would cost more than it could gain."""
+        moved = _State(self.known, rows)
+        if self.num_rows / _ABOUT <= len(rows) <= self.num_rows * _ABOUT and not self.is_probe:
+            moved.num_rows, moved.seconds, moved.outlook, moved.best = self.num_rows, self.seconds, self.outlook, self.best
+        return moved
 
 
 @final
@@ -134,16 +146,16 @@ class Adaptive(Policy):
         return _State(self.experience, [Row(PositionRates(horizon), PositionRates(horizon)) for _ in range(num_rows)])
 
     def plan(self, state: _State, num_rows: int) -> Plan:
+        assert len(state.rows) == num_rows, "a batch that changed has a state of its own"
         num_rounds = self.experience.num_rounds
         if num_rounds < len(_CALIBRATION):
             return self._take(state, min(_CALIBRATION[num_rounds], self.options.num_draft_tokens))
-        if state.outlook is None or state.plan is None or self._is_due(state):
+        if state.outlook is None or self._is_due(state):
             outlook = self._decide(state)
             probe = self._probe(state, outlook)
             state.is_probe = probe is not None
             return self._take(state, state.best if probe is None else probe)
-        assert len(state.plan.max_depth) == num_rows, "a batch that changed has a state of its own"
-        return state.plan
+        return state.plan or self._take(state, state.best)
 
     def _take(self, state: _State, depth: int) -> Plan:
         state.depth = depth
@@ -155,7 +167,7 @@ class Adaptive(Policy):
         known = self.experience
         known.num_rounds += 1
         state.seconds += observation.seconds
-        if state.depth == 0 and state.outlook is not None and known.num_rounds % _PLAIN_SAMPLE:
+        if state.depth == 0 and state.outlook is not None and not state.is_probe and known.num_rounds % _PLAIN_SAMPLE:
             state.num_plain += 1
             return
         planned = observation.plan.max_depth if observation.plan else (state.depth,) * len(state.rows)
@@ -171,6 +183,7 @@ class Adaptive(Policy):
     def _decide(self, state: _State) -> Outlook:
         began = time.perf_counter()
         state.learn()
+        state.num_rows, state.seconds = len(state.rows), 0.0
         state.outlook = self._look_ahead(state.rows)
         state.best = state.outlook.best(self.experience.losses.balance)
         self.experience.thinking.add(time.perf_counter() - began)
@@ -200,6 +213,8 @@ class Adaptive(Policy):
         While drafting: by turns a little longer, much longer, and nothing, where plain decoding is not far behind. While
         not: mostly one guess, and now and then as many as can be paid for, for drafters that are right late or not at all."""
         known, best = self.experience, state.best
+        if best and not known.costs.of(len(state.rows)).knows_plain:
+            return 0  # what there is to gain is not known before, whatever other batch sizes make of it
         if known.num_rounds - known.last_probe < _PROBE_INTERVAL:
             return None
         known.probes.cap = max(_PROBE_CAP, outlook.risk(1))  # one guess must stay within reach, however dear

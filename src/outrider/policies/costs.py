@@ -30,6 +30,8 @@ _PACE_STEP = 0.1
 _JUMP = 1.15
 _JUMP_ROUNDS = 6
 """So many rounds in a row, all this much slower or all faster than usual, are a jump of the pace."""
+_STALE = 200
+"""Rounds of other lengths that halve the weight of what is known of one: the pace was not followed exactly meanwhile."""
 _TRUSTED = 2
 """Rounds before a length is believed: the first call with a new shape may allocate, compile or capture."""
 _SNAPSHOT_LEN = 65
@@ -43,7 +45,7 @@ _NORMAL = 1.25
 SHORT_LAG = 3
 """Tokens a drafter reads at about no cost before it guesses; one or two are normal."""
 
-Shape = Callable[[int], float]
+Shape = Callable[[float], float]
 
 
 @final
@@ -72,10 +74,15 @@ class Typical:
 
     def __init__(self) -> None:
         self.value = 0.0
-        self.count = 0
+        self.count = 0.0
+
+    def age(self, num_rounds: int) -> None:
+        """Weigh less what was seen so long ago."""
+        if num_rounds and self.count > _TRUSTED:
+            self.count = max(_TRUSTED, min(self.count, _MEMORY) * 0.5 ** (num_rounds / _STALE))
 
     def add(self, *numbers: float) -> None:
-        fresh = max(0, min(_TRUSTED - self.count, len(numbers)))
+        fresh = max(0, min(int(_TRUSTED - self.count), len(numbers)))
         for number in numbers[:fresh]:  # the first may be slow
             self.value = min(self.value, max(number, 1e-9)) if self.count else max(number, 1e-9)
             self.count += 1
@@ -91,11 +98,17 @@ class Curve:
 
     def __init__(self, shape: Shape) -> None:
         self.cells: dict[int, Typical] = {}
+        self._last_added: dict[int, int] = {}
+        self._num_added = 0
         self._shape = shape
         self._anchors: list[tuple[int, float]] = []
 
     def add(self, length: int, seconds: Sequence[float]) -> None:
-        self.cells.setdefault(length, Typical()).add(*seconds)
+        cell = self.cells.setdefault(length, Typical())
+        cell.age(self._num_added - self._last_added.get(length, self._num_added))
+        cell.add(*seconds)
+        self._num_added += len(seconds)
+        self._last_added[length] = self._num_added
         self._anchors = []
 
     def _fit(self) -> list[tuple[int, float]]:
@@ -114,7 +127,7 @@ class Curve:
         """Shape times a factor, which is linear between and beyond measured lengths, but never falls beyond them."""
         return self.table((length,))[0]
 
-    def table(self, lengths: Iterable[int]) -> list[float]:
+    def table(self, lengths: Iterable[float]) -> list[float]:
         """``at`` several lengths, in rising order."""
         anchors = self._fit()
         if len(anchors) < 2:
@@ -145,28 +158,35 @@ def _rising(measured: Sequence[tuple[float, float]]) -> list[float]:
     return [value for value, _, size in blocks for _ in range(size)]
 
 
-def _proportional(length: int) -> float:
+def _proportional(length: float) -> float:
     return float(length)
 
 
-def _flat(length: int) -> float:
+def _flat(length: float) -> float:
     del length
     return 1.0
 
 
-def _snapshot(curve: Curve) -> Shape:
-    """The curve as it is now, as the shape of another."""
-    values = curve.table(range(_SNAPSHOT_LEN))
-    return lambda length: values[min(length, _SNAPSHOT_LEN - 1)]
+def _snapshot(curve: Curve, ratio: float = 1.0) -> Shape:
+    """The curve as it is now, as the shape of another, of batches ``ratio`` times as large: what a pass costs is mostly a
+    matter of its nodes, so a length there is like the length here that has as many."""
+    values = curve.table([max(ratio * (length + 1) - 1, 0.0) for length in range(_SNAPSHOT_LEN)])
+
+    def at(length: float) -> float:
+        left = min(int(length), _SNAPSHOT_LEN - 2)
+        return values[left] + (values[left + 1] - values[left]) * (length - left)
+
+    return at
 
 
 @final
 class BatchCosts:
-    """The costs of rounds of one batch size. ``like`` lends its curves' shapes until this one has its own."""
+    """The costs of rounds of one batch size. ``like``, of batches ``ratio`` times smaller, lends its curves' shapes until this
+    one has its own."""
 
-    def __init__(self, like: BatchCosts | None = None) -> None:
+    def __init__(self, like: BatchCosts | None = None, ratio: float = 1.0) -> None:
         self.draft = Curve(_snapshot(like.draft) if like else _proportional)
-        self.rest = Curve(_snapshot(like.rest) if like else _flat)
+        self.rest = Curve(_snapshot(like.rest, ratio) if like else _flat)
         self.idle = Typical()
         """The drafter's seconds in a round in which it was not asked."""
         self.missed = Typical()
@@ -228,6 +248,11 @@ class BatchCosts:
         return self.draft.at(length) if self.draft.cells else _ASSUMED_DRAFT * length * self.rest.at(0)
 
     @property
+    def knows_plain(self) -> bool:
+        """Rounds that do not draft were timed at this batch size."""
+        return self.rest.knows(0)
+
+    @property
     def plain(self) -> float:
         """Seconds of a round that does not draft, at pace 1; so are all the following."""
         return self.idle.value + self.rest.at(0)
@@ -256,5 +281,6 @@ class CostModel:
     def of(self, batch_size: int) -> BatchCosts:
         if batch_size not in self._by_size:
             nearest = min(self._by_size, key=lambda size: abs(size - batch_size), default=None)
-            self._by_size[batch_size] = BatchCosts(None if nearest is None else self._by_size[nearest])
+            fresh = BatchCosts(self._by_size[nearest], batch_size / nearest) if nearest else BatchCosts()
+            self._by_size[batch_size] = fresh
         return self._by_size[batch_size]
