@@ -32,6 +32,8 @@ from outrider.methods import METHODS
 
 _GROUP = 24
 """Settings of the search that are measured between two looks at the clock."""
+_FIRST_LOOK = 24
+"""Tokens of a text in the search over everything."""
 _BEST = 5
 """Settings that are measured longest."""
 _TREE_SIZES = (8, 16)
@@ -67,7 +69,7 @@ class Search:
         if "tuned" not in self.state:
             self._tune()
         elif left := [one for one in self.grid if one.label not in self.state.setdefault("search", {})][:_GROUP]:
-            found = self.speed_ups([Setting(BASELINE), *left], num_rounds=1)
+            found = self.speed_ups([Setting(BASELINE), *left], num_rounds=1, tokens=_FIRST_LOOK)
             self.state["search"] |= {label: estimate.value for label, estimate in found.items() if label != BASELINE}
         elif "second" not in self.state:
             fast = max(self.state["search"].values()) * (1 - self.arguments.margin)
@@ -100,8 +102,8 @@ class Search:
         found = self.speed_ups(plain + ([tuned] if tuned.method != BASELINE else []) + others, num_rounds=num_rounds)
         return {label: estimate.to_json() for label, estimate in found.items()}
 
-    def speed_ups(self, settings: list[Setting], *, num_rounds: int) -> dict[str, Estimate]:
-        config = RunConfig(num_rounds=num_rounds, max_tokens=self.arguments.tokens)
+    def speed_ups(self, settings: list[Setting], *, num_rounds: int, tokens: int | None = None) -> dict[str, Estimate]:
+        config = RunConfig(num_rounds=num_rounds, max_tokens=tokens or self.arguments.tokens)
         results = Runner(self.llm, settings, {self.suite: self.prompts}, config=config).run()
         plain = results.cell(BASELINE, self.suite, 1).times
         return {one.label: ratio_of(results.cell(one.label, self.suite, 1).times, plain) for one in settings}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.bench.compare import changes_table, compare
+from outrider.bench.compare import changes_table, compare, compare_runs
 from outrider.bench.curves import Curve
 from outrider.bench.stats import Estimate, quotient_of, ratio_of, speed_of, total
 from outrider.core.errors import OptionError
@@ -76,6 +76,22 @@ def test_compare_reports_a_regression_of_five_percent_and_no_other() -> None:
     assert slower(before, document(20, method=0.525)) == ["fast"], "a slower method"
     assert slower(before, document(20, method=0.525, plain=1.05)) == ["plain", "fast"], "what slows plain decoding too"
     assert "SLOWER" in changes_table(compare(before, document(20, method=0.55)), 0.02)
+
+
+def test_pairs_of_runs_see_through_what_differs_from_process_to_process() -> None:
+    """Every process is a few percent off in what it makes of a method: one pair may deceive, eight do not."""
+    offs = np.random.default_rng(5).normal(1, 0.03, (3, 8))
+    old, same, slow = (
+        [document(40 * i + 10 * side, method=0.5 * share * float(off)) for i, off in enumerate(offs[side])]
+        for side, share in enumerate((1.0, 1.0, 1.05))
+    )
+
+    def found(new: list[dict[str, Any]], threshold: float = 0.02) -> list[str]:
+        return [change.label for change in compare_runs(old, new) if change.counts and change.regressed(threshold)]
+
+    assert found(same) == [] and found(slow) == ["fast"]
+    with pytest.raises(OptionError, match="cannot be paired"):
+        compare_runs(old[:2], same[:2])
 
 
 def test_compare_takes_the_prompts_both_runs_have() -> None:

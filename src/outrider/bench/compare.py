@@ -4,17 +4,18 @@ Two questions are asked of every setting. *Speed-up*: measured against plain dec
 cancels; sees a slower method. *Speed*: tokens per unit of a fixed piece of work done in the same rounds, so that a slower
 machine cancels as far as that work resembles decoding; sees what slows plain decoding too. A change is reported when its 95 %
 interval excludes 1 and it is larger than a threshold. Only prompts that both runs have are compared. The decision is made on
-the lines over all suites, so that a hundred small comparisons do not make a false alarm; the others are shown.
+the lines over all suites, so that a hundred small comparisons do not make a false alarm; the others are shown. Either side may
+be several runs: each is compared with its partner, best made right after it, and the pairs are pooled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.bench.settings import BASELINE
-from outrider.bench.stats import Estimate, Times, quotient_of
+from outrider.bench.stats import FEWEST_PAIRS, Estimate, Times, pooled, quotient_of
 from outrider.bench.summary import ALL, Line
 from outrider.core.errors import OptionError
 
@@ -62,7 +63,29 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     return [_change(before, after, key, suites if key[1] == ALL else [key[1]]) for key in [*over_all, *keys]]
 
 
+def compare_runs(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[Change]:
+    """As ``compare``, of one file on either side or of as many on both, pair by pair."""
+    if len(old) != len(new) or 1 < len(old) < FEWEST_PAIRS:
+        raise OptionError(
+            f"{len(old)} old and {len(new)} new runs cannot be paired; give one of each, or as many old as new, at least "
+            f"{FEWEST_PAIRS}"
+        )
+    pairs = [{_key(change): change for change in compare(a, b)} for a, b in zip(old, new, strict=True)]
+    return [_pooled([pair[key] for pair in pairs]) for key in pairs[0] if all(key in pair for pair in pairs)]
+
+
+def _pooled(changes: Sequence[Change]) -> Change:
+    speed, speedup = (pooled([vars(change)[name] for change in changes]) for name in ("speed", "speedup"))
+    gains = [change.tokens_per_pass for change in changes if change.tokens_per_pass is not None]
+    gain = sum(gains) / len(gains) if len(gains) == len(changes) else None
+    return replace(changes[0], speed=speed, speedup=speedup, tokens_per_pass=gain)
+
+
 Key = tuple[str, str, int]
+
+
+def _key(change: Change) -> Key:
+    return change.label, change.suite, change.batch_size
 
 
 def _what(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,12 @@ speed on its own has nothing to cancel the machine's drift, so its interval resa
 five drawn with replacement often holds an outlier three times, as real medians hardly do, so outliers are first pulled in to
 four standard deviations (by the median deviation over all chunks).
 
+Two runs are compared by the lower quartile instead of the median: what disturbs a timing only ever adds to it. And one process
+is one throw of where code and data come to lie in memory and caches, worth a few percent that no number of its rounds shows;
+several runs of either side are therefore taken as pairs, whose spread makes the interval.
+
     T = sum_c median_r seconds[r, c];    log interval = log m + s (quantiles of resampled log m - log m),
-    s = t(df) / 1.96 sqrt(R / (R - 1))
+    s = t(df) / 1.96 sqrt(R / (R - 1));  of n pairs: log interval = mean +- t(n - 1) sd / sqrt(n)
 """
 
 from __future__ import annotations
@@ -24,6 +28,10 @@ _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
 """Student's t at 97.5 % for 1, 2, ... degrees of freedom."""
 _WIDEST = 3.0
 """No interval is stretched by more: two rounds have no spread worth the name, and t would say 6.5."""
+
+_COMPARED = 0.25
+"""The quantile over rounds by which two runs are compared."""
+FEWEST_PAIRS = 3
 
 Times = Sequence[Sequence[float]]
 """[R][C] seconds: rounds, chunks."""
@@ -49,9 +57,9 @@ class Estimate:
         return self.low <= other.high and other.low <= self.high
 
 
-def total(times: Times) -> float:
-    """Sum over chunks of the median over rounds."""
-    return float(np.median(np.asarray(times, float), axis=0).sum())
+def total(times: Times, quantile: float = 0.5) -> float:
+    """Sum over chunks of the median (or another quantile) over rounds."""
+    return float(np.quantile(np.asarray(times, float), quantile, axis=0).sum())
 
 
 def speed_of(num_tokens: int, times: Times) -> Estimate:
@@ -71,25 +79,35 @@ def ratio_of(times: Times, baseline: Times) -> Estimate:
 
 def quotient_of(new: tuple[Times, Times], old: tuple[Times, Times]) -> Estimate:
     """Ratio of the ratios of two runs, each (times, baseline) measured side by side; above 1 the new one is better."""
-    middle = (total(new[1]) / total(new[0])) / (total(old[1]) / total(old[0]))
-    drawn = _ratios(*new, seed=1) / _ratios(*old, seed=2)
+    sides = [[total(times, _COMPARED) for times in run] for run in (new, old)]
+    middle = (sides[0][1] / sides[0][0]) / (sides[1][1] / sides[1][0])
+    drawn = _ratios(*new, seed=1, quantile=_COMPARED) / _ratios(*old, seed=2, quantile=_COMPARED)
     tables = [np.asarray(run[0], float) for run in (new, old)]
     return _interval(middle, drawn, num_rounds=min(map(len, tables)), freedom=min(map(_freedom, tables)))
 
 
-def _ratios(times: Times, baseline: Times, *, seed: int) -> np.ndarray:
+def pooled(pairs: Sequence[Estimate]) -> Estimate:
+    """Of ratios of independent pairs of runs: their mean, with the interval that their spread makes."""
+    if len(pairs) == 1:
+        return pairs[0]
+    logs = np.log([pair.value for pair in pairs])
+    middle, reach = float(logs.mean()), _student(len(pairs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(pairs))
+    return Estimate(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), sum(p.num_rounds for p in pairs))
+
+
+def _ratios(times: Times, baseline: Times, *, seed: int, quantile: float = 0.5) -> np.ndarray:
     """Both sides are drawn with the same numbers: what disturbed a round disturbed both."""
     mine, base = (np.asarray(side, float) for side in (times, baseline))
-    return _resampled(base, seed=seed) / _resampled(mine, seed=seed)
+    return _resampled(base, seed=seed, quantile=quantile) / _resampled(mine, seed=seed, quantile=quantile)
 
 
-def _resampled(table: np.ndarray, *, seed: int, by_round: bool = False) -> np.ndarray:
+def _resampled(table: np.ndarray, *, seed: int, by_round: bool = False, quantile: float = 0.5) -> np.ndarray:
     """[S] totals of tables whose rounds were drawn with replacement, for every chunk apart or for all together."""
     rng = np.random.default_rng(seed)
     table = table if by_round else _tamed(table)
     rounds, chunks = table.shape
     picks = rng.integers(0, rounds, (_RESAMPLES, rounds, 1 if by_round else chunks))
-    return np.median(np.take_along_axis(table[None], picks, axis=1), axis=1).sum(-1)
+    return np.quantile(np.take_along_axis(table[None], picks, axis=1), quantile, axis=1).sum(-1)
 
 
 def _tamed(table: np.ndarray) -> np.ndarray:
@@ -107,7 +125,11 @@ def _freedom(table: np.ndarray) -> int:
 def _interval(middle: float, drawn: np.ndarray, *, num_rounds: int, freedom: int) -> Estimate:
     if num_rounds < 2:  # one round has no spread to show
         return Estimate(middle, middle, middle, num_rounds)
-    student = _T_975[freedom - 1] if freedom <= len(_T_975) else 1.96 + 2.4 / freedom
-    stretch = min(student / 1.96, _WIDEST) * math.sqrt(num_rounds / (num_rounds - 1))
+    stretch = min(_student(freedom) / 1.96, _WIDEST) * math.sqrt(num_rounds / (num_rounds - 1))
     low, high = np.quantile(drawn, [0.025, 0.975])
     return Estimate(middle, middle * (float(low) / middle) ** stretch, middle * (float(high) / middle) ** stretch, num_rounds)
+
+
+def _student(freedom: int) -> float:
+    """t at 97.5 %."""
+    return _T_975[freedom - 1] if freedom <= len(_T_975) else 1.96 + 2.4 / freedom

@@ -4,6 +4,7 @@ outrider bench                                        the bundled pair, every me
 outrider bench --model DIR --draft DIR --suites chat,code,prompts.jsonl --methods suffix,draft-model -K 3,5
 outrider bench --seconds 300 --json out.json --html out.html
 outrider bench compare old.json new.json              exit code 1 if the new run is slower
+outrider bench compare old1.json,old2.json,old3.json new1.json,new2.json,new3.json     tells smaller changes
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from outrider.api import LLM
-from outrider.bench.compare import changes_table, compare
+from outrider.bench.compare import changes_table, compare_runs
 from outrider.bench.peers.peer import VARIANTS, PeerSpec
 from outrider.bench.peers.race import peers_table, race_peers
 from outrider.bench.report import report
@@ -47,8 +48,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=run)
     inner = parser.add_subparsers(metavar="", title="also")
     compared = inner.add_parser("compare", help="is the second run slower than the first?")
-    compared.add_argument("old", type=Path)
-    compared.add_argument("new", type=Path)
+    compared.add_argument(
+        "old", metavar="OLD[,OLD...]", help="written by --json; several runs, with commas, tell smaller changes"
+    )
+    compared.add_argument("new", metavar="NEW[,NEW...]", help="as many, each made right after its partner where possible")
     compared.add_argument("--threshold", type=float, default=0.02, help="changes smaller than this share are not reported")
     compared.set_defaults(run=run_compare)
 
@@ -145,7 +148,8 @@ def finish(outcome: Outcome, arguments: argparse.Namespace) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    changes = compare(_read(arguments.old), _read(arguments.new))
+    old, new = ([_read(Path(name)) for name in names_of(side)] for side in (arguments.old, arguments.new))
+    changes = compare_runs(old, new)
     print(changes_table(changes, arguments.threshold))
     slower = [change.label for change in changes if change.counts and change.regressed(arguments.threshold)]
     better = [change.label for change in changes if change.counts and change.improved(arguments.threshold)]

@@ -16,7 +16,7 @@ from outrider.core.errors import OptionError, nearest
 VARIANTS = {
     "hugging-face": ("plain", "assisted", "prompt-lookup"),
     "vllm": ("plain", "ngram", "draft-model", "suffix"),
-    "llama-cpp": ("plain", "prompt-lookup"),
+    "llama-cpp": ("plain", "draft-model", "prompt-lookup"),
     "openvino": ("plain", "draft-model", "prompt-lookup"),
 }
 """Modes of every engine; the first is the one its others are compared with."""
@@ -49,6 +49,12 @@ def _default_python(engine: str) -> str:
     return os.environ.get(variable, sys.executable if engine == "hugging-face" else "")
 
 
+def _preloads(spec: PeerSpec) -> dict[str, str]:
+    """vLLM on a CPU wants Intel's OpenMP loaded first, where its environment has it."""
+    library = Path(spec.python).parents[1] / "lib" / "libiomp5.so" if spec.engine == "vllm" else None
+    return {"LD_PRELOAD": str(library)} if library is not None and library.is_file() else {}
+
+
 @dataclass(frozen=True)
 class Answer:
     """One text of a peer."""
@@ -73,7 +79,7 @@ class Peer:
         name = f"{spec.engine} {variant}"
         if variant in _USES_DRAFT and spec.draft is None:
             return "no draft model given"
-        environment = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"]), "PYTHONPATH": ""}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"]), "PYTHONPATH": "", **_preloads(spec)}
         try:
             process = subprocess.Popen(
                 [spec.python, str(Path(__file__).with_name("worker.py"))],

@@ -111,13 +111,23 @@ def vllm(job: dict[str, Any]) -> tuple[Run, str]:
 
 def llama_cpp(job: dict[str, Any]) -> tuple[Run, str]:
     import llama_cpp as engine  # pyright: ignore[reportMissingImports]
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding  # pyright: ignore[reportMissingImports]
+    import numpy
+    from llama_cpp import llama_speculative as drafting  # pyright: ignore[reportMissingImports]
 
+    options = {"n_ctx": job["max_len"], "n_threads": job["threads"], "n_threads_batch": job["threads"], "verbose": False}
     more: dict[str, Any] = {}
     if job["variant"] == "prompt-lookup":
-        more["draft_model"] = LlamaPromptLookupDecoding(num_pred_tokens=job["num_draft_tokens"])
-    threads = {"n_threads": job["threads"], "n_threads_batch": job["threads"]}
-    llm = engine.Llama(job["model"], n_ctx=job["max_len"], logits_all=bool(more), verbose=False, **threads, **more)
+        more["draft_model"] = drafting.LlamaPromptLookupDecoding(num_pred_tokens=job["num_draft_tokens"])
+    elif job["variant"] == "draft-model":
+        draft = engine.Llama(job["draft"], **options)
+
+        class SecondModel(drafting.LlamaDraftModel):  # the bindings' interface; what they keep of the prefix is reused
+            def __call__(self, input_ids: Any, /, **_: Any) -> Any:
+                guesses = zip(range(job["num_draft_tokens"]), draft.generate(input_ids.tolist(), temp=0.0, reset=True))
+                return numpy.array([token for _, token in guesses], dtype=numpy.intc)
+
+        more["draft_model"] = SecondModel()
+    llm = engine.Llama(job["model"], logits_all=bool(more), **options, **more)
 
     def run(prompt: list[int], max_tokens: int) -> Answer:
         llm.reset()
