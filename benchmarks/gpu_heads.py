@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,12 @@ from outrider.drafters.head_tree import HeadOptions  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 
-SHAPES: dict[str, tuple[str | None, int, int]] = {
+Shape = tuple[str | None, int, int]
+SHAPES: dict[str, Shape] = {
     "chain of 5": ("1,1,1,1,1", 5, 5),
     "tree 4,2,1,1,1 (36 cut to 28)": ("4,2,1,1,1", 5, 28),
     "tree 6,3,2,1,1,1 cut to 32": ("6,3,2,1,1,1", 6, 32),
+    "tree 8,4,2,2,1 cut to 63": ("8,4,2,2,1", 5, 63),
     "best-first of 32, head not captured": (None, 8, 32),
 }
 """Branching (None: best-first), depth, nodes."""
@@ -56,7 +59,7 @@ class Bench:
         self.prompts = [codec.encode(story) for story in STORIES]
         self.results: dict[str, Any] = {}
 
-    def method(self, mode: str, shape: tuple[str | None, int, int] | None) -> Method:
+    def method(self, mode: str, shape: Shape | None) -> Method:
         plain = compose("plain", self.targets[mode], policy="fixed")
         if shape is None:
             return plain
@@ -74,16 +77,16 @@ class Bench:
         done = {step.request: step.state for step in steps if step.state.is_finished}
         return [done[index] for index in range(len(requests))]
 
-    def measure(self, num_tokens: int) -> None:
-        """One table: every shape, both numerics, both temperatures."""
+    def measure(self, num_tokens: int, modes: Sequence[str], shapes: Mapping[str, Shape]) -> None:
+        """One table: every shape, both temperatures."""
         print(f"{'batch 1':<52}{'T':>4}{'tok/s':>9}{'ms/round':>9}{'tok/round':>10}{'to plain':>9}   same text as plain")
-        for mode in self.targets:
+        for mode in modes:
             for temperature in (0.0, 1.0):
-                self._rows(mode, temperature, num_tokens)
+                self._rows(mode, temperature, num_tokens, shapes)
 
-    def _rows(self, mode: str, temperature: float, num_tokens: int) -> None:
+    def _rows(self, mode: str, temperature: float, num_tokens: int, shapes: Mapping[str, Shape]) -> None:
         base, texts = 0.0, list[list[int]]()
-        for label, shape in {"plain": None, **SHAPES}.items():
+        for label, shape in {"plain": None, **shapes}.items():
             method = self.method(mode, shape)
             self.run(method, mode, 24, temperature, prompts=1)  # captures
             states = self.run(method, mode, num_tokens, temperature)
@@ -105,9 +108,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--modes", nargs="+", default=["fast", "invariant"])
+    parser.add_argument("--captured", action="store_true", help="only the shapes that are one captured round")
     arguments = parser.parse_args()
     bench = Bench()
-    bench.measure(arguments.tokens)
+    shapes = {label: shape for label, shape in SHAPES.items() if shape[0] or not arguments.captured}
+    bench.measure(arguments.tokens, arguments.modes, shapes)
     document = {"date": str(date.today()), "device": torch.cuda.get_device_name(), "results": bench.results}
     if arguments.json:
         arguments.json.write_text(json.dumps(document, indent=1))

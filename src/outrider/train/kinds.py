@@ -13,6 +13,7 @@ from outrider.train.distill import DistillSettings, distillation, new_distillati
 from outrider.train.draft_lm import DraftLM
 from outrider.train.layerskip import LayerSkipObjective, LayerSkipSettings
 from outrider.train.objective import Objective
+from outrider.train.objective_joint import JointSettings, new_joint
 
 DRAFT_SHAPE = (
     "num_hidden_layers",
@@ -87,6 +88,10 @@ def _layerskip(asked: Asked) -> Objective:
     return _lean(LayerSkipObjective(model, asked.target, asked.settings(LayerSkipSettings)), asked)
 
 
+def _medusa2(asked: Asked) -> Objective:
+    return new_joint(asked.target_name, asked.target, asked.settings(JointSettings))
+
+
 def _acceptance(asked: Asked) -> Objective:
     if asked.draft is None:
         raise OptionError("an acceptance head belongs to a draft model; give --draft")
@@ -102,5 +107,6 @@ OTHER_KINDS: Mapping[str, Kind] = {
     "pretrain": Kind(_pretrain, DistillSettings, (*_LEAN, *DRAFT_SHAPE)),
     "kangaroo": Kind(_kangaroo, DistillSettings, ("exit_layer",)),
     "layerskip": Kind(_layerskip, LayerSkipSettings, _LEAN),
+    "medusa2": Kind(_medusa2, JointSettings),
     "acceptance-head": Kind(_acceptance, AcceptanceSettings),
 }

@@ -31,7 +31,6 @@ from outrider.train.draft_lm import DraftLM
 from outrider.train.lora import add_adapters, merged_state
 from outrider.train.objective import HeadObjective, HeadSettings, Objective, Outcome, comparison, in_chunks
 
-JOINT_KINDS = ("medusa2",)
 _CHUNK = 1 << 24
 
 
