@@ -9,7 +9,8 @@ the target itself.
 
     python recipes/distill.py --stage base --stage distill --stage adaspec --stage own --stage layerskip       # GPU, 4 minutes
     python recipes/distill.py --stage judge                                       # tokens per pass on held-out prompts
-    python recipes/distill.py --stage few                     # the same ways from 96 texts of a new kind, on a CPU, then judged
+    python recipes/distill.py --stage exits --stage stops     # early exits before and after training; policies that stop
+    python recipes/distill.py --stage few                     # the same ways from 64 texts of a new kind, on a CPU, then judged
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from outrider.train.objective import Objective, Outcome
 
 SHAPE = {"intermediate_size": 1024}
 CHAT_IDS = (1, 2, 3)
-STAGES = ("base", "distill", "adaspec", "own", "layerskip", "judge", "few")
+STAGES = ("base", "distill", "adaspec", "own", "layerskip", "judge", "few", "exits", "stops")
 
 
 @dataclass(frozen=True)
@@ -242,13 +243,13 @@ def judge_stage(folders: dict[str, str], prompts: Sequence[Sequence[list[int]]],
 
 
 def few_stage(prompts: Path, out: Path, *, count: int, num_draft_tokens: int) -> None:
-    """A draft that never read a conversation learns from 96 of them: the same texts, steps and beginning for every way."""
+    """A draft that never read a conversation learns from 64 of them: the same texts, steps and beginning for every way."""
     target = load_model(bundled_path("target"), device="cpu")
     tokens, starts = np.load(prompts / "held_chat.npy"), np.load(prompts / "held_chat_starts.npy")
     parts = [tokens[a:b].tolist()[:320] for a, b in pairwise(starts[200:312])]
-    corpus = Corpus([Document(tuple(part)) for part in parts[:96]], [Document(tuple(part)) for part in parts[96:]])
+    corpus = Corpus([Document(tuple(part)) for part in parts[:64]], [Document(tuple(part)) for part in parts[96:]])
     settings = Settings(
-        max_steps=96, batch_size=8, row_len=320, learning_rate=5e-4, warmup_steps=5, judge_every=1000, save_every=1000, seed=2
+        max_steps=64, batch_size=8, row_len=320, learning_rate=5e-4, warmup_steps=5, judge_every=1000, save_every=1000, seed=2
     )
 
     def new(name: str, loss: str, reference: str | None = None, on_policy: float = 0.0) -> DistillObjective:
@@ -262,6 +263,51 @@ def few_stage(prompts: Path, out: Path, *, count: int, num_draft_tokens: int) ->
     names = ("stories", "few-text", "few-distill", "few-own", "few-adaspec")
     texts = [held_prompts(prompts, "chat", count)]
     judge_stage({name: str(out / name) for name in names}, texts, num_draft_tokens=num_draft_tokens)
+
+
+def share(llm: LLM, name: str, texts: list[list[int]], **options: Any) -> str:
+    """Tokens per pass and guesses per pass of a method, greedy."""
+    method = llm.compose(name, **options)
+    stats = [output.stats for output in llm.generate(texts, SamplingParams(max_tokens=96), method=method)]
+    tokens, passes, drafted = (sum(vars(s)[key] for s in stats) for key in ("num_tokens", "num_passes", "num_drafted"))
+    return f"{tokens / passes:.3f} tokens and {drafted / passes:.2f} guesses per pass"
+
+
+def exits_stage(prompts: Path, out: Path, *, count: int) -> None:
+    """Early exits: the bundled target as it is, with Kangaroo's adapter, and after LayerSkip training; and what that cost."""
+    texts, held = held_prompts(prompts, "story", count), np.load(prompts / "held_story.npy")
+    bundled = LLM(method="plain", max_batch_size=16)
+    trained = LLM(str(out / "layerskip"), method="plain", max_batch_size=16)
+    adapter = {"adapter": str(out / "kangaroo")}
+    for label, llm, name, options in (
+        ("bundled, exit 6", bundled, "early-exit", {"exit_layer": 6}),
+        ("bundled, kangaroo, bare exit 6", bundled, "kangaroo", {"exit_layer": 6}),
+        ("bundled, kangaroo, adapter", bundled, "kangaroo", adapter),
+        ("bundled, kangaroo, adapter, never unsure", bundled, "kangaroo", {**adapter, "threshold": 0.0, "num_draft_tokens": 4}),
+        ("layerskip, exit 6", trained, "early-exit", {"exit_layer": 6}),
+        ("layerskip, exit 4", trained, "early-exit", {"exit_layer": 4}),
+        ("layerskip, kangaroo, bare exit 6", trained, "kangaroo", {"exit_layer": 6}),
+    ):
+        print(f"{label:42} {share(llm, name, texts, **options)}", flush=True)
+    windows = torch.from_numpy(held[: 16 * 256].astype(np.int64)).view(16, 256)
+    for label, llm in (("bundled", bundled), ("layerskip", trained)):
+        states = llm.target.prefill(windows.tolist(), llm.target.new_cache(16), taps=[llm.target.num_layers])
+        logits = llm.target.logits(torch.stack(list(states[llm.target.num_layers]))).float()
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), windows[:, 1:].flatten())
+        print(f"{label}: {loss:.3f} nats per token of held-out stories", flush=True)
+
+
+def stops_stage(prompts: Path, out: Path, *, count: int) -> None:
+    """Policies that decide when to stop drafting, with the bundled draft: what they accept for what they guess."""
+    texts = held_prompts(prompts, "story", count) + held_prompts(prompts, "chat", count)
+    llm = LLM(method="draft-model", max_batch_size=16)
+    for length in (3, 4, 5, 6, 8):
+        print(f"fixed {length}: {share(llm, 'draft-model', texts, policy='fixed', num_draft_tokens=length)}", flush=True)
+    print(f"confidence: {share(llm, 'draft-model', texts, policy='confidence')}", flush=True)
+    for bound in (0.3, 0.5, 0.7, 0.85):
+        for label, head in (("own probability", {}), ("head", {"head": str(out / "acceptance-head")})):
+            found = share(llm, "draft-model", texts, policy="threshold", threshold=bound, **head)
+            print(f"threshold {bound}, {label}: {found}", flush=True)
 
 
 TRAIN_STAGES = {
@@ -296,6 +342,10 @@ def main() -> None:
             print(f"{stage}: done in {time.monotonic() - began:.0f} s", flush=True)
     if "few" in arguments.stage:
         few_stage(arguments.prompts, out, count=arguments.count, num_draft_tokens=arguments.K)
+    if "exits" in arguments.stage:
+        exits_stage(arguments.prompts, out, count=arguments.count)
+    if "stops" in arguments.stage:
+        stops_stage(arguments.prompts, out, count=arguments.count)
     if "judge" in arguments.stage:
         names = ("base", "text", "distill", "own", "adaspec", "stories")
         texts = [held_prompts(arguments.prompts, kind, arguments.count) for kind in ("story", "chat")]

@@ -10,6 +10,7 @@ import torch
 from test_train import CORPUS, TARGET
 from tiny_pair import _RAW, VOCAB, tiny_model
 
+from outrider.api import LLM
 from outrider.bundled import bundled_path
 from outrider.cli.main import main
 from outrider.core.errors import ModelError, OptionError
@@ -235,3 +236,19 @@ def test_the_command_line_trains_every_kind(kind: str, tmp_path: Path, capsys: p
     assert (tmp_path / kind / "model.safetensors").is_file() and (tmp_path / kind / "provenance.json").is_file()
     if kind == "acceptance-head":
         assert main(["train", kind, *arguments]) == 2 and "give --draft" in capsys.readouterr().err
+
+
+def test_the_fastdraft_recipe_runs_from_text_to_a_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "recipes"))
+    import fastdraft
+
+    text = tmp_path / "text.jsonl"
+    text.write_text(
+        "".join(json.dumps(f"Once there was a dog with {i} friends. They ran and ran all day.") + "\n" for i in range(40))
+    )
+    words = f"fastdraft --text {text} --prompts {text} --out {tmp_path} --steps 1 --align-steps 1 --max-tokens 12 --distill "
+    words += "--shape hidden_size=32 num_attention_heads=2 num_key_value_heads=1 intermediate_size=32 --setting batch_size=2"
+    monkeypatch.setattr("sys.argv", words.split())
+    fastdraft.main()
+    llm = LLM(method="draft-model", draft=str(tmp_path / "distill" / "distill"))
+    assert llm.generate("Once", SamplingParams(max_tokens=4))[0].stats.num_tokens == 4

@@ -24,6 +24,7 @@ from outrider.models.heads.ends import read_target
 from outrider.models.heads.folder import SHAPES, new_config, signature_of
 from outrider.models.load import load_model, local_path
 from outrider.train.data import Corpus, Document, read_documents
+from outrider.train.devices import current_team, team_of_torchrun
 from outrider.train.kinds import OTHER_KINDS, Asked
 from outrider.train.loop import Settings, train
 from outrider.train.objective import HeadObjective, HeadSettings, Objective
@@ -72,6 +73,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(arguments: argparse.Namespace) -> int:
     if arguments.method == "regenerate":
         return _regenerate(arguments)
+    with team_of_torchrun(arguments.device) as arguments.device:
+        return _train(arguments)
+
+
+def _train(arguments: argparse.Namespace) -> int:
     kinds = [kind.strip() for kind in arguments.method.split(",")]
     valid = [*HEAD_KINDS, *OTHER_KINDS]
     for kind in kinds:
@@ -91,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     objectives = [_objective(kind, name, target, corpus, arguments, given=given) for kind in kinds]
     notes = training_notes(name, target, arguments.data, documents=len(documents), options=given)
     runs = train(objectives, target, corpus, arguments.out, settings=settings, notes=notes, progress=sys.stderr.isatty())
-    for one in runs:
+    for one in runs if current_team().is_first else ():
         by_depth = " ".join(f"{share:.2f}" for share in one.history[-1]["by_depth"])
         print(f"{one.folder}: {one.best:.2f} tokens per pass (chain, held out), acceptance by position {by_depth}")
     return 0

@@ -41,7 +41,7 @@ class Corpus:
     @staticmethod
     def of(documents: Sequence[Document], *, held_out: int) -> Corpus:
         """Set ``held_out`` documents aside."""
-        order = sorted(range(len(documents)), key=lambda i: _digest(documents[i]))
+        order = sorted(range(len(documents)), key=lambda i: digest_of(documents[i]))
         apart = set(order[:held_out])
         train = [document for i, document in enumerate(documents) if i not in apart]
         if not train or not apart:
@@ -68,7 +68,8 @@ class Corpus:
         return self._orders[key]
 
 
-def _digest(document: Document) -> bytes:
+def digest_of(document: Document) -> bytes:
+    """By its tokens alone."""
     return hashlib.blake2b(np.asarray(document.tokens, dtype=np.int64).tobytes(), digest_size=8).digest()
 
 

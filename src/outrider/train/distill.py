@@ -39,6 +39,7 @@ from outrider.models.heads.ends import read_target
 from outrider.models.student import Student
 from outrider.policies.fixed import Fixed, FixedOptions
 from outrider.train.data import Document
+from outrider.train.devices import current_team
 from outrider.train.divergence import divergence
 from outrider.train.draft_lm import DraftLM
 from outrider.train.objective import Objective, Outcome
@@ -123,6 +124,8 @@ class DistillObjective(Objective):
         if not count:
             return documents
         assert isinstance(self.student, DraftLM), "only a model writes"
+        if current_team().size > 1:
+            raise OptionError("on_policy text cannot be written by several processes; use one, or regenerate the text first")
         model = self.student.frozen()
         method = Method(NullDrafter(draws=Draws.DETERMINISTIC), Coupled(), Fixed(FixedOptions()))
         requests = []

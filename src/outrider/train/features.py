@@ -1,4 +1,4 @@
-"""From documents to packed rows with the target's states: computed when needed, never stored.
+"""From documents to packed rows with the target's states, computed when needed (or once: ``stored.py``).
 
 Every document goes through the target alone (a prefill with taps, which any target has), so its states are exactly those it
 will have when it is generated; then documents are laid end to end in rows, so that little is padding.

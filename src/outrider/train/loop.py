@@ -21,11 +21,14 @@ from tqdm import tqdm
 
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Target
+from outrider.models.heads import Packed
 from outrider.train.data import Corpus, Document
+from outrider.train.devices import Team, current_team, gathered
 from outrider.train.features import Rows, compute
 from outrider.train.objective import Objective, Outcome, accepted_length
 from outrider.train.plot import acceptance_plot
 from outrider.train.state import load_state, save_state
+from outrider.train.stored import FeatureStore
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Settings:
     patience: int = 10
     """Judgements without a better accepted length after which a method stops."""
     seed: int = 0
+    store: str | None = None
+    """Folder in which the target's states of the corpus are kept, so that every text goes through the target once."""
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "batch_size", "row_len", "judge_every", "save_every", "patience"):
@@ -68,7 +73,10 @@ class Run:
 
     objective: Objective
     folder: Path
+    call: Callable[[Packed], Outcome]
+    """The objective, divided where there are many devices."""
     optimizer: torch.optim.Optimizer
+    team: Team
     best: float = 0.0
     since_best: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -101,11 +109,16 @@ class Run:
         self.since_best += 1
         if length > self.best:
             self.best, self.since_best = length, 0
-            self.objective.save(self.folder, {**notes, "step": step, "accepted_length": length, "history": self.history})
-            acceptance_plot(self.folder / "acceptance.svg", self.objective.name, self.history)
+            with gathered(self.objective.module):
+                if self.team.is_first:
+                    self._save({**notes, "step": step, "accepted_length": length, "history": self.history})
         if self.since_best >= settings.patience:
             self.since_best = -1
         return length
+
+    def _save(self, notes: dict[str, Any]) -> None:
+        self.objective.save(self.folder, notes)
+        acceptance_plot(self.folder / "acceptance.svg", self.objective.name, self.history)
 
 
 def train(
@@ -119,14 +132,14 @@ def train(
     progress: bool = False,
 ) -> list[Run]:
     """Train all objectives on the same batches; the checkpoint of each is in ``out/NAME``. Goes on where an earlier call
-    ended."""
-    settings = settings or Settings()
-    torch.manual_seed(settings.seed)
-    runs = [Run(objective, out / objective.name, _optimizer(objective.module, settings)) for objective in objectives]
+    ended. In a process group (``torchrun``) the work is divided among its processes."""
+    settings, team = settings or Settings(), current_team()
+    torch.manual_seed(settings.seed + team.rank)
+    runs = [_run(objective, out / objective.name, settings, team) for objective in objectives]
     loop = _Loop(runs, target, corpus, settings, {"settings": asdict(settings), **(notes or {})})
     step, elapsed = load_state(out, runs, asdict(settings))
     loop.began = time.monotonic() - elapsed
-    with tqdm(total=settings.max_steps, initial=step, disable=not progress, unit="step") as bar:
+    with tqdm(total=settings.max_steps, initial=step, disable=not (progress and team.is_first), unit="step") as bar:
         while (share := loop.share(step)) < 1 and any(not run.is_done for run in runs):
             losses = loop.step(step, share)
             step += 1
@@ -139,6 +152,11 @@ def train(
     loop.judge(step, say=None)
     save_state(out, runs, step, time.monotonic() - loop.began, asdict(settings))
     return runs
+
+
+def _run(objective: Objective, folder: Path, settings: Settings, team: Team) -> Run:
+    call = team.divided(objective)  # before the optimizer looks at the parameters
+    return Run(objective, folder, call, _optimizer(objective.module, settings), team)
 
 
 def _optimizer(module: nn.Module, settings: Settings) -> torch.optim.AdamW:
@@ -161,18 +179,22 @@ class _Loop:
         self.runs, self.target, self.corpus, self.settings, self.notes = runs, target, corpus, settings, notes
         self.began = time.monotonic()
         self._taps = sorted({tap for run in runs for tap in run.objective.taps})
+        self._team = runs[0].team
+        place = None if settings.store is None else Path(settings.store) / str(self._team.rank)
+        self._store = None if place is None else FeatureStore(place, target, self._taps)
+        self._known = {id(document) for document in (*corpus.train, *corpus.held_out)} if self._store else set[int]()
 
     def share(self, step: int) -> float:
         """Of the run that is over."""
         settings = self.settings
-        over = (time.monotonic() - self.began) / settings.max_seconds if settings.max_seconds else 0.0
+        over = self._team.agree(time.monotonic() - self.began) / settings.max_seconds if settings.max_seconds else 0.0
         return max(step / settings.max_steps, over)
 
     def step(self, step: int, share: float) -> dict[str, float]:
         settings = self.settings
         warm = min(1.0, (step + 1) / max(1, settings.warmup_steps))
         rate = settings.learning_rate * warm * (settings.final_rate + (1 - settings.final_rate) * (1 - share))
-        documents: Sequence[Document] = self.corpus.batch(step, settings.batch_size, settings.seed)
+        documents: Sequence[Document] = self._team.share_of(self.corpus.batch(step, settings.batch_size, settings.seed))
         for run in self.runs:
             documents = run.objective.write(documents, step)
         losses: dict[str, float] = {}
@@ -200,9 +222,15 @@ class _Loop:
     def _outcomes(self, documents: Sequence[Document]) -> Iterator[tuple[Run, Outcome]]:
         """Every live run's outcome on the same documents, one after the other: no two are in memory at once."""
         last, device = self.target.num_layers, self.target.device
-        rows = Rows(compute(self.target, documents, self._taps), documents, row_len=self.settings.row_len, last=last)
+        rows = Rows(self._states(documents), documents, row_len=self.settings.row_len, last=last)
         for run in self.runs:
             if not run.is_done:
                 with torch.autocast(device.type, torch.bfloat16, enabled=self.settings.bf16):
-                    outcome = run.objective(rows.packed(run.objective.taps))
+                    outcome = run.call(rows.packed(run.objective.taps))
                 yield run, outcome
+
+    def _states(self, documents: Sequence[Document]) -> dict[int, list[torch.Tensor]]:
+        """From the store, if all of them are the corpus's own."""
+        if self._store is not None and all(id(document) in self._known for document in documents):
+            return self._store.states(documents)
+        return compute(self.target, documents, self._taps)

@@ -12,28 +12,30 @@ import torch
 
 from outrider.core.errors import ModelError, OptionError
 from outrider.models.heads.folder import replace_file
+from outrider.train.devices import divided_like, whole
 
 if TYPE_CHECKING:
     from outrider.train.loop import Run
 
 _NAME = "state.pt"
-_MAY_CHANGE = ("max_steps", "max_seconds", "judge_every", "save_every", "patience", "learning_rate", "bf16")
+_MAY_CHANGE = ("max_steps", "max_seconds", "judge_every", "save_every", "patience", "learning_rate", "bf16", "store")
 """Settings that a run may go on with though they were others before."""
 
 
 def save_state(out: Path, runs: Sequence[Run], step: int, elapsed: float, settings: dict[str, Any]) -> None:
     """Replace the state, or leave the old one whole."""
-    out.mkdir(parents=True, exist_ok=True)
+    team = runs[0].team
+    random = team.everybodys(torch.get_rng_state())
     state: dict[str, Any] = {
         "step": step,
         "elapsed": elapsed,
         "settings": settings,
-        "random": torch.get_rng_state(),
+        "random": random,
         "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "runs": {
             run.objective.name: {
-                "module": run.objective.module.state_dict(),
-                "optimizer": run.optimizer.state_dict(),
+                "module": whole(run.objective.module.state_dict()),
+                "optimizer": whole(run.optimizer.state_dict()),
                 "best": run.best,
                 "since_best": run.since_best,
                 "history": run.history,
@@ -41,7 +43,10 @@ def save_state(out: Path, runs: Sequence[Run], step: int, elapsed: float, settin
             for run in runs
         },
     }
+    if not team.is_first:
+        return
     try:
+        out.mkdir(parents=True, exist_ok=True)
         replace_file(out / _NAME, lambda path: torch.save(state, path))
     except (OSError, RuntimeError) as error:
         raise ModelError(
@@ -61,13 +66,25 @@ def load_state(out: Path, runs: Sequence[Run], settings: dict[str, Any]) -> tupl
     _check(path, state, runs, settings)
     for run in runs:
         mine = state["runs"][run.objective.name]
-        run.objective.module.load_state_dict(mine["module"])
-        run.optimizer.load_state_dict(mine["optimizer"])
+        now = run.objective.module.state_dict()
+        run.objective.module.load_state_dict({name: divided_like(mine["module"][name], now[name]) for name in now})
+        run.optimizer.load_state_dict(_divided(mine["optimizer"], run.optimizer))
         run.best, run.since_best, run.history = mine["best"], mine["since_best"], list(mine["history"])
-    torch.set_rng_state(state["random"])
+    if len(state["random"]) == runs[0].team.size:
+        torch.set_rng_state(state["random"][runs[0].team.rank])
     if state["random_cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["random_cuda"])
     return int(state["step"]), float(state["elapsed"])
+
+
+def _divided(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's whole state, divided as its parameters are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    found = {
+        index: {name: divided_like(value, parameters[index]) if name != "step" else value for name, value in entry.items()}
+        for index, entry in state["state"].items()
+    }
+    return {**state, "state": found}
 
 
 def _check(path: Path, state: dict[str, Any], runs: Sequence[Run], settings: dict[str, Any]) -> None:
