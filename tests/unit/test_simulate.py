@@ -8,7 +8,7 @@ import time
 import pytest
 
 from outrider.api import LLM
-from outrider.bench.costs import RoundCosts, Sample, run_once, with_drafter
+from outrider.bench.costs import RoundCosts, Sample, plain_costs, run_once, undisturbed, with_drafter
 from outrider.bench.curves import Curve
 from outrider.bench.recorder import Tally
 from outrider.bench.simulate import (
@@ -92,11 +92,15 @@ def test_costs_of_a_round_add_up() -> None:
 
 def test_a_drafter_s_costs_are_what_its_rounds_take_beyond_pass_and_host() -> None:
     plain = RoundCosts(Curve(8, 1, (1, 9), (1.0, 2.0)), host=0.1)
-    short = Sample(10 * (1.125 + 0.1 + 0.3), Tally(num_passes=10, num_guesses=10))
-    long = Sample(10 * (2.0 + 0.1 + 0.65), Tally(num_passes=10, num_guesses=80))
-    found = with_drafter(plain, [short, long])
+    short = Sample((10 * (1.125 + 0.1 + 0.3),), Tally(num_passes=10, num_guesses=10))
+    long = Sample((10 * (2.0 + 0.1 + 0.65),), Tally(num_passes=10, num_guesses=80))
+    slow = Sample((99.0,), short.tally)
+    found = with_drafter(plain, [undisturbed([slow, short]), long])
     assert found.seconds(1) == pytest.approx(1.125 + 0.1 + 0.3) and found.seconds(8) == pytest.approx(2.0 + 0.1 + 0.65)
     assert found.seconds(0) == pytest.approx(1.1)
+    curves = [Curve(8, 1, (1, 9), seconds) for seconds in ((1.0, 5.0), (4.0, 2.0))]
+    texts = [Sample(taken, Tally(num_passes=10)) for taken in ((5.5, 9.0), (7.0, 5.5))]
+    assert plain_costs(curves, texts).verify.seconds == (1.0, 2.0) and plain_costs(curves, texts).host == pytest.approx(0.1)
 
 
 def test_a_roofline_has_its_two_sides() -> None:

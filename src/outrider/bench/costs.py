@@ -1,8 +1,9 @@
 """The costs of rounds on this machine, as the simulator takes them: a pass by size, a plain round's rest, and a drafter's.
 
-Passes are measured on their own (``curves``), as means, since the time of a text is a sum. What a round costs besides (the
-sampler's law, the walk, the commit, statistics) is what plain rounds take beyond their pass; what a drafter adds is what rounds
-that accept nothing take beyond both, at a few lengths, with straight lines between them.
+Passes are measured on their own (``curves``). What a round costs besides (the sampler's law, the walk, the commit, statistics)
+is what plain rounds take beyond their pass; what a drafter adds is what rounds that accept nothing take beyond both, at a few
+lengths, with straight lines between them. Of repeated measurements the fastest counts, prompt by prompt and size by size: what
+disturbs a timing only ever adds to it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from outrider.api import LLM
 from outrider.bench.curves import Clock, Curve, measure_curves
 from outrider.bench.recorder import Tally, recorded
 from outrider.bench.runner import decode
-from outrider.bench.settings import BASELINE
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 
@@ -41,10 +41,15 @@ class RoundCosts:
 
 @dataclass(frozen=True)
 class Sample:
-    """Short runs of a method."""
+    """Short runs of a method, one per prompt."""
 
-    seconds: float
+    by_prompt: tuple[float, ...]
+    """Seconds."""
     tally: Tally
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.by_prompt)
 
     @property
     def round_seconds(self) -> float:
@@ -56,17 +61,26 @@ class Sample:
         return self.tally.num_guesses / max(self.tally.num_passes, 1)
 
 
-def measure_costs(
+def undisturbed(samples: Sequence[Sample]) -> Sample:
+    """Of repetitions of the same runs: every prompt at its fastest."""
+    return Sample(tuple(map(min, zip(*(one.by_prompt for one in samples), strict=True))), samples[0].tally)
+
+
+def pass_curve(
     llm: LLM, prompts: Sequence[Sequence[int]], *, max_tokens: int, repeats: int = 7, clock: Clock = time.perf_counter
-) -> RoundCosts:
-    """Of plain rounds; a drafter's costs are added by ``with_drafter``."""
+) -> Curve:
+    """Seconds of passes by size, in the middle of such texts."""
     context = max(1, min(int(statistics.mean(map(len, prompts))) + max_tokens // 2, llm.target.max_len - 65))
     nodes = [size for size in _LENGTHS if context + size < llm.target.max_len]
-    (curve,) = measure_curves(
-        llm.target, nodes=nodes, contexts=(context,), repeats=repeats, middle=statistics.fmean, clock=clock
-    )
-    plain = run_once(llm, llm.compose(BASELINE), prompts, max_tokens=max_tokens, clock=clock)
-    return RoundCosts(curve, host=max(0.0, plain.round_seconds - curve.at(1)))
+    (curve,) = measure_curves(llm.target, nodes=nodes, contexts=(context,), repeats=repeats, clock=clock)
+    return curve
+
+
+def plain_costs(curves: Sequence[Curve], plain: Sequence[Sample]) -> RoundCosts:
+    """From repeated measurements of passes and of plain decoding."""
+    seconds = tuple(map(min, zip(*(curve.seconds for curve in curves), strict=True)))
+    curve = replace(curves[0], seconds=seconds)
+    return RoundCosts(curve, host=max(0.0, undisturbed(plain).round_seconds - curve.at(1)))
 
 
 def run_once(
@@ -74,11 +88,12 @@ def run_once(
 ) -> Sample:
     """Decode every prompt alone, greedily: seconds, and what the rounds reported."""
     watched, recorder = recorded(method)
-    total = 0.0
+    taken: list[float] = []
     for index, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=index)
-        total += decode(llm, watched, [prompt], [params], clock=clock).seconds
-    return Sample(total - recorder.tally.own_seconds, recorder.tally)
+        params, own = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=index), recorder.tally.own_seconds
+        seconds = decode(llm, watched, [prompt], [params], clock=clock).seconds
+        taken.append(seconds - (recorder.tally.own_seconds - own))
+    return Sample(tuple(taken), recorder.tally)
 
 
 def with_drafter(costs: RoundCosts, samples: Sequence[Sample]) -> RoundCosts:

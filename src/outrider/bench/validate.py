@@ -1,21 +1,20 @@
 """Does the simulator predict what is measured? Synthetic drafters of set acceptance, run here, against their predictions.
 
-Costs and runs take turns, so that a machine that slows down slows both, and are compared round by round. The prediction uses
-the cost of passes measured on their own, the host's and the drafter's work measured in rounds that accept nothing, and the
-acceptance; no time of the run it predicts.
+Costs and runs take turns, several times, and of each the undisturbed times count. The prediction uses the cost of passes
+measured on their own, the host's and the drafter's work measured in rounds that accept nothing, and the acceptance by depth; no
+time of the run it predicts.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.acceptance import Coupled
 from outrider.api import LLM
-from outrider.bench.costs import RoundCosts, Sample, measure_costs, run_once, with_drafter
-from outrider.bench.curves import Clock
+from outrider.bench.costs import RoundCosts, Sample, pass_curve, plain_costs, run_once, undisturbed, with_drafter
+from outrider.bench.curves import Clock, Curve
 from outrider.bench.settings import BASELINE
 from outrider.bench.simulate import predicted_speed
 from outrider.core.method import Method
@@ -41,8 +40,14 @@ class Prediction:
     measured: float
     acceptance: float
     """As it came out, of the rate that was set."""
-    error: float
-    """Predicted over measured less 1, the median of rounds measured together."""
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted / self.measured - 1
+
+    def to_json(self) -> dict[str, float]:
+        return {**vars(self), "error": self.error}
 
 
 def synthetic_method(llm: LLM, texts: Sequence[Sequence[int]], *, rate: float, length: int, seconds: float = 0.0) -> Method:
@@ -72,28 +77,24 @@ def validate(
     """Every rate at every length."""
     texts = known_texts(llm, prompts, max_tokens=max_tokens)
     cells = [(rate, length) for rate in rates for length in lengths]
-    runs: dict[tuple[float, int], list[Sample]] = {cell: [] for cell in cells}
-    costs: list[RoundCosts] = []
-
-    def sample(rate: float, length: int) -> Sample:
-        method = synthetic_method(llm, texts, rate=rate, length=length, seconds=_SECONDS_PER_GUESS)
-        return run_once(llm, method, prompts, max_tokens=max_tokens, clock=clock)
-
+    runs: dict[tuple[float, int], list[Sample]] = {cell: [] for cell in [*cells, *((0.0, length) for length in _CALIBRATED)]}
+    curves: list[Curve] = []
+    plain: list[Sample] = []
     for _ in range(num_rounds):
-        plain = measure_costs(llm, prompts, max_tokens=max_tokens, repeats=7, clock=clock)
-        costs.append(with_drafter(plain, [sample(0.0, length) for length in _CALIBRATED]))
-        for rate, length in cells:
-            runs[rate, length].append(sample(rate, length))
-    num_tokens = len(prompts) * max_tokens
-    found: list[Prediction] = []
-    for (rate, length), samples in runs.items():
-        acceptance = sum(sum(one.tally.accepted) for one in samples) / max(1, sum(sum(one.tally.tested) for one in samples))
-        predicted = [predicted_speed(max_tokens, length, [acceptance], cost.seconds) for cost in costs]
-        speeds = [num_tokens / one.seconds for one in samples]
-        error = statistics.median(a / b for a, b in zip(predicted, speeds, strict=True)) - 1
-        middle = statistics.median(predicted), statistics.median(speeds)
-        found.append(Prediction(rate, length, *middle, acceptance, error))
-    return found
+        curves.append(pass_curve(llm, prompts, max_tokens=max_tokens, clock=clock))
+        plain.append(run_once(llm, llm.compose(BASELINE), prompts, max_tokens=max_tokens, clock=clock))
+        for (rate, length), samples in runs.items():
+            method = synthetic_method(llm, texts, rate=rate, length=length, seconds=_SECONDS_PER_GUESS)
+            samples.append(run_once(llm, method, prompts, max_tokens=max_tokens, clock=clock))
+    costs = with_drafter(plain_costs(curves, plain), [undisturbed(runs[0.0, length]) for length in _CALIBRATED])
+    return [_prediction(cell, undisturbed(runs[cell]), costs, max_tokens=max_tokens) for cell in cells]
+
+
+def _prediction(cell: tuple[float, int], sample: Sample, costs: RoundCosts, *, max_tokens: int) -> Prediction:
+    rate, length = cell
+    predicted = predicted_speed(max_tokens, length, sample.tally.by_depth, costs.seconds)
+    measured = len(sample.by_prompt) * max_tokens / sample.seconds
+    return Prediction(rate, length, predicted, measured, sample.tally.acceptance)
 
 
 def predictions_table(found: Sequence[Prediction]) -> str:

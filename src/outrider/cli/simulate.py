@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import asdict
 
 from outrider.bench.runner import RunConfig
 from outrider.bench.session import Bench, encode_suites
@@ -95,7 +94,7 @@ def _validate(arguments: argparse.Namespace) -> int:
     print(predictions_table(found))
     worst = max(abs(one.error) for one in found)
     print(f"largest error {worst:.1%}")
-    print(json.dumps({"largest_error": worst, "rows": [asdict(one) for one in found]}))
+    print(json.dumps({"largest_error": worst, "rows": [one.to_json() for one in found]}))
     return 0
 
 
