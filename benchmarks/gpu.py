@@ -34,18 +34,29 @@ from outrider.core.request import Request, RequestState  # noqa: E402
 from outrider.core.tree import TokenTree  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.attention.tree_triton import Rows, Sights, pack_words  # noqa: E402
+from outrider.models.gpu.arena import DeviceCache  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 from outrider.models.weights import Weights  # noqa: E402
 
 BANDWIDTH = 4.3e12
 DEVICE = torch.device("cuda")
-SECTIONS = ("passes", "generate", "round", "batches", "hugging-face")
+SECTIONS = ("start-up", "passes", "generate", "copying", "round", "batches", "bits", "hugging-face")
 STORIES = (
     "Once upon a time, there was a little fox who lived in a forest. The fox had a red ball. One day, the fox",
     "Tom and Lily went to the park. They saw a big dog. The dog was sad because it had lost its bone. Tom said",
     "One day, a girl named Mia found a box in the garden. She wanted to open the box, but the box was shut. Mia",
     "The old man had a small boat. Every morning he went to the sea in his boat to catch fish. One morning",
 )
+REFRAINS = (
+    '"I love you," said the bird.',
+    "He was very happy and he smiled.",
+    "The fox ran and ran.",
+    'The dog said, "Woof!"',
+)
+"""Sentences that, told over and over, the model goes on with in refrains of its own: the text a look-up can copy. Four of ten
+that were tried on the small model; after most others it tells something new."""
+TREES = {"5 levels, 32 nodes": ("4,2,2,1,1", 5, 32), "8 levels, 32 nodes": ("3,2,1,1,1,1,1,1", 8, 32)}
+"""Branching, depth and nodes of trees in captured rounds."""
 
 
 class Bench:
@@ -59,16 +70,26 @@ class Bench:
         )
         torch.cuda.synchronize()
         self.results: dict[str, Any] = {"inflate_seconds": time.perf_counter() - began}
-        self.targets = {mode: FastDecoder(self.config, self.weights, numerics=mode) for mode in ("fast", "invariant")}
-        self.draft = FastDecoder(draft_config, self.draft_weights)
-        self.rounds = {mode: Rounds(target) for mode, target in self.targets.items()}
+        self.draft_config = draft_config
+        self.targets: dict[str, FastDecoder] = {}
+        self.drafts: dict[str, FastDecoder] = {}
+        self.rounds: dict[str, Rounds] = {}
+        for mode in ("fast", "invariant"):
+            self.add(mode, numerics=mode)
         self.floor = bytes_read(self.weights) / BANDWIDTH
         self.draft_floor = bytes_read(self.draft_weights) / BANDWIDTH
         codec = load_codec(bundled_path("target"))
         self.prompts = [_of_length(codec.encode(story), context) for story in STORIES]
+        self.refrains = [codec.encode(" ".join([line] * (context // len(codec.encode(line))))) for line in REFRAINS]
+
+    def add(self, mode: str, *, numerics: str, bits: int = 16) -> None:
+        """Decoders of their own for a mode, on the same weights or on rounded ones."""
+        self.targets[mode] = FastDecoder(self.config, self.weights, numerics=numerics, bits=bits)
+        self.drafts[mode] = FastDecoder(self.draft_config, self.draft_weights, bits=bits)
+        self.rounds[mode] = Rounds(self.targets[mode])
 
     def method(self, name: str, *, mode: str = "fast", policy: str = "fixed", **options: Any) -> Any:
-        return compose(name, self.targets[mode], draft=self.draft, policy=policy, options=options)
+        return compose(name, self.targets[mode], draft=self.drafts[mode], policy=policy, options=options)
 
     def run(
         self, method: Any, prompts: list[list[int]], num_tokens: int, *, mode: str = "fast", batch: int = 1
@@ -109,14 +130,25 @@ def some_tree(num_nodes: int) -> TokenTree:
     return TokenTree.of_rows([(list(range(5, 5 + num_nodes)), parents)], DEVICE)
 
 
+def start_up(bench: Bench, num_guesses: int) -> None:
+    """Seconds from weights on the device to captured rounds: kernels compiled (unless Triton has them on disk), graphs made."""
+    for name in ("plain", "draft-model"):
+        options: dict[str, Any] = {} if name == "plain" else {"num_draft_tokens": num_guesses}
+        method, began = bench.method(name, **options), time.perf_counter()
+        for _ in bench.rounds["fast"].prepare(method, num_tokens=1200):
+            torch.cuda.synchronize()
+        bench.results[f"ready_seconds/{name}"] = time.perf_counter() - began
+        print(f"ready for {name} after {time.perf_counter() - began:.1f} s", flush=True)
+
+
 @torch.inference_mode()
 def passes(bench: Bench) -> None:
     """Milliseconds of a target pass, by context, nodes and numerics."""
     print(f"\n{'target pass, ms':<26}{'1':>8}{'8':>8}{'16':>8}{'64 tree':>9}{'64/1':>7}   floor {bench.floor * 1e3:.2f} ms")
-    for mode in bench.targets:
+    for mode in ("fast", "invariant"):
         for context in (1024, 8192):
             target = FastDecoder(bench.config, bench.weights, numerics=mode)  # its arena goes with it
-            cache = target.new_cache(1)
+            cache = DeviceCache.empty(target.arena, 1)
             cache.lengths = [context]
             cache.reserve(128)
             found = {n: _pass_ms(target, cache.rows(), n) for n in (1, 8, 16, 64)}
@@ -151,30 +183,63 @@ def generation(bench: Bench, num_tokens: int, lengths: tuple[int, ...]) -> None:
     rows += [("plain, invariant", "invariant", bench.method("plain", mode="invariant"))]
     for name, k in (("draft-model", 6), ("prompt-lookup", 8)):
         rows += [(f"{name} K={k}, invariant", "invariant", bench.method(name, mode="invariant", num_draft_tokens=k))]
+    for label, (branching, depth, nodes) in TREES.items():
+        options: dict[str, Any] = {"branching": branching, "num_draft_tokens": depth, "num_tree_nodes": nodes}
+        rows.insert(1 + len(lengths), (f"draft-tree {label}", "fast", bench.method("draft-tree", **options)))
+    compared(bench, rows, bench.prompts, num_tokens, title="batch 1, greedy")
+    bench.results["texts_parted"] = _parted(bench, num_tokens)
+
+
+def compared(
+    bench: Bench, rows: Sequence[tuple[str, str, Any]], prompts: list[list[int]], num_tokens: int, *, title: str
+) -> None:
+    """One line per (label, mode, method): speed, and whether the text is that of plain decoding, the first row of its mode."""
     for _, mode, method in rows:
-        bench.run(method, bench.prompts[:1], 24, mode=mode)  # captures
-    print(f"\n{'batch 1, greedy':<30}{'tok/s':>8}{'ms/round':>9}{'tok/round':>10}{'to plain':>9}   same text as plain")
-    reference: dict[str, list[list[int]]] = {}
-    speeds: dict[str, float] = {}
+        bench.run(method, prompts[:1], 24, mode=mode)  # captures
+    print(f"\n{title:<36}{'tok/s':>8}{'ms/round':>9}{'tok/round':>10}{'to plain':>9}   same text as plain")
+    plain: dict[str, tuple[float, list[list[int]]]] = {}
     for label, mode, method in rows:
-        states = bench.run(method, bench.prompts, num_tokens, mode=mode)
+        states = bench.run(method, prompts, num_tokens, mode=mode)
         tokens, seconds = sum(s.stats.num_tokens for s in states), sum(s.stats.seconds for s in states)
         num_rounds = sum(s.stats.num_passes for s in states)
         texts = [s.output_ids for s in states]
-        reference.setdefault(mode, texts)
-        same = sum(a == b for a, b in zip(texts, reference[mode], strict=True))
-        speeds[label] = tokens / seconds
-        base = speeds["plain"] if mode == "fast" else speeds["plain, invariant"]
-        bench.results[f"generate/{label}"] = {
+        base, reference = plain.setdefault(mode, (tokens / seconds, texts))
+        same = sum(a == b for a, b in zip(texts, reference, strict=True))
+        bench.results[f"{title}/{label}"] = {
             "tokens_per_second": tokens / seconds, "ms_per_round": seconds / num_rounds * 1e3, "same": f"{same}/{len(texts)}",
-            "tokens_per_round": tokens / num_rounds, "to_plain": speeds[label] / base,
+            "tokens_per_round": tokens / num_rounds, "to_plain": tokens / seconds / base,
         }  # fmt: skip
         print(
-            f"{label:<30}{tokens / seconds:>8.1f}{seconds / num_rounds * 1e3:>9.3f}{tokens / num_rounds:>10.2f}"
-            f"{speeds[label] / base:>8.2f}x   {same}/{len(texts)}",
+            f"{label:<36}{tokens / seconds:>8.1f}{seconds / num_rounds * 1e3:>9.3f}{tokens / num_rounds:>10.2f}"
+            f"{tokens / seconds / base:>8.2f}x   {same}/{len(texts)}",
             flush=True,
         )
-    bench.results["texts_parted"] = _parted(bench, num_tokens)
+
+
+def copying(bench: Bench, num_tokens: int) -> None:
+    """Prompt lookup where there is something to copy: refrains."""
+    rows: list[tuple[str, str, Any]] = []
+    for mode in ("fast", "invariant"):
+        rows.append((f"plain, {mode}", mode, bench.method("plain", mode=mode)))
+        options = [8] if mode == "fast" else [8, 16]
+        rows += [
+            (f"prompt-lookup K={k}, {mode}", mode, bench.method("prompt-lookup", mode=mode, num_draft_tokens=k))
+            for k in options
+        ]
+    compared(bench, rows, bench.refrains, num_tokens, title="refrains, batch 1, greedy")
+
+
+def few_bits(bench: Bench, num_tokens: int) -> None:
+    """Rounded weights, target and draft: other models, each compared with its own plain decoding."""
+    rows: list[tuple[str, str, Any]] = [("plain, 16 bits", "fast", bench.method("plain"))]
+    for bits in (8, 4):
+        mode = f"int{bits}"
+        bench.add(mode, numerics="invariant", bits=bits)
+        rows.append((f"plain, {mode}", mode, bench.method("plain", mode=mode)))
+        rows.append((f"draft-model K=6, {mode}", mode, bench.method("draft-model", mode=mode, num_draft_tokens=6)))
+        floor = bench.targets[mode].weights.bytes_read / BANDWIDTH
+        bench.results[f"floor_ms/{mode}"] = floor * 1e3
+    compared(bench, rows, bench.prompts, num_tokens, title="rounded weights, batch 1, greedy")
 
 
 def _parted(bench: Bench, num_tokens: int) -> list[dict[str, float]]:
@@ -339,14 +404,20 @@ def main() -> None:
     arguments = parser.parse_args()
     began = time.perf_counter()
     bench = Bench(context=arguments.context)
+    if "start-up" in arguments.sections:
+        start_up(bench, 6)
     if "passes" in arguments.sections:
         passes(bench)
     if "generate" in arguments.sections:
         generation(bench, arguments.tokens, (4, 6, 8))
+    if "copying" in arguments.sections:
+        copying(bench, arguments.tokens)
     if "round" in arguments.sections:
         round_parts(bench, 6)
     if "batches" in arguments.sections:
         batches(bench, arguments.tokens, arguments.batches)
+    if "bits" in arguments.sections:
+        few_bits(bench, arguments.tokens)
     if "hugging-face" in arguments.sections:
         hugging_face(bench, arguments.tokens, compiled=not arguments.no_compile)
     bench.results |= {

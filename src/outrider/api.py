@@ -183,6 +183,16 @@ class LLM:
                     bar.update()
         return [outputs[index] for index in range(len(requests))]
 
+    def warm_up(self, *, method: Method | None = None, num_tokens: int = 1024, progress: bool = False) -> None:
+        """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for.
+        Only a GPU has anything to prepare."""
+        sizes = sorted({1, self.max_batch_size}, reverse=True)  # the largest first: memory that grows moves
+        with tqdm(disable=not progress, unit="round", desc="preparing") as bar:
+            for size in sizes:
+                for _, total in self._rounds.prepare(method or self.method, batch_size=size, num_tokens=num_tokens):
+                    bar.total = total * len(sizes)
+                    bar.update()
+
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -59,6 +59,18 @@ class Rounds:
                 return
         yield from run(engine, requests, max_batch_size=max_batch_size)
 
+    def prepare(self, method: Method, *, batch_size: int = 1, num_tokens: int = 1024) -> Iterator[tuple[int, int]]:
+        """Compile and capture what the first ``batch_size`` requests of up to ``num_tokens`` tokens would wait for; yields how
+        many rounds are ready, and of how many. Nothing to do where rounds are not captured."""
+        graphs = self._graphs_of(method) if self._target.device.type == "cuda" else None
+        if graphs is None or graphs.is_busy:
+            return
+        from outrider.engine.overlap import num_slots
+
+        guesses = [graphs.most_guesses] if isinstance(method.policy, Fixed) else [*range(graphs.most_guesses + 1)]
+        for count, _ in enumerate(graphs.prepare(num_slots(batch_size), num_tokens, guesses=guesses), 1):
+            yield count, len(guesses)
+
     def _graphs_of(self, method: Method) -> RoundGraphs | None:
         if method not in self._graphs:
             self._graphs[method] = captured(method, self._target)

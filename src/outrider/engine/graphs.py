@@ -9,7 +9,7 @@ stays in a ``Frame`` on the device; a note of each round's result goes to the ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -152,6 +152,19 @@ class RoundGraphs:
             (frame.temperatures, [state.params.temperature for state in states]),
         ):
             column[index] = torch.tensor(values, dtype=column.dtype, device=device)
+
+    def prepare(self, batch_size: int, capacity: int, *, guesses: Sequence[int]) -> Iterator[None]:
+        """Compile and capture the rounds of so many slots with these numbers of guesses, one per step, before anybody waits
+        for them. The slots must be free."""
+        frame, slots = self.frame(batch_size, capacity), range(batch_size)
+        for place in (self.seats, self.drafter):  # memory moves when rows are added, and graphs hold its address
+            if place is not None:
+                rows = [[1] * self.shortest] * batch_size
+                place.seat(slots, rows, batch_size=batch_size, capacity=frame.capacity + self._slack)
+        for num_guesses in guesses:
+            self.round(frame, num_guesses)
+            yield
+        self.leave(frame)
 
     def leave(self, frame: Frame) -> None:
         """Everybody has finished: nothing moves any more, and the rows are free."""

@@ -93,9 +93,14 @@ class _Launched:
     event: torch.cuda.Event
 
 
+def num_slots(count: int) -> int:
+    """Slots of the frame that serves so many requests at once."""
+    return next((size for size in _SIZES if size >= count), count)
+
+
 def run_overlapped(graphs: RoundGraphs, requests: Sequence[Request], *, max_batch_size: int) -> Iterator[Progress]:
     """Serve all requests, yielding every row's progress after every round, as ``generate.run`` does."""
-    size = next((size for size in _SIZES if size >= min(len(requests), max_batch_size)), max_batch_size)
+    size = num_slots(min(len(requests), max_batch_size))
     capacity = capacity_of(graphs, requests)
     loop = _Loop(graphs, deque(enumerate(requests)), batch_size=size, capacity=capacity, limit=max_batch_size)
     graphs.is_busy = True
