@@ -13,7 +13,7 @@ from tiny_pair import _RAW, VOCAB, tiny_model
 from outrider.api import LLM
 from outrider.bundled import bundled_path
 from outrider.cli.main import main
-from outrider.core.errors import ModelError, OptionError
+from outrider.core.errors import CompositionError, ModelError, OptionError
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.sampling import Law
@@ -114,6 +114,8 @@ def test_adapters_of_other_targets_are_refused(tmp_path: Path) -> None:
         load_adapter(str(tmp_path), tiny_model(5.0))
     with pytest.raises(OptionError, match="leave exit_layer out"):
         compose("kangaroo", TARGET, options={"adapter": str(tmp_path), "exit_layer": 2})
+    with pytest.raises(CompositionError, match="cannot be part of another method"):
+        compose("hybrid", TARGET, options={"parts": "kangaroo,prompt-lookup", "adapter": str(tmp_path)})
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(ModelError, match="no Kangaroo adapter"):
         load_adapter(str(tmp_path), TARGET)

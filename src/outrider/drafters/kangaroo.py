@@ -24,7 +24,7 @@ from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.errors import OptionError
+from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, RowState, Stateless
 from outrider.core.table import Parts
 from outrider.core.tree import TokenTree
@@ -148,6 +148,11 @@ def build_kangaroo(parts: Parts) -> Drafter:
     target, options = layered(parts.target, "kangaroo"), parts.options
     if options.adapter is None:
         return Kangaroo(target, options, draws=parts.draws)
+    if parts.part is None:
+        raise CompositionError(
+            "kangaroo with an adapter cannot be part of another method: the adapter needs the states of all accepted tokens, "
+            "and a part sees those of its own guesses; leave adapter out, or use kangaroo alone"
+        )
     adapter = load_adapter(options.adapter, target)
     if options.exit_layer not in (None, adapter.exit_layer):
         found = f"exit_layer = {options.exit_layer}, and {options.adapter} was trained for exit {adapter.exit_layer}"
