@@ -21,7 +21,6 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.drafters.head_tree import HeadDrafter
-from outrider.drafters.mtp import MtpState
 from outrider.methods import compose
 from outrider.models.heads import Packed, load_head, save_head
 from outrider.models.heads.folder import signature_of
@@ -61,7 +60,7 @@ def drafted_logits(drafter: HeadDrafter, split: int, depth: int) -> list[torch.T
     with torch.inference_mode():
         early = Context([first], context.sampler, context.noise, context.device)
         drafter.propose(state, early, Plan((2,), (4,)))  # leaves drafted columns behind, which must not be seen later
-        for module in state.modules if isinstance(state, MtpState) else (state,):
+        for module in state.modules:
             if module.cache is not None and module.kept is not None:
                 module.cache.truncate(module.kept)
         rest = TARGET.prefill([TEXT[split - 4 : split]], cache, taps=drafter.taps)

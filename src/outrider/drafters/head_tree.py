@@ -76,17 +76,24 @@ class HeadState(RowState):
     cache: ContiguousCache | None = None
     kept: list[int] | None = None
     """Columns of the cache that are true, where this round put others into it."""
+    deeper: tuple[HeadState, ...] = ()
+    """The same of the modules after the first, for heads that are a chain of them: their columns are the states before them."""
+
+    @property
+    def modules(self) -> tuple[HeadState, ...]:
+        return (self, *self.deeper)
 
     def fork(self, rows: Sequence[int]) -> HeadState:
         cache = None if self.cache is None else self.cache.fork(rows)
-        return HeadState([self.pending[row] for row in rows], cache)
+        return HeadState([self.pending[row] for row in rows], cache, deeper=tuple(state.fork(rows) for state in self.deeper))
 
     def join(self, other: HeadState) -> HeadState:
         cache = None
         if self.cache is not None:
             assert other.cache is not None
             cache = self.cache.join(other.cache)
-        return HeadState([*self.pending, *other.pending], cache)
+        deeper = tuple(mine.join(theirs) for mine, theirs in zip(self.deeper, other.deeper, strict=True))
+        return HeadState([*self.pending, *other.pending], cache, deeper=deeper)
 
 
 class HeadDrafter(Drafter, ABC):
@@ -136,9 +143,10 @@ class HeadDrafter(Drafter, ABC):
 
     def observe(self, state: HeadState, observation: Observation) -> None:
         """Drafted columns are forgotten; the accepted nodes' true states are read next time."""
-        if state.cache is not None and state.kept is not None:
-            state.cache.truncate(state.kept)
-        state.kept = None
+        for module in state.modules:
+            if module.cache is not None and module.kept is not None:
+                module.cache.truncate(module.kept)
+            module.kept = None
         tapped = [observation.scores.taps[tap] for tap in self.taps]
         for row, path in enumerate(observation.paths):
             new = torch.cat([states[row, list(path)] for states in tapped], -1).to(self._dtype)

@@ -14,7 +14,6 @@ under every rule that is exact for the draws.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import final
 
@@ -22,32 +21,12 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context, Observation
+from outrider.core.interfaces import Context
 from outrider.core.tree import TokenTree
 from outrider.drafters.head_growth import HeadGrowth
 from outrider.drafters.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.models.heads.layer import LayerCache
 from outrider.models.heads.mtp import CausalMtp
-
-
-@dataclass
-class MtpState(HeadState):
-    """What the first module has read and not read, and the same of every further one: its columns are the states before it."""
-
-    deeper: tuple[HeadState, ...] = ()
-
-    @property
-    def modules(self) -> tuple[HeadState, ...]:
-        return (self, *self.deeper)
-
-    def fork(self, rows: Sequence[int]) -> MtpState:
-        first = super().fork(rows)
-        return MtpState(first.pending, first.cache, deeper=tuple(state.fork(rows) for state in self.deeper))
-
-    def join(self, other: HeadState) -> MtpState:
-        assert isinstance(other, MtpState)
-        first, pairs = super().join(other), zip(self.deeper, other.deeper, strict=True)
-        return MtpState(first.pending, first.cache, deeper=tuple(mine.join(theirs) for mine, theirs in pairs))
 
 
 @final
@@ -60,24 +39,14 @@ class Mtp(HeadDrafter):
         assert head.config.layer is not None
         self._layer = LayerCache(head.config.layer, dtype=self._dtype, device=self._device)
 
-    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> MtpState:
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         first, count = super().start(rows, taps), len(rows)
         nothing = torch.zeros(0, self.head.config.hidden_size, dtype=self._dtype, device=self._device)
         deeper = tuple(HeadState([nothing] * count, self._layer.new(count)) for _ in self.head.layers[1:])
-        return MtpState(first.pending, self._layer.new(count), deeper=deeper)
-
-    def observe(self, state: HeadState, observation: Observation) -> None:
-        super().observe(state, observation)
-        assert isinstance(state, MtpState)
-        for module in state.deeper:
-            if module.kept is not None:
-                assert module.cache is not None
-                module.cache.truncate(module.kept)
-                module.kept = None
+        return HeadState(first.pending, self._layer.new(count), deeper=deeper)
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> MtpGrowth:
         """Every module reads what the one before it has just said, as far as the tokens are known."""
-        assert isinstance(state, MtpState)
         roots = list[Tensor]()
         for depth, module in enumerate(state.modules[:max_depth]):
             written: list[list[Tensor]] = [[] for _ in module.pending]

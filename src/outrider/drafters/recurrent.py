@@ -12,6 +12,7 @@ Lossless under every rule that is exact for the draws.
 
 from __future__ import annotations
 
+from abc import ABC
 from typing import final
 
 import torch
@@ -27,7 +28,7 @@ from outrider.drafters.tree_growth import kept_part
 from outrider.models.heads.recurrent import RecurrentHead
 
 
-class Recurrent(HeadDrafter):
+class Recurrent(HeadDrafter, ABC):
     """Trees from a state that reads the guesses."""
 
     def __init__(self, head: RecurrentHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
