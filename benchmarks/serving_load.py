@@ -1,25 +1,31 @@
-"""Throughput of `outrider serve` on loopback at 1, 8 and 32 clients, speculation auto against off, in turns.
+"""Throughput of `outrider serve` on loopback at 1, 8 and 32 clients: speculation off, of a fixed length and auto, in turns.
 
-    python benchmarks/serving_load.py [--address http://127.0.0.1:8000] [--repeats 5] [--tokens 96]
+    python benchmarks/serving_load.py [--seconds 1.5] [--repeats 5] [--temperature 0 1] [--clients 1 8 32] [--fixed 3]
 
-Without an address a server with the bundled pair is started. Both sides are requests to the same server, so nothing but the
-field `speculation` differs; the median over repeats of tokens per second and of the ratio of neighbouring runs is printed.
-The last line is JSON.
+Two servers with the bundled pair: one speculates as it likes (`off` and `auto` are requests to the same one, nothing but the
+field `speculation` differs), one has a fixed length. Each of N clients sends its next request when the last is answered;
+prompts and lengths (32 to 96 tokens) are drawn, the same for every mode. Tokens are counted in a window in which all clients
+are busy. Printed: medians of tokens per second, and ratios of neighbouring runs with the 95 % interval of their mean. The last
+line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import random
 import re
 import statistics
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
+
+from outrider.bench.stats import Estimate, pooled
 
 _PROMPTS = (
     "Once upon a time",
@@ -29,66 +35,93 @@ _PROMPTS = (
     "The old man",
     "Lily liked to",
 )
+_RAMP_S = 0.4
+"""Time until all clients are in the middle of something."""
+_MODES = ("off", "fixed", "auto")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--address")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--fixed", type=int, default=3, help="length of the fixed mode")
     arguments = parser.parse_args()
-    if arguments.address:
-        measure(arguments.address, arguments)
-        return
-    command = [sys.executable, "-m", "outrider", "serve", "--port", "0", "--log-level", "warning"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        found = re.search(r"at (http://\S+:\d+)/", server.stdout.readline())
-        assert found is not None, "the server did not start"
-        measure(found[1], arguments)
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def measure(address: str, arguments: argparse.Namespace) -> None:
-    results: dict[str, Any] = {}
-    for count in arguments.clients:
-        speeds: dict[str, list[float]] = {"off": [], "auto": []}
-        for repeat in range(arguments.repeats + 1):
-            for mode in ("off", "auto") if repeat % 2 else ("auto", "off"):
-                speed = run(address, mode, count, arguments)
-                if repeat:  # the first of each warms up
-                    speeds[mode].append(speed)
-        ratios = [a / o for a, o in zip(speeds["auto"], speeds["off"], strict=True)]
-        row = {mode: statistics.median(values) for mode, values in speeds.items()}
-        results[str(count)] = {**row, "ratio": statistics.median(ratios), "ratios": ratios}
-        ratio = results[str(count)]["ratio"]
-        print(f"{count:>3} clients: off {row['off']:7.1f} tokens/s, auto {row['auto']:7.1f}, ratio {ratio:.2f}", flush=True)
+    with ExitStack() as stack:
+        auto, fixed = (stack.enter_context(Served(*flags)) for flags in ((), ("-K", str(arguments.fixed))))
+        addresses = {"off": auto.address, "fixed": fixed.address, "auto": auto.address}
+        results = [
+            measure(addresses, count, temperature, arguments)
+            for temperature in arguments.temperature
+            for count in arguments.clients
+        ]
     print(json.dumps(results))
 
 
-def run(address: str, mode: str, count: int, arguments: argparse.Namespace) -> float:
-    """Tokens per second of ``count`` clients that each send two requests in a row."""
+class Served:
+    """A server in a process of its own."""
 
-    def client(number: int) -> int:
-        tokens = 0
-        with httpx.Client(base_url=address, timeout=300) as http:
-            for turn in range(2):
-                body = {"prompt": _PROMPTS[(number + turn) % len(_PROMPTS)], "max_tokens": arguments.tokens, "seed": number}
-                body |= {"temperature": arguments.temperature, "speculation": mode, "ignore_eos": True}
-                answer = http.post("/v1/completions", json=body)
-                answer.raise_for_status()
-                tokens += answer.json()["usage"]["completion_tokens"]
-        return tokens
+    def __init__(self, *flags: str) -> None:
+        command = [sys.executable, "-m", "outrider", "serve", "--port", "0", "--log-level", "warning", *flags]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        found = re.search(r"at (http://\S+:\d+)/", self._process.stdout.readline())
+        assert found is not None, "the server did not start"
+        self.address = found[1]
 
-    began = time.perf_counter()
-    with ThreadPoolExecutor(count) as pool:
-        total = sum(pool.map(client, range(count)))
-    return total / (time.perf_counter() - began)
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+def measure(addresses: dict[str, str], count: int, temperature: float, arguments: argparse.Namespace) -> dict[str, Any]:
+    speeds: dict[str, list[float]] = {mode: [] for mode in _MODES}
+    for repeat in range(arguments.repeats + 1):
+        for mode in _MODES if repeat % 2 else _MODES[::-1]:
+            speed = asyncio.run(run(addresses[mode], mode, count, temperature=temperature, seconds=arguments.seconds))
+            if repeat:  # the first of each warms up
+                speeds[mode].append(speed)
+    ratios = {mode: _ratio(speeds[mode], speeds["off"]) for mode in _MODES[1:]}
+    row = {mode: statistics.median(values) for mode, values in speeds.items()}
+    shown = ", ".join(f"{mode} {row[mode]:6.0f} ({r.value:.2f}, {r.low:.2f} to {r.high:.2f})" for mode, r in ratios.items())
+    print(f"{count:>3} clients, temperature {temperature:g}: off {row['off']:6.0f} tokens/s, {shown}", flush=True)
+    intervals = {mode: [r.value, r.low, r.high] for mode, r in ratios.items()}
+    return {"clients": count, "temperature": temperature, "tokens_per_second": row, "ratios": intervals}
+
+
+def _ratio(speeds: list[float], base: list[float]) -> Estimate:
+    return pooled([Estimate(a / b, a / b, a / b, 1) for a, b in zip(speeds, base, strict=True)])
+
+
+async def run(address: str, mode: str, count: int, *, temperature: float, seconds: float) -> float:
+    """Tokens per second of ``count`` clients, all of them busy."""
+    rng = random.Random(count)
+    ends: list[tuple[float, int]] = []
+    wanted = mode if mode == "off" else "auto"
+    limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
+
+    async def client(http: httpx.AsyncClient) -> None:
+        while True:
+            body = {"prompt": rng.choice(_PROMPTS), "max_tokens": rng.randint(32, 96), "seed": rng.randrange(1000)}
+            body |= {"temperature": temperature, "speculation": wanted, "ignore_eos": True}
+            answer = await http.post("/v1/completions", json=body)
+            answer.raise_for_status()
+            ends.append((time.perf_counter(), answer.json()["usage"]["completion_tokens"]))
+
+    async with httpx.AsyncClient(base_url=address, timeout=300, limits=limits) as http:
+        tasks = [asyncio.ensure_future(client(http)) for _ in range(count)]
+        await asyncio.sleep(_RAMP_S)
+        began = time.perf_counter()
+        await asyncio.sleep(seconds)
+        lasted = time.perf_counter() - began
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return sum(tokens for at, tokens in ends if at >= began) / lasted
 
 
 if __name__ == "__main__":

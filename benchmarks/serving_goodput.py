@@ -1,0 +1,172 @@
+"""Goodput against batch size on a GPU: speculation off, of a fixed length and auto, with requests that come and go.
+
+    PYTHONPATH=src python benchmarks/serving_goodput.py [--loops captured server] [--batches 1 8 32 64] [--limit 120]
+
+A load generator in the process: always ``batch`` requests at once, the next one waiting when one ends, 32 to 96 tokens each.
+Goodput is tokens per second while all places are taken. Two loops: ``captured`` (whole rounds as graphs, the device one ahead
+of the host, ``engine/overlap.py``) and ``server`` (the scheduler of ``outrider serve``, ``engine/scheduler.py``); two more,
+``eqspec`` and ``exspec``, are the scheduler with the groupings of rectangular batches (``engine/grouping.py``), the second with
+a window of three batches. The models are the bundled pair in 8B shapes (recipes/inflate.py); on a machine without a GPU, the
+bundled pair itself. Modes take turns; what is not measured when ``limit`` seconds are over is left out. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "recipes")]
+from inflate import LLAMA_8B, ONE_LAYER_DRAFT, inflated_weights  # noqa: E402  # pyright: ignore
+
+from outrider import SamplingParams  # noqa: E402
+from outrider.bundled import bundled_path  # noqa: E402
+from outrider.captured import Rounds  # noqa: E402
+from outrider.codecs.load import load_codec  # noqa: E402
+from outrider.core.interfaces import Target  # noqa: E402
+from outrider.core.method import Method  # noqa: E402
+from outrider.core.request import Request, RequestState  # noqa: E402
+from outrider.engine.generate import Progress  # noqa: E402
+from outrider.engine.scheduler import Job, Scheduler, Slots  # noqa: E402
+from outrider.methods import compose  # noqa: E402
+from outrider.models.gpu import gpu_decoder  # noqa: E402
+from outrider.models.load import load_model  # noqa: E402
+
+STORIES = (
+    "Once upon a time, there was a little fox who lived in a forest. The fox had a red ball. One day, the fox",
+    "Tom and Lily went to the park. They saw a big dog. The dog was sad because it had lost its bone. Tom said",
+    "One day, a girl named Mia found a box in the garden. She wanted to open the box, but the box was shut. Mia",
+    "The old man had a small boat. Every morning he went to the sea in his boat to catch fish. One morning",
+)
+TURNS = 3
+"""Requests per place."""
+
+
+class Bench:
+    """Models, methods, requests."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.target, self.draft = models()
+        self.rounds = Rounds(self.target)
+        codec = load_codec(bundled_path("target"))
+        self.prompts = [codec.encode(story) for story in STORIES]
+        self.temperature, self.began, self.limit = arguments.temperature, time.perf_counter(), arguments.limit
+        self.layout_seconds = self.layout_share = 0.0
+        most = {"num_draft_tokens": arguments.most}
+        self.methods: dict[str, Method] = {
+            "off": compose("plain", self.target),
+            "fixed": compose("draft-model", self.target, draft=self.draft, options={"num_draft_tokens": arguments.fixed}),
+            "auto": compose("draft-model", self.target, draft=self.draft, policy="adaptive", options=most),
+        }
+
+    @property
+    def is_over(self) -> bool:
+        return time.perf_counter() - self.began > self.limit
+
+    def requests(self, count: int) -> list[Request]:
+        rng = random.Random(count)
+        drawn = [(rng.choice(self.prompts), rng.randint(32, 96), rng.randrange(1000)) for _ in range(count)]
+        return [
+            Request(prompt, SamplingParams(max_tokens=size, temperature=self.temperature, seed=seed, ignore_eos=True))
+            for prompt, size, seed in drawn
+        ]
+
+    def steps(self, loop: str, mode: str, requests: Sequence[Request], batch: int) -> Iterator[Progress]:
+        if loop == "captured":
+            yield from self.rounds.run(self.methods[mode], requests, max_batch_size=batch)
+            return
+        grouping, rows = ("ragged" if loop == "server" else loop), places(loop, batch)
+        scheduler = Scheduler(self.target, lambda _: self.methods[mode], slots=Slots(rows, 4096), grouping=grouping)
+        for number, request in enumerate(requests):
+            scheduler.submit(Job(number, RequestState.of(request), mode))
+        while not scheduler.is_idle:
+            yield from scheduler.round()
+            self.layout_seconds += sum(seen.layout_seconds for seen in scheduler.last_rounds)
+
+    def goodput(self, loop: str, mode: str, batch: int) -> float:
+        """Tokens per second from the first token until a place stays empty."""
+        requests = self.requests(TURNS * max(places(loop, batch), 2))
+        num_left, tokens, began, self.layout_seconds = len(requests), 0, 0.0, 0.0
+        for step in self.steps(loop, mode, requests, batch):
+            began = began or time.perf_counter()
+            tokens += len(step.new_tokens)
+            num_left -= step.state.is_finished
+            if num_left < places(loop, batch):
+                break
+        seconds = time.perf_counter() - began
+        self.layout_share = self.layout_seconds / seconds
+        return tokens / seconds
+
+
+def places(loop: str, batch: int) -> int:
+    """Requests at once."""
+    return 3 * batch if loop == "exspec" else batch
+
+
+def models() -> tuple[Target, Target]:
+    if not torch.cuda.is_available():
+        return load_model(bundled_path("target")), load_model(bundled_path("draft"))
+    device, found = torch.device("cuda"), list[Target]()
+    for name, shape in (("target", LLAMA_8B), ("draft", ONE_LAYER_DRAFT)):
+        config, weights = inflated_weights(bundled_path(name), shape, dtype=torch.bfloat16, device=device)
+        decoder = gpu_decoder(config, weights, numerics="fast")
+        assert decoder is not None, "the fast decoder knows Llama"
+        found.append(decoder)
+    return found[0], found[1]
+
+
+def measure(bench: Bench, loop: str, batch: int, repeats: int) -> dict[str, Any]:
+    speeds: dict[str, list[float]] = {mode: [] for mode in bench.methods}
+    layout = dict.fromkeys(bench.methods, 0.0)
+    for mode, method in bench.methods.items():  # what is compiled or captured once is no part of it
+        if loop == "captured":
+            list(bench.rounds.prepare(method, batch_size=batch, num_tokens=256))
+        bench.goodput(loop, mode, batch)
+    for repeat in range(repeats):
+        modes = list(bench.methods)
+        for mode in modes if repeat % 2 else modes[::-1]:
+            speeds[mode].append(bench.goodput(loop, mode, batch))
+            layout[mode] = bench.layout_share
+    ratios = {mode: [a / b for a, b in zip(speeds[mode], speeds["off"], strict=True)] for mode in ("fixed", "auto")}
+    middle = {mode: statistics.median(values) for mode, values in speeds.items()}
+    shown = "  ".join(f"{mode} {middle[mode]:7.0f} ({min(r):.2f} to {max(r):.2f})" for mode, r in ratios.items())
+    seconds = time.perf_counter() - bench.began
+    print(f"{loop:<9} batch {batch:>3}: off {middle['off']:7.0f} tokens/s  {shown}  [{seconds:.0f} s]", flush=True)
+    if loop in ("eqspec", "exspec"):
+        print("          share of the time spent laying rows out:", {mode: round(part, 3) for mode, part in layout.items()})
+    return {"loop": loop, "batch": batch, "tokens_per_second": speeds, "layout_share": layout}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    loops = ("captured", "server", "eqspec", "exspec")
+    parser.add_argument("--loops", nargs="+", choices=loops, default=loops[:2])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--fixed", type=int, default=4, help="length of the fixed mode")
+    parser.add_argument("--most", type=int, default=6, help="longest draft of the auto mode")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds after which no further cell begins")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    bench, results = Bench(arguments), list[dict[str, Any]]()
+    for loop in arguments.loops:
+        for batch in arguments.batches:
+            if not bench.is_over:
+                results.append(measure(bench, loop, batch, arguments.repeats))
+                if arguments.json:
+                    arguments.json.write_text(json.dumps(results))
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
