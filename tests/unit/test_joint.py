@@ -41,9 +41,9 @@ def test_heads_first_then_both(tmp_path: Path, rank: int) -> None:
     target = model.frozen()
     one = JointObjective(model, target, JointSettings(num_heads=3, head_warmup=10, lora_rank=rank))
     train([one], target, CORPUS, tmp_path / "a", settings=Settings(**{**vars(SETTINGS), "max_steps": 9}))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in merged_state(one.module.model).items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in merged_state(one.joint.model).items())
     run = train([one], target, CORPUS, tmp_path / "b", settings=SETTINGS, notes={"data": "toy"})[0]
-    now = merged_state(one.module.model)
+    now = merged_state(one.joint.model)
     assert now.keys() == before.keys() and any(not torch.equal(tensor, before[name]) for name, tensor in now.items())
     assert 0 < one.distance < 1
     changed = load_model(str(tmp_path / "b/medusa2/target"), device="cpu", fast=False)

@@ -88,9 +88,10 @@ class JointObjective(Objective):
         assert isinstance(head, MedusaHead)
         if settings.lora_rank:
             add_adapters(model, settings.lora_rank)
-        self.module = JointModule(model, head)
+        self.joint = JointModule(model, head)
+        self.module = self.joint
         shared = HeadSettings(num_depths=settings.num_heads, decay=settings.decay, loss=settings.loss)
-        self._heads = HeadObjective(head, self.module, shared)
+        self._heads = HeadObjective(head, self.joint, shared)
         self._compare = comparison(divergence(settings.loss))
         self._step = 0
         self.distance = 0.0
@@ -107,7 +108,7 @@ class JointObjective(Objective):
         return self.settings.head_weight * min(1.0, (self._step - warmup + 1) / max(1, warmup))
 
     def __call__(self, batch: Packed) -> Outcome:
-        module, only_heads = self.module, self._step < self.settings.head_warmup
+        module, only_heads = self.joint, self._step < self.settings.head_warmup
         with torch.set_grad_enabled(torch.is_grad_enabled() and not only_heads):
             *_, states = module.model.climb(batch)
         module.head.target_norm.weight.data.copy_(module.model.model.norm.weight.data)
@@ -123,17 +124,17 @@ class JointObjective(Objective):
     def _kept(self, states: Tensor, last: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             before = self.target.logits(last)
-        return self._compare(self.module.logits(states), before, mask, None)
+        return self._compare(self.joint.logits(states), before, mask, None)
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         """``folder/target`` and ``folder/heads``."""
-        model = self.module.model
-        plain = DraftLM(model.config, model.raw, model.origin).to(self.module.device)
+        model = self.joint.model
+        plain = DraftLM(model.config, model.raw, model.origin).to(self.joint.device)
         plain.load_state_dict(merged_state(model))
         distance = f"{self.settings.loss} distance of its laws {self.distance:.4f}"
         changed = f"changed from {model.origin.name} by joint training; {distance}"
         plain.save(folder / "target", {**notes, "target": changed})
-        head = self.module.head
+        head = self.joint.head
         signature = signature_of(plain.frozen(), model.config.hidden_size)
         head.config = replace(head.config, signature=signature)
         save_head(head, folder / "heads", notes={**notes, "target": f"../target, {changed}"})
