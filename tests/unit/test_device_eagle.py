@@ -127,6 +127,9 @@ def test_taps_do_not_change_a_pass() -> None:
 
 
 def test_only_static_shapes_have_a_twin() -> None:
-    head = small_head("eagle3")
+    head, cuda = small_head("eagle3"), torch.device("cuda")
+    assert HeadOptions().on_device(torch.device("cpu")).is_best_first and not HeadOptions().on_device(cuda).is_best_first
+    assert Eagle(head, HeadOptions().on_device(cuda)).static_tree is not None
+    assert Eagle(head, HeadOptions(branching="best-first").on_device(cuda)).static_tree is None
     assert Eagle(head, HeadOptions()).static_tree is None
     assert Eagle(head, replace(HeadOptions(branching="2,1"), perturb=False)).static_tree is None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -34,6 +34,9 @@ from outrider.models.heads import Head
 
 _CHUNK = 512
 """Most columns read in one pass."""
+_BEST_FIRST = "best-first"
+_CAPTURED = (4, 2, 1, 1, 1)
+"""2.6 times plain decoding on 8B shapes (docs/log.md, 2026-11-16)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class HeadOptions:
     ends: str | None = None
     """The target's folder, for public heads that leave embedding, norm or output matrix to it."""
     branching: tuple[int, ...] | str | None = None
-    """Children of every node, level by level ("4,2,2,1"), for a static tree; best-first if not given."""
+    """Children of every node, level by level ("4,2,2,1"), for a static tree; "best-first" for a tree that follows the heads'
+    confidence, which is what is grown if nothing is given (EAGLE on a GPU: a static tree, see ``on_device``)."""
     width: int = 8
     """Best-first: nodes expanded per level."""
     num_children: int = 8
@@ -63,8 +67,18 @@ class HeadOptions:
         return BestFirstOptions(self.width, self.num_children, self.tau, self.perturb)
 
     @property
+    def is_best_first(self) -> bool:
+        return self.branching in (None, _BEST_FIRST)
+
+    @property
     def shape(self) -> DraftTreeOptions:
-        return DraftTreeOptions(branching=self.branching or (4, 3, 2, 1, 1), perturb=self.perturb)
+        branching = (4, 3, 2, 1, 1) if self.branching is None or self.branching == _BEST_FIRST else self.branching
+        return DraftTreeOptions(branching=branching, perturb=self.perturb)
+
+    def on_device(self, device: torch.device) -> HeadOptions:
+        """For heads that can be part of a captured round: there a static tree is one launch, and a best-first one many."""
+        static = device.type == "cuda" and self.branching is None and self.perturb
+        return replace(self, branching=_CAPTURED) if static else self
 
 
 @dataclass
@@ -109,7 +123,7 @@ class HeadDrafter(Drafter, ABC):
         self.taps = head.config.taps
         self.draws = draws
         self.max_depth = head.config.num_depths
-        self._search = None if options.branching is not None or draws is not Draws.DETERMINISTIC else options.search
+        self._search = options.search if options.is_best_first and draws is Draws.DETERMINISTIC else None
         self._tree, self._drawing = options.shape.tree, Drawing(draws, options.perturb)
         parameter = next(head.parameters())
         self._dtype, self._device = parameter.dtype, parameter.device
