@@ -249,25 +249,24 @@ def few_stage(prompts: Path, out: Path, *, count: int, num_draft_tokens: int) ->
     parts = [tokens[a:b].tolist()[:320] for a, b in pairwise(starts[200:312])]
     corpus = Corpus([Document(tuple(part)) for part in parts[:64]], [Document(tuple(part)) for part in parts[96:]])
     settings = Settings(
-        max_steps=64, batch_size=8, row_len=320, learning_rate=5e-4, warmup_steps=5, judge_every=1000, save_every=1000, seed=2
+        max_steps=48, batch_size=4, row_len=320, learning_rate=5e-4, warmup_steps=5, judge_every=1000, save_every=1000, seed=2
     )
 
-    def new(name: str, loss: str, reference: str | None = None, on_policy: float = 0.0) -> DistillObjective:
+    def new(name: str, loss: str, reference: str | None = None) -> DistillObjective:
         draft = DraftLM.load(str(out / "stories"), target.device)
         known = None if reference is None else DraftLM.load(str(out / reference), target.device).requires_grad_(False)
-        return DistillObjective(name, draft, target, DistillSettings(loss, on_policy), reference=known)
+        return DistillObjective(name, draft, target, DistillSettings(loss), reference=known)
 
     run([new("few-text", "text"), new("few-distill", "mixed")], target, corpus, out, settings)
     run([new("few-adaspec", "mixed", reference="few-distill")], target, corpus, out, settings)
-    run([new("few-own", "mixed", on_policy=0.5)], target, corpus, out, settings)
-    names = ("stories", "few-text", "few-distill", "few-own", "few-adaspec")
+    names = ("stories", "few-text", "few-distill", "few-adaspec")
     texts = [held_prompts(prompts, "chat", count)]
     judge_stage({name: str(out / name) for name in names}, texts, num_draft_tokens=num_draft_tokens)
 
 
 def share(llm: LLM, name: str, texts: list[list[int]], **options: Any) -> str:
     """Tokens per pass and guesses per pass of a method, greedy."""
-    method = llm.compose(name, **options)
+    method = llm.compose(name, **{"policy": "fixed", "num_draft_tokens": 4, **options})
     stats = [output.stats for output in llm.generate(texts, SamplingParams(max_tokens=96), method=method)]
     tokens, passes, drafted = (sum(vars(s)[key] for s in stats) for key in ("num_tokens", "num_passes", "num_drafted"))
     return f"{tokens / passes:.3f} tokens and {drafted / passes:.2f} guesses per pass"
@@ -283,7 +282,7 @@ def exits_stage(prompts: Path, out: Path, *, count: int) -> None:
         ("bundled, exit 6", bundled, "early-exit", {"exit_layer": 6}),
         ("bundled, kangaroo, bare exit 6", bundled, "kangaroo", {"exit_layer": 6}),
         ("bundled, kangaroo, adapter", bundled, "kangaroo", adapter),
-        ("bundled, kangaroo, adapter, never unsure", bundled, "kangaroo", {**adapter, "threshold": 0.0, "num_draft_tokens": 4}),
+        ("bundled, kangaroo, adapter, never unsure", bundled, "kangaroo", {**adapter, "threshold": 0.0}),
         ("layerskip, exit 6", trained, "early-exit", {"exit_layer": 6}),
         ("layerskip, exit 4", trained, "early-exit", {"exit_layer": 4}),
         ("layerskip, kangaroo, bare exit 6", trained, "kangaroo", {"exit_layer": 6}),
@@ -301,12 +300,12 @@ def stops_stage(prompts: Path, out: Path, *, count: int) -> None:
     """Policies that decide when to stop drafting, with the bundled draft: what they accept for what they guess."""
     texts = held_prompts(prompts, "story", count) + held_prompts(prompts, "chat", count)
     llm = LLM(method="draft-model", max_batch_size=16)
-    for length in (3, 4, 5, 6, 8):
-        print(f"fixed {length}: {share(llm, 'draft-model', texts, policy='fixed', num_draft_tokens=length)}", flush=True)
-    print(f"confidence: {share(llm, 'draft-model', texts, policy='confidence')}", flush=True)
-    for bound in (0.3, 0.5, 0.7, 0.85):
+    for length in (3, 4, 6, 8):
+        print(f"fixed {length}: {share(llm, 'draft-model', texts, num_draft_tokens=length)}", flush=True)
+    print(f"confidence: {share(llm, 'draft-model', texts, policy='confidence', num_draft_tokens=12)}", flush=True)
+    for bound in (0.3, 0.5, 0.7):
         for label, head in (("own probability", {}), ("head", {"head": str(out / "acceptance-head")})):
-            found = share(llm, "draft-model", texts, policy="threshold", threshold=bound, **head)
+            found = share(llm, "draft-model", texts, policy="threshold", num_draft_tokens=12, threshold=bound, **head)
             print(f"threshold {bound}, {label}: {found}", flush=True)
 
 

@@ -1,7 +1,7 @@
 """What online updates are worth after a domain shift, on the bundled target.
 
 A draft that has only read stories serves conversations. Its acceptance there is below that of a draft that knows
-conversations; while it serves, it learns from its rejected guesses (`train/online.py`). Prompts that measure are never
+conversations; while it serves, it learns from the answers (`train/online.py`). Prompts that measure are never
 served. What was lost is the gap to a draft of the same shape and training that read both (`build/distill/distill`, or the
 one named); the share that came back is what counts.
 
@@ -42,8 +42,8 @@ def main() -> None:
     parser.add_argument("--serve", type=int, default=240, help="conversations served")
     parser.add_argument("--measure", type=int, default=48, help="prompts that measure")
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--all-places", action="store_true", help="learn from every token, not only from rejected guesses")
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--rejected-only", action="store_true", help="learn where guesses were rejected, as the paper does")
     arguments = parser.parse_args()
     llm, cpu = LLM(method="plain", max_batch_size=16), torch.device("cpu")
     params = SamplingParams(max_tokens=arguments.max_tokens)
@@ -56,7 +56,7 @@ def main() -> None:
     before, texts = rate(llm, model, measured, params)
     other, _ = rate(llm, DraftLM.load(arguments.other, cpu).served(llm.target.dtype), measured, params)
     print(f"stories {home:.3f}, conversations {before:.3f}, a draft that knows both {other:.3f} tokens per pass", flush=True)
-    settings = OnlineSettings(learning_rate=arguments.learning_rate, loss="mixed", rejected_only=not arguments.all_places)
+    settings = OnlineSettings(learning_rate=arguments.learning_rate, loss="mixed", rejected_only=arguments.rejected_only)
     online, learning, began = OnlineDraft(draft, llm.target, settings), 0.0, time.monotonic()
     for begin in range(0, len(served), 16):
         method = compose("draft-model", llm.target, draft=model, options={"num_draft_tokens": 4})

@@ -23,7 +23,7 @@ from outrider.methods import compose
 from outrider.models.acceptance_head import load_acceptance_head
 from outrider.models.adapter import load_adapter, new_adapter
 from outrider.models.config import config_of
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.ends import Ends, read_target
 from outrider.train.acceptance import AcceptanceObjective, AcceptanceSettings
 from outrider.train.distill import DistillObjective, DistillSettings
 from outrider.train.draft_lm import DraftLM
@@ -106,6 +106,17 @@ def test_adapted_drafts_are_what_training_predicts(tmp_path: Path) -> None:
             expected = TARGET.logits(loaded(packed))[0].argmax(-1)[len(before) - 1 : -1].tolist()
         assert guesses == expected
     assert len(drafts) > 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_drafts_for_the_bundled_target(tmp_path: Path, dtype: str) -> None:
+    """Exits of the fast decoder have a precision of their own."""
+    llm = LLM(method="plain", dtype=dtype)
+    raw, own = read_target(bundled_path("target"))
+    new_adapter(raw, own, llm.target, exit_layer=6).save(tmp_path, {})
+    method = llm.compose("kangaroo", adapter=str(tmp_path), policy="fixed", num_draft_tokens=3)
+    params = SamplingParams(max_tokens=12)
+    assert llm.generate("Once upon", params, method=method)[0].token_ids == llm.generate("Once upon", params)[0].token_ids
 
 
 def test_adapters_of_other_targets_are_refused(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_draft_that_gets_worse_is_not_swapped_in() -> None:
 
 
 def test_only_rejected_places_count() -> None:
-    online = OnlineDraft(new_draft(), TARGET, OnlineSettings(update_every=10))
+    online = OnlineDraft(new_draft(), TARGET, OnlineSettings(update_every=10, rejected_only=True))
     kinds = [Origin.ACCEPTED, Origin.RECOVERED, Origin.BONUS, Origin.RECOVERED]
     online.observe([1, 2, 3], [4, 5, 6, 7], kinds)
     assert [document.counted for document in online._memory] == [(4, 6)]

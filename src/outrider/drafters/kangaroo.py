@@ -107,10 +107,11 @@ class AdaptedKangaroo(Drafter):
     ) -> None:
         self.target, self.adapter, self.options, self.draws = target, adapter, options, draws
         self.route, self.taps = exit_route(adapter.exit_layer, target.num_layers), (adapter.exit_layer,)
-        self._layer = LayerCache(adapter.config, dtype=target.dtype, device=target.device)
+        self._dtype = adapter.layer.post_attention_layernorm.weight.dtype
+        self._layer = LayerCache(adapter.config, dtype=self._dtype, device=target.device)
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _Read:
-        return _Read(self._layer.new(len(rows)), list(taps[self.adapter.exit_layer]))
+        return _Read(self._layer.new(len(rows)), [states.to(self._dtype) for states in taps[self.adapter.exit_layer]])
 
     def propose(self, state: _Read, context: Context, plan: Plan) -> Draft:
         if any(min(depth, nodes) for depth, nodes in zip(plan.max_depth, plan.max_nodes, strict=True)):
@@ -119,13 +120,13 @@ class AdaptedKangaroo(Drafter):
 
         def logits_of(states: Tensor, chain: TokenTree) -> Tensor:
             attending = self._layer.attending(chain, state.cache, chain.num_nodes - states.shape[1])
-            return self.target.logits(self.adapter.layer(states, attending))
+            return self.target.logits(self.adapter.layer(states.to(self._dtype), attending).to(states.dtype))
 
         return draft_along(self.target, context, plan, route=self.route, draws=self.draws, stop=stop, logits_of=logits_of)
 
     def observe(self, state: _Read, observation: Observation) -> None:
         """Drafted entries were never committed; the accepted tokens' states are read next time."""
-        states = observation.scores.taps[self.adapter.exit_layer]
+        states = observation.scores.taps[self.adapter.exit_layer].to(self._dtype)
         state.pending = [
             torch.cat([old, states[row, list(path)]])
             for row, (old, path) in enumerate(zip(state.pending, observation.paths, strict=True))

@@ -90,7 +90,7 @@ def new_adapter(raw: Mapping[str, Any], ends: Ends, target: Target, *, exit_laye
 
 
 def load_adapter(folder: str, target: Target) -> Adapter:
-    """The adapter in a folder, on the target's device and in its precision, held against the target."""
+    """The adapter in a folder, on the target's device (on a CPU in float32, else in its precision), held against the target."""
     path = Path(folder)
     raw = read_config(path)
     own = raw.get("outrider") or {}
@@ -102,4 +102,5 @@ def load_adapter(folder: str, target: Target) -> Adapter:
     adapter, source = Adapter(raw, exit_layer=int(own["exit_layer"])), SafetensorsFolder(path)
     state = {name: source.take(name, *tensor.shape) for name, tensor in adapter.layer.state_dict().items()}
     adapter.layer.load_state_dict(state)
-    return adapter.to(target.device, target.dtype).requires_grad_(False)
+    dtype = torch.float32 if target.device.type == "cpu" else target.dtype
+    return adapter.to(target.device, dtype).requires_grad_(False)

@@ -163,18 +163,18 @@ class DistillObjective(Objective):
         return valid & (gain >= least)
 
     def places(self, batch: Packed, states: Tensor, model: Student) -> tuple[Tensor, Tensor]:
-        """[R, L] divergence, and where the likeliest tokens agree; logits exist for a few places at a time."""
-        states, last = states.flatten(0, 1), batch.last.flatten(0, 1)
-        following = batch.shifted(batch.tokens, 1).flatten()
-        size, pieces = max(1, self.settings.chunk // self.target.vocab_size), list[tuple[Tensor, Tensor]]()
-        for begin in range(0, len(states), size):
-            part = slice(begin, begin + size)
-            given = states[part], last[part], following[part], model
-            again = self.settings.recompute
-            found = checkpoint(self._chunk, *given, use_reentrant=False) if again else self._chunk(*given)
+        """[R, L] divergence, and where the likeliest tokens agree, at places that count; logits exist for a few at a time."""
+        counted = batch.valid(0).flatten().nonzero()[:, 0]
+        flat = (part.flatten(0, 1)[counted] for part in (states, batch.last, batch.shifted(batch.tokens, 1)))
+        size, again = max(1, self.settings.chunk // self.target.vocab_size), self.settings.recompute
+        pieces = list[tuple[Tensor, Tensor]]()
+        for part in zip(*(tensor.split(size) for tensor in flat), strict=True):
+            found = checkpoint(self._chunk, *part, model, use_reentrant=False) if again else self._chunk(*part, model)
             pieces.append(cast("tuple[Tensor, Tensor]", found))
-        shape = batch.tokens.shape
-        return torch.cat([loss for loss, _ in pieces]).view(shape), torch.cat([hit for _, hit in pieces]).view(shape)
+        losses, hits = (torch.cat(found) for found in zip(*pieces, strict=True))
+        shape, places = batch.tokens.shape, batch.tokens.numel()
+        all_losses, all_hits = losses.new_zeros(places), hits.new_zeros(places)
+        return all_losses.index_put((counted,), losses).view(shape), all_hits.index_put((counted,), hits).view(shape)
 
     def _chunk(self, states: Tensor, last: Tensor, following: Tensor, model: Student) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

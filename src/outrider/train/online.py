@@ -1,14 +1,15 @@
 """Online speculative decoding: the draft model learns from what it got wrong while it serves.
 
-Requests that ended say where guesses were rejected; there, and only there, the draft is brought closer to the target's law
-(Liu et al. 2023, "Online Speculative Decoding", arXiv 2310.07177). A copy learns; every few hundred rejections it is held
-against the one that serves, on recent requests it never learned from, and takes its place only if more of its guesses would
-have been accepted there.
+Requests that ended say where guesses were rejected; from their answers the draft is brought closer to the target's law (Liu
+et al. 2023, "Online Speculative Decoding", arXiv 2310.07177, who learn at the rejected places only; that is an option
+here). A copy learns; every few hundred rejections it is held against the one that serves, on recent requests it never
+learned from, and takes its place only if more of its guesses would have been accepted there.
 
-    loss = mean over rejected places t of D(p(t), q(t))         p is computed again from the text: nothing is kept but tokens
+    loss = mean over the answers' places t of D(p(t), q(t))     p is computed again from the text: nothing is kept but tokens
 
-Lossless: weights of a drafter may change between rounds under every lossless rule (``engine/exchange.py`` does it for running
-requests). The whole contract is ``observe`` and ``maybe_update``; both return at once where the learning is in the background.
+Lossless: weights of a drafter may change between rounds under every lossless rule (``engine/exchange.py`` does it for
+running requests). The whole contract is ``observe`` and ``maybe_update``; both return at once where the learning is in the
+background.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class OnlineSettings:
 
     update_every: int = 256
     """Rejected places between two updates."""
-    num_steps: int = 8
+    num_steps: int = 12
     """Steps of an update."""
     batch_size: int = 8
     """Requests per step."""
@@ -51,12 +52,12 @@ class OnlineSettings:
     """Latest requests that are learned from."""
     held_every: int = 5
     """One request in this many is judged by and never learned from."""
-    num_held: int = 24
+    num_held: int = 16
     """Latest requests that are judged by."""
-    learning_rate: float = 5e-4
+    learning_rate: float = 3e-4
     loss: str = "forward"
-    rejected_only: bool = True
-    """Learn where guesses were rejected; False: from every token of the answers."""
+    rejected_only: bool = False
+    """Learn only where guesses were rejected. At the learning rates tried that unlearns more than it teaches (docs/log.md)."""
     margin: float = 0.0
     """Tokens per pass on the held-out requests by which a new draft must be better."""
     patience: int = 4
