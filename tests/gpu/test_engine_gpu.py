@@ -50,9 +50,10 @@ def test_text_is_that_of_the_cpu(exact: LLM) -> None:
 
 
 def test_rules_that_sample_run_and_reproduce(exact: LLM) -> None:
+    """With a fixed number of guesses: a policy that looks at the clock drafts otherwise, and these rules then draw otherwise."""
     params = SamplingParams(max_tokens=40, temperature=1.0, seed=9)
     for rule in ("rejection", "block"):
-        method = exact.compose("draft-model", acceptance=rule)
+        method = exact.compose("draft-model", acceptance=rule, num_draft_tokens=4)
         first = exact.generate(PROMPTS, params, method=method)
         alone = [exact.generate(prompt, params, method=method)[0].token_ids for prompt in PROMPTS]
         assert [o.token_ids for o in first] == alone

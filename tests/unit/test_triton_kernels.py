@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+from pathlib import Path
+
 import pytest
 import torch
 from triton_interpreter import DEVICE
 
 from outrider.core.tree import TokenTree
 from outrider.models.attention.sdpa import SightMaker, attend
-from outrider.models.attention.tree_triton import Cut, Rows, Sights, attend_tree, pack_words, rotate_and_write
+from outrider.models.attention.tree_triton import Cut, Rows, Sights, attend_tree, cut_for, pack_words, rotate_and_write
+from outrider.models.gpu import tuned
 from outrider.models.gpu.packed import pack
 from outrider.models.gpu.skinny import Norm, Tile, add_norm, product, reference_product
+from outrider.models.gpu.tiles import Kind, tile_for
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -142,3 +147,24 @@ def test_rotation_and_write(chain: bool) -> None:
             torch.testing.assert_close(memory[0][places[row], :, slot], turned(k[row, node], k_norm), atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(memory[1][places[row], :, slot], v[row, node], atol=1e-5, rtol=1e-5)
     assert int((memory[0] != 0).any(-1).sum()) == batch_size * num_nodes * num_kv_heads
+
+
+def test_choices_measured_on_the_device_are_kept_and_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not the number of parts, nor in invariant numerics: results would depend on them."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    tuned.choices.cache_clear()
+    try:
+        assert tuned.choices() == {}
+        tile, cut = Tile(16, 64, num_parts=2), Cut(3, block_queries=32)
+        sizes = {"num_kv_heads": 2, "capacity": 1100}
+        wanted = {
+            tuned.tile_key("NARROW", 5, 96, bits=16): asdict(tile),
+            tuned.cut_key(1, 8, num_kv_heads=2, capacity=1024): asdict(cut),
+        }
+        assert tuned.save(wanted).parent.parent == tmp_path
+        assert tile_for(Kind.NARROW, 9, 96) == replace(tile, num_parts=4)
+        assert tile_for(Kind.NARROW, 9, 96, bits=8) != replace(tile, num_parts=4)
+        assert cut_for(1, 8, invariant=False, **sizes) == cut
+        assert cut_for(1, 8, invariant=True, **sizes).piece_len == 256
+    finally:
+        tuned.choices.cache_clear()

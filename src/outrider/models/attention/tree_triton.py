@@ -108,7 +108,7 @@ def attend_tree(
     num_kv_heads, capacity = keys.shape[1], keys.shape[2]
     num_queries = num_nodes * num_heads // num_kv_heads
     shape = (batch_size, num_kv_heads, cut.num_pieces, num_queries)
-    parts = torch.empty(*shape, head_dim, dtype=torch.float32 if cut.piece_len else queries.dtype, device=keys.device)
+    parts = torch.empty(*shape, head_dim, dtype=torch.float32, device=keys.device)
     peaks = torch.empty(2, *shape, dtype=torch.float32, device=keys.device)
     out = torch.empty_like(queries)
     key_bytes = cut.block_keys * head_dim * keys.element_size()
@@ -240,10 +240,7 @@ def _attend_pieces(
     if low < high:
         part = ((row * HEADS + head) * num_pieces + piece) * num_queries + index
         num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
-        if PIECE_LEN == 0:  # a mean of values, which may be rounded as values are: half as much to write and to read again
-            total = total / tl.where(weight == 0, 1.0, weight)[:, None]
-        to = parts + part[:, None].to(tl.int64) * D + dims[None, :]
-        tl.store(to, total.to(parts.dtype.element_ty), mask=is_query[:, None])
+        tl.store(parts + part[:, None].to(tl.int64) * D + dims[None, :], total, mask=is_query[:, None])
         tl.store(peaks + part, peak, mask=is_query)
         tl.store(peaks + num_parts + part, weight, mask=is_query)
 
@@ -274,9 +271,8 @@ def _join_pieces(
     norm = 0.0
     if PIECE_LEN == 0:  # all at once: the loads do not wait for one another
         at = parts + (first + pieces * num_queries)[:, None].to(tl.int64) * D + dims[None, :]
-        share *= weight
-        total = tl.sum(share[:, None] * tl.load(at, mask=used[:, None], other=0.0).to(tl.float32), 0)
-        norm = tl.sum(share, 0)
+        total = tl.sum(share[:, None] * tl.load(at, mask=used[:, None], other=0.0), 0)
+        norm = tl.sum(share * weight, 0)
     else:
         for piece in range(num_used):  # in order, so that a piece in which nothing is seen changes nothing
             mine = tl.sum(tl.where(pieces == piece, share, 0.0), 0)
