@@ -130,7 +130,7 @@ def test_only_rejected_places_count() -> None:
 
 
 def test_learning_in_the_background() -> None:
-    settings = OnlineSettings(**{**vars(QUICK), "background": True, "update_every": 20})
+    settings = OnlineSettings(**{**vars(QUICK), "background": True, "update_every": 20, "margin": -5.0})
     online = OnlineDraft(new_draft(), TARGET, settings)
     for row in serve(Engine(TARGET, method_with(tiny_model(0.5))), requests(16, 0.0)):
         online.observe(row.request.prompt_ids, row.output_ids, row.origins)

@@ -44,7 +44,7 @@ class OnlineSettings:
 
     update_every: int = 256
     """Rejected places between two updates."""
-    num_steps: int = 12
+    num_steps: int = 16
     """Steps of an update."""
     batch_size: int = 8
     """Requests per step."""
@@ -55,6 +55,7 @@ class OnlineSettings:
     num_held: int = 16
     """Latest requests that are judged by."""
     learning_rate: float = 3e-4
+    """Of the first step of an update; it falls to nothing by the last."""
     loss: str = "forward"
     rejected_only: bool = False
     """Learn only where guesses were rejected. At the learning rates tried that unlearns more than it teaches (docs/log.md)."""
@@ -156,7 +157,9 @@ class OnlineDraft(Learner):
 
     def _update(self, memory: list[Document], held: list[Document]) -> Target | None:
         with torch.inference_mode(False), torch.enable_grad():  # the caller may be in the middle of serving
-            for _ in range(self.settings.num_steps):
+            for step in range(self.settings.num_steps):
+                for group in self._optimizer.param_groups:  # steps that grow smaller leave less noise to be judged
+                    group["lr"] = self.settings.learning_rate * (1 - step / self.settings.num_steps)
                 chosen = self._random.choice(len(memory), min(self.settings.batch_size, len(memory)), replace=False)
                 self._learn([memory[index] for index in chosen])
             batches = [self._packed(part) for part in _parts(held, self.settings.batch_size)]
