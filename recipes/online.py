@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--measure", type=int, default=48, help="prompts that measure")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--num-steps", type=int, default=32, help="of an update")
     parser.add_argument("--rejected-only", action="store_true", help="learn where guesses were rejected, as the paper does")
     arguments = parser.parse_args()
     llm, cpu = LLM(method="plain", max_batch_size=16), torch.device("cpu")
@@ -56,7 +57,12 @@ def main() -> None:
     before, texts = rate(llm, model, measured, params)
     other, _ = rate(llm, DraftLM.load(arguments.other, cpu).served(llm.target.dtype), measured, params)
     print(f"stories {home:.3f}, conversations {before:.3f}, a draft that knows both {other:.3f} tokens per pass", flush=True)
-    settings = OnlineSettings(learning_rate=arguments.learning_rate, loss="mixed", rejected_only=arguments.rejected_only)
+    settings = OnlineSettings(
+        learning_rate=arguments.learning_rate,
+        num_steps=arguments.num_steps,
+        loss="mixed",
+        rejected_only=arguments.rejected_only,
+    )
     online, learning, began = OnlineDraft(draft, llm.target, settings), 0.0, time.monotonic()
     for begin in range(0, len(served), 16):
         method = compose("draft-model", llm.target, draft=model, options={"num_draft_tokens": 4})
