@@ -50,15 +50,15 @@ def methods_of(llm: LLM, drafter: str) -> dict[str, Method]:
 
 
 def measure(llm: LLM, drafter: str, suites: list[str], args: argparse.Namespace) -> list[dict]:
-    methods = methods_of(llm, drafter)
+    methods = {suite: methods_of(llm, drafter) for suite in suites}  # a policy knows one family, as where it is served alone
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=1)
     prompts = {suite.name: _encode(llm, suite.first(args.prompts)) for suite in load_suites(suites)}
-    times: dict[str, dict[str, list[list[float]]]] = {suite: {name: [] for name in methods} for suite in prompts}
+    times: dict[str, dict[str, list[list[float]]]] = {suite: {name: [] for name in methods[suite]} for suite in prompts}
     for round_number in range(args.rounds + 1):  # the first is not counted: it warms up, and the policy learns its costs
         for suite, rows in prompts.items():
-            done = [race(llm, methods, row, params) for row in rows]
+            done = [race(llm, methods[suite], row, params) for row in rows]
             if round_number:
-                for name in methods:
+                for name in methods[suite]:
                     times[suite][name].append([seconds[name] for seconds in done])
     return [_line(drafter, suite, by_name) for suite, by_name in times.items()]
 

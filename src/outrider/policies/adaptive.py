@@ -181,8 +181,8 @@ class Adaptive(Policy):
         return state.is_probe or state.seconds * share >= known.thinking.value
 
     def _decide(self, state: _State) -> Outlook:
-        began = time.perf_counter()
         state.learn()
+        began = time.perf_counter()
         state.num_rows, state.seconds = len(state.rows), 0.0
         state.outlook = self._look_ahead(state.rows)
         state.best = state.outlook.best(self.experience.losses.balance)

@@ -30,7 +30,7 @@ _PACE_STEP = 0.1
 _JUMP = 1.15
 _JUMP_ROUNDS = 6
 """So many rounds in a row, all this much slower or all faster than usual, are a jump of the pace."""
-_STALE = 200
+_STALE = 400
 """Rounds of other lengths that halve the weight of what is known of one: the pace was not followed exactly meanwhile."""
 _TRUSTED = 2
 """Rounds before a length is believed: the first call with a new shape may allocate, compile or capture."""

@@ -14,10 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
-from outrider.policies.costs import CostModel, Typical
+from outrider.policies.costs import CostModel
 from outrider.policies.rates import PositionRates
 
 _SHARED_MEMORY = 200.0
+_AVERAGED = 8
 
 
 @final
@@ -40,6 +41,17 @@ class Purse:
 
 @final
 @dataclass
+class Average:
+    """A mean that forgets."""
+
+    value: float = 0.0
+
+    def add(self, number: float) -> None:
+        self.value += (number - self.value) / _AVERAGED if self.value else number
+
+
+@final
+@dataclass
 class Experience:
     """Everything a policy object learnt from all its requests. Fed by one engine at a time, as ``CostModel``."""
 
@@ -50,7 +62,7 @@ class Experience:
     """Acceptance by position over all requests: what is expected of a new one."""
     found: PositionRates = field(default_factory=lambda: PositionRates(_SHARED_MEMORY))
     """How often the drafter had a guess at a position when it was asked for one."""
-    thinking: Typical = field(default_factory=Typical)
+    thinking: Average = field(default_factory=Average)
     """Seconds that a decision takes."""
     num_rounds: int = 0
     num_probes: int = 0
