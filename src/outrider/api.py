@@ -97,11 +97,13 @@ class LLM:
         max_batch_size: int = 8,
         fast: bool = True,
         numerics: str = "fast",
+        page_len: int = 0,
         **options: Any,
     ) -> None:
         """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
         several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" (GPU) makes speculative text equal
-        plain text bit for bit. ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them)."""
+        plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). ``options`` are the
+        method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them)."""
         if max_batch_size < 1:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size
@@ -114,7 +116,7 @@ class LLM:
         self.codec = load_codec(self.model_name)
         self._grammars: GrammarCompiler | None = None
         load = partial(load_model, dtype=dtype, device=device, fast=fast)
-        self.target = load(self.model_name, numerics=numerics)
+        self.target = load(self.model_name, numerics=numerics, page_len=page_len)
         self._rounds = Rounds(self.target)
         self.draft_codecs: list[TextCodec] = []
         self.draft_names = names if needs_draft else []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Hashable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
 from outrider.cache.contiguous import ContiguousCache
-from outrider.cache.prefixes import PrefixStore
+from outrider.cache.paged import PagedCache
+from outrider.cache.prefixes import PageStore, PrefixStore
 from outrider.core.errors import OptionError, RequestError
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
@@ -22,7 +25,7 @@ from outrider.engine.scheduler import Job, Scheduler, Slots
 from outrider.engine.step import Engine
 from outrider.methods import compose
 from outrider.models.decoder import Decoder
-from outrider.models.random_decoder import tiny_config, tiny_decoder
+from outrider.models.random_decoder import tiny_config, tiny_decoder, tiny_weights
 
 _METHODS = ("draft-model", "prompt-lookup", "plain", "draft-tree", "suffix", "early-exit")
 _KAPPA = 2 * 2 * 2 * 8 * 4
@@ -177,7 +180,7 @@ def test_rows_come_and_go_in_one_block() -> None:
 
 def test_a_narrowed_cache_holds_the_rows_that_stay() -> None:
     target, prompts = _target(), [[row + 1] * (10 + row) for row in range(6)]
-    cache = target.new_cache(6)
+    cache: Any = target.new_cache(6)
     target.prefill(prompts, cache)
     store = cache.store
     cache = cache.narrow([0, 5, 2, 3])
@@ -216,10 +219,75 @@ def test_a_long_prompt_does_not_hold_up_the_others() -> None:
 
 def test_trees_shrink_to_the_memory_there_is() -> None:
     memory = MemoryModel(100, 1000, budget=2 * (256 * 100 + 11 * 1000))
-    assert memory.largest_tree([BatchSize(2, 100)]) == 10  # 11 nodes, one of them the root
-    assert (memory.largest_tree([BatchSize(1, 100)]) or 0) > 10
-    assert memory.largest_tree([BatchSize(2, 200)]) is None
+    assert memory.largest_tree([BatchSize(2, 100, 150)]) == 10  # 11 nodes, one of them the root
+    assert (memory.largest_tree([BatchSize(1, 100, 100)]) or 0) > 10
+    assert memory.largest_tree([BatchSize(2, 200, 250)]) is None
     assert (memory.largest_tree([]) or 0) > 0
+    for budget in range(60_000, 200_000, 7000):  # the largest that fits: one more would not
+        memory, sizes = MemoryModel(100, 1000, budget), [BatchSize(1, 60, 60), BatchSize(2, 90, 130)]
+        room = memory.largest_tree(sizes)
+        used = [sum(memory.bytes_of(size, nodes) for size in sizes) for nodes in ((room or 0) + 1, (room or 0) + 2)]
+        assert (room is None and used[0] > budget) or used[0] <= budget < used[1]
+
+
+def test_pages_are_counted_by_the_row() -> None:
+    whole, paged = MemoryModel(100, 0, 10**6), MemoryModel(100, 0, 10**6, page_len=16)
+    ragged = BatchSize(8, 500, 500 + 7 * 20)
+    assert paged.bytes_of(ragged, 1) < whole.bytes_of(ragged, 1) / 5
+    target = _paged_target()
+    cache = target.new_cache(2)
+    target.prefill([[1] * 100, [2] * 20], cache)
+    cache.truncate(cache.lengths)  # the short row was read beside the long one
+    cache.reserve(8)
+    assert target.pool is not None
+    assert target.pool.num_used * target.pool.page_bytes <= MemoryModel(_KAPPA, 0, 1, 16).bytes_of(BatchSize(2, 100, 120), 8)
+
+
+@pytest.mark.parametrize("budget", [None, 700 * _KAPPA])
+def test_on_pages_texts_are_the_same_and_beginnings_share_memory(budget: int | None) -> None:
+    rng, target = random.Random(6), _paged_target()
+    pool, prefixes = target.pool, PageStore(60 * 16 * _KAPPA)
+    assert pool is not None
+    methods = {name: compose(name, target, draft=tiny_decoder(noise=0.3)) for name in ("draft-tree", "prompt-lookup")}
+    slots, memory = Slots(8, 64), MemoryModel(_KAPPA, 0, budget, page_len=16)
+    scheduler = Scheduler(target, lambda name: methods[str(name)], slots=slots, memory=memory, prefixes=prefixes)
+    requests = [_random_request(rng) for _ in range(50)]
+    finished: dict[int, RequestState] = {}
+    for number, request in enumerate(requests):
+        scheduler.check(request, "draft-tree")
+        scheduler.submit(Job(number, RequestState.of(request), rng.choice(list(methods))))
+    while not scheduler.is_idle:
+        finished |= {step.request: step.state for step in scheduler.round() if step.state.is_finished}
+        assert prefixes.num_bytes <= prefixes.budget
+    for number, request in enumerate(requests):
+        assert finished[number].tokens == _alone(request).tokens, number
+    assert prefixes.num_hits > 10
+    gc.collect()
+    assert 0 < pool.num_used * pool.page_bytes <= prefixes.num_bytes  # nobody but the tree holds a page
+    prefixes.clear()
+    gc.collect()
+    assert pool.num_used == 0
+
+
+def test_a_lent_beginning_costs_no_page_until_it_is_written() -> None:
+    target, store = _paged_target(), PageStore(1 << 20)
+    assert target.pool is not None
+    cache = target.new_cache(1)
+    target.prefill([list(range(1, 41))], cache)
+    store.keep(list(range(1, 41)), cache, 0)
+    used = target.pool.num_used
+    lent = [store.find([*range(1, 36), 60]) for _ in range(5)]
+    assert target.pool.num_used == used and all(one is not None and one.lengths == [35] for one in lent)
+    assert lent[0] is not None
+    target.prefill([[60, 61]], lent[0])
+    assert target.pool.num_used == used + 1  # a copy of the page it writes into
+    store.keep([*range(1, 36), 60, 61], lent[0], 0)
+    found = store.find([*range(1, 36), 60, 61, 5])
+    assert isinstance(found, PagedCache) and found.lengths == [37]
+    fresh = _prefilled([*range(1, 36), 60, 61])
+    pages = target.pool.block[:, :, found.pages[0]]  # [L, 2, P, Hkv, T, D]
+    held = pages.transpose(2, 3).flatten(3, 4)[:, :, :, :37]
+    torch.testing.assert_close(held, fresh.block[:, :, 0, :, :37], atol=1e-5, rtol=0)
 
 
 def test_what_can_never_fit_is_refused_before_it_waits() -> None:
@@ -257,7 +325,13 @@ def test_the_store_keeps_to_its_budget() -> None:
     assert store.find([0, *range(1, 40)]) is None
 
 
-def _prefilled(tokens: list[int]) -> ContiguousCache:
+def _paged_target() -> Decoder:
+    """As ``_target``, on pages of 16 tokens."""
+    config = tiny_config(max_position_embeddings=1024)
+    return Decoder(config, tiny_weights(config), page_len=16)
+
+
+def _prefilled(tokens: list[int]) -> Any:
     cache = _target().new_cache(1)
     _target().prefill([tokens], cache)
     return cache

@@ -154,6 +154,11 @@ class PagedCache(LayeredCache):
         self._index: tuple[Tensor, Tensor] | None = None
         weakref.finalize(self, _release_rows, pool, self.pages)
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token of one row."""
+        return self.pool.page_bytes // self.pool.page_len
+
     @staticmethod
     def empty(pool: PagePool, batch_size: int) -> PagedCache:
         return PagedCache(pool, [[]] * batch_size, [0] * batch_size)

@@ -1,51 +1,50 @@
 """Beginnings that were read before: a radix tree of token runs, each with its keys and values.
 
 Requests often begin alike: a system prompt, a conversation that goes on, the same prompt asked for several answers. A key or
-value depends on nothing but the tokens up to it, so what one request computed serves the next. Runs are split where
-texts part and stored once; a request that begins like a path of the tree gets a copy of it in its own cache, which it then
-changes as it likes, so tree commits never touch what is shared. The idea is SGLang's RadixAttention (arXiv 2312.07104); there
-requests share the memory too, here only the work.
+value depends on nothing but the tokens up to it, so what one request computed serves the next. Runs are split where texts part
+and stored once. The idea is SGLang's RadixAttention (arXiv 2312.07104). ``PrefixStore`` copies: a request that begins like a
+path of the tree gets a copy of it in its own block, and the work is shared. ``PageStore`` lends (``cache/paged.py``): the
+request's first pages are the tree's, and the memory is shared too. Either way tree commits never touch what is shared.
 
     bytes(tree) <= budget, the leaves unused for longest leaving first
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Generic, TypeVar, final
 
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.paged import PagedCache, PageRun
 from outrider.core.interfaces import Cache
 
 _SHORTEST = 16
 """Tokens below which looking is dearer than reading."""
 
+Held = TypeVar("Held")
+
 
 @dataclass(eq=False)
-class _Node:
+class _Node(Generic[Held]):
     tokens: tuple[int, ...]
-    block: Tensor | None
-    """[L, 2, Hkv, len(tokens), D]; None at the root."""
-    children: dict[int, _Node] = field(default_factory=dict)
+    held: Held
+    num_bytes: int
+    children: dict[int, _Node[Held]] = field(default_factory=dict)
     used: int = 0
 
-    @property
-    def num_bytes(self) -> int:
-        return 0 if self.block is None else self.block.nbytes
 
-
-@final
-class PrefixStore:
+class PrefixTree(ABC, Generic[Held]):
     """Keys and values of beginnings, at most ``budget`` bytes of them. Of one target, for one thread."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.num_bytes = 0
         self.num_hits = self.num_hit_tokens = 0
-        self._root = _Node((), None)
+        self._top: dict[int, _Node[Held]] = {}
         self._clock = 0
 
     def find(self, tokens: Sequence[int]) -> Cache | None:
@@ -54,47 +53,48 @@ class PrefixStore:
         length = sum(size for _, size in path)
         if length < _SHORTEST:
             return None
-        first = path[0][0].block
-        assert first is not None
-        num_layers, _, num_heads, _, head_dim = first.shape
-        shape = (1, num_heads, head_dim)
-        cache = ContiguousCache.empty(num_layers, shape, dtype=first.dtype, device=first.device)
-        cache.reserve(length)
-        begin = 0
-        for node, size in path:
-            assert node.block is not None
-            cache.block[:, :, 0, :, begin : begin + size] = node.block[:, :, :, :size]
-            begin += size
-        cache.commit([range(length)])
         self.num_hits, self.num_hit_tokens = self.num_hits + 1, self.num_hit_tokens + length
-        return cache
+        return self._cache_of([(node.held, size) for node, size in path])
 
     def keep(self, tokens: Sequence[int], cache: Cache, row: int) -> None:
-        """Remember ``tokens``, which row ``row`` of the cache begins with. Copies what is new."""
-        if not isinstance(cache, ContiguousCache) or len(tokens) < _SHORTEST:
+        """Remember ``tokens``, which row ``row`` of the cache begins with."""
+        if len(tokens) < _SHORTEST:
             return
         path = list(self._path(tokens))
         known = sum(size for _, size in path)
-        node = path[-1][0] if path else self._root
-        if path and path[-1][1] < len(node.tokens):
-            self._split(node, path[-1][1])
+        node = path[-1][0] if path else None
+        if node is not None and path[-1][1] < len(node.tokens):
+            self._split(node, path[-1][1], end=known)
         if known == len(tokens):
             return
-        block = cache.block[:, :, row, :, known : len(tokens)].clone()
-        leaf = _Node(tuple(tokens[known:]), block, used=self._clock)
-        node.children[leaf.tokens[0]] = leaf
-        self.num_bytes += leaf.num_bytes
-        self._evict()
+        held = self._take(cache, row, known, len(tokens))
+        if held is not None:
+            leaf = _Node(tuple(tokens[known:]), *held, used=self._clock)
+            (self._top if node is None else node.children)[leaf.tokens[0]] = leaf
+            self.num_bytes += leaf.num_bytes
+            self._evict()
 
     def clear(self) -> None:
-        self._root, self.num_bytes = _Node((), None), 0
+        self._top, self.num_bytes = {}, 0
 
-    def _path(self, tokens: Sequence[int]) -> Iterator[tuple[_Node, int]]:
+    @abstractmethod
+    def _take(self, cache: Cache, row: int, begin: int, end: int) -> tuple[Held, int] | None:
+        """Slots ``begin`` to ``end`` of a row and the bytes they hold; None where the cache is of another kind."""
+
+    @abstractmethod
+    def _cut(self, held: Held, size: int, end: int) -> tuple[tuple[Held, int], tuple[Held, int]]:
+        """A run's first ``size`` tokens, which end ``end`` tokens from the beginning of the text, and the others."""
+
+    @abstractmethod
+    def _cache_of(self, path: Sequence[tuple[Held, int]]) -> Cache:
+        """One row that begins with the first so many tokens of each run."""
+
+    def _path(self, tokens: Sequence[int]) -> Iterator[tuple[_Node[Held], int]]:
         """Nodes along ``tokens``, and how much of each is matched."""
         self._clock += 1
-        node, begin = self._root, 0
+        children, begin = self._top, 0
         while begin < len(tokens):
-            child = node.children.get(tokens[begin])
+            child = children.get(tokens[begin])
             if child is None:
                 return
             size = _num_shared(child.tokens, tokens[begin : begin + len(child.tokens)])
@@ -102,28 +102,86 @@ class PrefixStore:
             yield child, size
             if size < len(child.tokens):
                 return
-            node, begin = child, begin + size
+            children, begin = child.children, begin + size
 
-    @staticmethod
-    def _split(node: _Node, size: int) -> None:
+    def _split(self, node: _Node[Held], size: int, *, end: int) -> None:
         """Cut a run in two, the node keeping the first part."""
-        assert node.block is not None
-        lower = _Node(node.tokens[size:], node.block[:, :, :, size:].clone(), node.children, node.used)
-        node.tokens, node.block = node.tokens[:size], node.block[:, :, :, :size].clone()
-        node.children = {lower.tokens[0]: lower}
+        upper, lower = self._cut(node.held, size, end)
+        self.num_bytes += upper[1] + lower[1] - node.num_bytes
+        below = _Node(node.tokens[size:], *lower, node.children, node.used)
+        node.tokens, (node.held, node.num_bytes) = node.tokens[:size], upper
+        node.children = {below.tokens[0]: below}
 
     def _evict(self) -> None:
         while self.num_bytes > self.budget:
-            parent, leaf = min(self._leaves(self._root), key=lambda pair: pair[1].used)
-            del parent.children[leaf.tokens[0]]
+            siblings, leaf = min(_leaves(self._top), key=lambda pair: pair[1].used)
+            del siblings[leaf.tokens[0]]
             self.num_bytes -= leaf.num_bytes
 
-    def _leaves(self, node: _Node) -> Iterator[tuple[_Node, _Node]]:
-        for child in node.children.values():
-            if child.children:
-                yield from self._leaves(child)
-            else:
-                yield node, child
+
+@final
+class PrefixStore(PrefixTree[Tensor]):
+    """Copies of runs [L, 2, Hkv, N, D] of contiguous caches."""
+
+    def _take(self, cache: Cache, row: int, begin: int, end: int) -> tuple[Tensor, int] | None:
+        if not isinstance(cache, ContiguousCache):
+            return None
+        block = cache.block[:, :, row, :, begin:end].clone()
+        return block, block.nbytes
+
+    def _cut(self, held: Tensor, size: int, end: int) -> tuple[tuple[Tensor, int], tuple[Tensor, int]]:
+        del end
+        upper, lower = held[:, :, :, :size].clone(), held[:, :, :, size:].clone()
+        return (upper, upper.nbytes), (lower, lower.nbytes)
+
+    def _cache_of(self, path: Sequence[tuple[Tensor, int]]) -> Cache:
+        first, length = path[0][0], sum(size for _, size in path)
+        num_layers, _, num_heads, _, head_dim = first.shape
+        cache = ContiguousCache.empty(num_layers, (1, num_heads, head_dim), dtype=first.dtype, device=first.device)
+        cache.reserve(length)
+        begin = 0
+        for block, size in path:
+            cache.block[:, :, 0, :, begin : begin + size] = block[:, :, :, :size]
+            begin += size
+        cache.commit([range(length)])
+        return cache
+
+
+@final
+class PageStore(PrefixTree[PageRun]):
+    """Pages of running and finished requests, kept alive. A run here reaches from the beginning of the text to its node's end,
+    so the deepest one is all a request needs. Counted are the pages a node keeps that the one above it does not keep whole."""
+
+    def _take(self, cache: Cache, row: int, begin: int, end: int) -> tuple[PageRun, int] | None:
+        if not isinstance(cache, PagedCache):
+            return None
+        run = cache.run(row, end)
+        return run, self._bytes(run, begin)
+
+    def _cut(self, held: PageRun, size: int, end: int) -> tuple[tuple[PageRun, int], tuple[PageRun, int]]:
+        upper = held.first(end)
+        return (upper, self._bytes(upper, end - size)), (held, self._bytes(held, end))
+
+    def _cache_of(self, path: Sequence[tuple[PageRun, int]]) -> Cache:
+        run, length = path[-1][0], sum(size for _, size in path)
+        return PagedCache.of_runs(run.pool, [run.first(length)])
+
+    @staticmethod
+    def _bytes(run: PageRun, begin: int) -> int:
+        return (len(run.pages) - begin // run.pool.page_len) * run.pool.page_bytes
+
+
+def prefix_tree(cache: Cache, budget: int) -> PrefixTree[Tensor] | PrefixTree[PageRun]:
+    """The store for caches of this kind."""
+    return PageStore(budget) if isinstance(cache, PagedCache) else PrefixStore(budget)
+
+
+def _leaves(children: dict[int, _Node[Held]]) -> Iterator[tuple[dict[int, _Node[Held]], _Node[Held]]]:
+    for child in children.values():
+        if child.children:
+            yield from _leaves(child.children)
+        else:
+            yield children, child
 
 
 def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:

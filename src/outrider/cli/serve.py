@@ -50,6 +50,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         group.add_argument(flag, dest=name, type=kind, default=defaults[name], help=text + shown)
     text = "which rows share a round; the two others are references to measure against (default: %(default)s)"
     group.add_argument("--grouping", choices=list(GROUPINGS), default=defaults["grouping"], help=text)
+    text = "keep keys and values in pages of so many tokens, so that beginnings share memory (a power of two; 0: no pages)"
+    group.add_argument("--page-len", type=int, default=0, help=text)
     parser.set_defaults(run=run)
 
 
@@ -79,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not settings.is_local and not keys:
         print("outrider: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
     log_as_json(arguments.log_level)
-    llm = load_llm(arguments)
+    llm = load_llm(arguments, page_len=arguments.page_len)
     service = Service(llm, settings, name=arguments.name, learner=_learner(llm, arguments) if arguments.learn else None)
 
     def ready(port: int) -> None:

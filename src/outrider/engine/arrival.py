@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.core.interfaces import Cache
 from outrider.core.request import RequestState
 from outrider.core.sampling import Sampler
+from outrider.engine.memory import BatchSize
 from outrider.engine.step import Batch, Engine
 
 
@@ -35,8 +36,10 @@ class Arrival:
         self._taps: list[dict[int, list[Tensor]]] = []
 
     @property
-    def longest(self) -> int:
-        return max(len(state.tokens) for state in self.states)
+    def size(self) -> BatchSize:
+        """Rows that are read together take what the longest takes until they are."""
+        longest = max(len(state.tokens) for state in self.states)
+        return BatchSize(len(self.states), longest, longest * len(self.states))
 
     @property
     def num_left(self) -> int:
@@ -60,6 +63,7 @@ class Arrival:
 
     def _batch(self) -> Batch:
         method, target = self.engine.method, self.engine.target
+        self.cache.truncate(self.cache.lengths)  # what the shorter rows held beside the longest
         drafter_state = method.drafter.start([state.tokens for state in self.states], self._all_taps())
         sampler = Sampler(self.states, target.vocab_size, target.device)
         return Batch(self.states, self.ids, self.cache, drafter_state, method.policy.start(len(self.states)), sampler)

@@ -8,6 +8,10 @@ idea of bounding the tree by memory is SpecMemo's (arXiv 2506.01986); the count 
 
     bytes(B, S, T) = B (slots(S + T) k + T v),    slots(n) = 1.5 n in whole blocks of 256       (cache/contiguous.py grows so)
     k: bytes of a token in the caches of target and draft;   v: bytes of a node's logits, twice
+
+Where the target's cache is paged, a row takes the pages it fills, and one more that it may share with nobody:
+
+    bytes(B, S, T) = (sum_b S_b + B (T + 2 P)) k + B T v,      P tokens a page; beginnings that rows share are counted in each
 """
 
 from __future__ import annotations
@@ -29,9 +33,12 @@ class BatchSize:
     num_rows: int
     longest: int
     """Committed tokens of the longest row: rows of a contiguous cache are as long as the longest."""
+    num_tokens: int
+    """Committed tokens of all rows."""
 
     def joined(self, other: BatchSize) -> BatchSize:
-        return BatchSize(self.num_rows + other.num_rows, max(self.longest, other.longest))
+        longest, num_tokens = max(self.longest, other.longest), self.num_tokens + other.num_tokens
+        return BatchSize(self.num_rows + other.num_rows, longest, num_tokens)
 
 
 @final
@@ -45,6 +52,8 @@ class MemoryModel:
     """Of one node's logits, raw and adjusted."""
     budget: int | None = None
     """None: as much as it takes."""
+    page_len: int = 0
+    """Tokens of a page; 0 where a row is one block."""
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.token_bytes <= 0:
@@ -54,8 +63,11 @@ class MemoryModel:
         """An upper bound on what a batch takes in a round of trees of ``num_nodes``, the root included."""
         if batch.num_rows == 0:
             return 0
-        slots = -(-3 * (batch.longest + num_nodes) // (2 * _BLOCK)) * _BLOCK
-        return batch.num_rows * (slots * self.token_bytes + num_nodes * self.node_bytes)
+        if self.page_len:
+            slots = batch.num_tokens + batch.num_rows * (num_nodes + 2 * self.page_len)
+        else:
+            slots = batch.num_rows * (-(-3 * (batch.longest + num_nodes) // (2 * _BLOCK)) * _BLOCK)
+        return slots * self.token_bytes + batch.num_rows * num_nodes * self.node_bytes
 
     def largest_tree(self, batches: Sequence[BatchSize]) -> int | None:
         """Most guesses of a row in a round of all batches; None where even the roots do not fit."""
@@ -71,7 +83,7 @@ class MemoryModel:
 
     def check(self, num_tokens: int) -> None:
         """Refuse a request that would not fit alone, at its longest."""
-        needed = self.bytes_of(BatchSize(1, num_tokens), 1)
+        needed = self.bytes_of(BatchSize(1, num_tokens, num_tokens), 1)
         if self.budget is not None and needed > self.budget:
             raise RequestError(
                 f"the request may grow to {num_tokens} tokens, which take {needed} bytes, and the memory budget is "

@@ -17,11 +17,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import torch
 
-from outrider.cache.prefixes import PrefixStore
+from outrider.cache.prefixes import PrefixTree
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
@@ -89,7 +89,8 @@ class _Lane:
     @property
     def size(self) -> BatchSize:
         rows = self.batch.rows if self.batch else []
-        return BatchSize(len(rows), max((len(row.tokens) for row in rows), default=0))
+        lengths = [len(row.tokens) for row in rows]
+        return BatchSize(len(lengths), max(lengths, default=0), sum(lengths))
 
 
 @final
@@ -103,7 +104,7 @@ class Scheduler:
         *,
         slots: Slots | None = None,
         memory: MemoryModel | None = None,
-        prefixes: PrefixStore | None = None,
+        prefixes: PrefixTree[Any] | None = None,
         grouping: str = "ragged",
         observer: Observer | None = None,
     ) -> None:
@@ -207,9 +208,9 @@ class Scheduler:
     def _sizes(self, *more: tuple[Hashable, BatchSize]) -> list[BatchSize]:
         """Every lane as it will be when those who are read, and ``more``, have joined."""
         sizes = {name: lane.size for name, lane in self._lanes.items()}
-        arriving = [(name, BatchSize(len(arrival.ids), arrival.longest)) for name, arrival in self._arrivals]
+        arriving = [(name, arrival.size) for name, arrival in self._arrivals]
         for name, extra in (*arriving, *more):
-            sizes[name] = sizes.get(name, BatchSize(0, 0)).joined(extra)
+            sizes[name] = sizes.get(name, BatchSize(0, 0, 0)).joined(extra)
         return list(sizes.values())
 
     def _make_room(self) -> None:
@@ -237,7 +238,7 @@ class Scheduler:
         while self._waiting and self.num_running < self.slots.max_rows and budget > 0:
             job = self._jobs[self._waiting[0]]
             size = len(job.state.tokens)
-            if self.memory.largest_tree(self._sizes((job.lane, BatchSize(1, size)))) is None:
+            if self.memory.largest_tree(self._sizes((job.lane, BatchSize(1, size, size)))) is None:
                 return
             self._waiting.popleft()
             budget -= size
@@ -250,7 +251,7 @@ class Scheduler:
         prefix = self.prefixes.find(job.state.tokens[:-1]) if self.prefixes is not None and not taps else None
         if prefix is None and self._arrivals and self._arrivals[-1][0] == job.lane:
             last = self._arrivals[-1][1]
-            if last.longest < self.slots.prefill_tokens and not any(last.cache.lengths):
+            if last.size.longest < self.slots.prefill_tokens and not any(last.cache.lengths):
                 states, ids = [*last.states, job.state], [*last.ids, job.id]
                 self._arrivals[-1] = job.lane, Arrival(lane.engine, states, ids)
                 return

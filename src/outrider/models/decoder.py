@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.paged import PagedCache, PagePool
 from outrider.cache.slots import LayeredCache
 from outrider.core.draft import Resume
 from outrider.core.interfaces import Cache, LayeredTarget
@@ -39,7 +40,8 @@ _TWOFOLD = 500_000_000
 class Decoder(LayeredTarget):
     """A frozen decoder. All methods may be called from any thread: what changes lives in the cache."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, page_len: int = 0) -> None:
+        """``page_len`` keeps keys and values in pages of so many tokens, which rows can share."""
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
@@ -55,7 +57,12 @@ class Decoder(LayeredTarget):
             for rope in config.ropes
         ]
 
-    def new_cache(self, batch_size: int) -> ContiguousCache:
+        pages = (config.num_layers, config.num_kv_heads, config.head_dim)
+        self.pool = PagePool(pages, dtype=self.dtype, device=self.device, page_len=page_len) if page_len else None
+
+    def new_cache(self, batch_size: int) -> ContiguousCache | PagedCache:
+        if self.pool is not None:
+            return PagedCache.empty(self.pool, batch_size)
         shape = (batch_size, self.config.num_kv_heads, self.config.head_dim)
         return ContiguousCache.empty(self.num_layers, shape, dtype=self.dtype, device=self.device)
 

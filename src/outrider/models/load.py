@@ -33,6 +33,7 @@ class _Speed:
     fast: bool
     numerics: str
     bits: int
+    page_len: int
 
 
 def load_model(
@@ -43,16 +44,20 @@ def load_model(
     max_len: int | None = None,
     fast: bool = True,
     numerics: str = "fast",
+    page_len: int = 0,
 ) -> Target:
     """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8" and "int4", on a GPU,
     round the weights and so change the model); ``max_len`` opens a model whose
     rotary scaling depends on the context (longrope, dynamic) for more than its original length; ``fast`` False takes the
     plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant" asks for scores that do not depend on what
-    shares a pass (GPU, 16-bit types)."""
+    shares a pass (GPU, 16-bit types); ``page_len`` keeps keys and values in pages of so many tokens, which rows can share
+    (on a CPU the plain PyTorch decoder has them)."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     place = device_of(device)
-    speed = _Speed(fast, numerics, FEW_BITS.get(dtype or "", 16))
+    if page_len < 0 or page_len & (page_len - 1):
+        raise OptionError(f"page_len = {page_len} is not valid; use a power of two, or 0 for one block per row")
+    speed = _Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len)
     wanted = torch.bfloat16 if speed.bits < 16 else _dtype_named(dtype)
     path = local_path(name)
     if path.suffix == ".gguf":
@@ -61,6 +66,8 @@ def load_model(
     config = config_of(raw)
     if config is None:
         _refuse(speed)
+        if page_len:
+            raise OptionError(f"page_len = {page_len} is not available for this model, which transformers runs; leave it out")
         from outrider.models.hf import HFModel
 
         return HFModel.load(path, dtype=wanted or auto_dtype(raw.get("dtype") or raw.get("torch_dtype"), place), device=place)
@@ -93,11 +100,13 @@ def _decoder(
     if max_len is not None:
         config = replace(config, max_len=max_len)
     weights = read_weights(source, config, dtype=dtype, device=device)
-    on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits) if speed.fast else None
+    on_gpu = None
+    if speed.fast:
+        on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits, page_len=speed.page_len)
     if on_gpu is not None:
         return on_gpu
     _refuse(speed)
-    return fastest_decoder(config, weights) if speed.fast else Decoder(config, weights)
+    return fastest_decoder(config, weights) if speed.fast and not speed.page_len else Decoder(config, weights, speed.page_len)
 
 
 def _refuse(speed: _Speed) -> None:

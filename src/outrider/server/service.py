@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 from outrider.api import LLM
 from outrider.bundled import bundled_path
 from outrider.cache.contiguous import ContiguousCache
-from outrider.cache.prefixes import PrefixStore
+from outrider.cache.paged import PagedCache
+from outrider.cache.prefixes import prefix_tree
 from outrider.core.errors import OutriderError, nearest
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
@@ -66,7 +67,7 @@ class Service:
             self._find_method,
             slots=Slots(settings.max_rows, settings.prefill_tokens),
             memory=self._memory,
-            prefixes=PrefixStore(settings.prefix_bytes) if settings.prefix_bytes else None,
+            prefixes=prefix_tree(self.llm.target.new_cache(1), settings.prefix_bytes) if settings.prefix_bytes else None,
             grouping=settings.grouping,
             observer=observer,
         )
@@ -241,6 +242,7 @@ def _event(body: dict[str, Any]) -> str:
 
 def _memory_model(llm: LLM, settings: ServerSettings) -> MemoryModel:
     caches = [model.new_cache(1) for model in (llm.target, *llm.drafts)]
-    known = [cache.token_bytes for cache in caches if isinstance(cache, ContiguousCache)]
+    known = [cache.token_bytes for cache in caches if isinstance(cache, ContiguousCache | PagedCache)]
     token_bytes = sum(known) if len(known) == len(caches) else 0
-    return MemoryModel(token_bytes, _LOGIT_COPIES * llm.target.vocab_size, settings.memory_budget)
+    page_len = caches[0].pool.page_len if isinstance(caches[0], PagedCache) else 0
+    return MemoryModel(token_bytes, _LOGIT_COPIES * llm.target.vocab_size, settings.memory_budget, page_len)

@@ -14,7 +14,9 @@ from outrider.models.weights import Weights
 NUMERICS = ("fast", "invariant")
 
 
-def gpu_decoder(config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16) -> LayeredTarget | None:
+def gpu_decoder(
+    config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16, page_len: int = 0
+) -> LayeredTarget | None:
     """The fast decoder where model, type and device allow it, with matrices rounded to ``bits``; None elsewhere."""
     if numerics not in NUMERICS:
         raise OptionError(f"numerics = {numerics!r} is not valid; {nearest(numerics, NUMERICS)}")
@@ -22,7 +24,7 @@ def gpu_decoder(config: ModelConfig, weights: Weights, *, numerics: str = "fast"
         return None
     from outrider.models.gpu.decoder import FastDecoder  # needs triton
 
-    return FastDecoder(config, weights, numerics=numerics, bits=bits)
+    return FastDecoder(config, weights, numerics=numerics, bits=bits, page_len=page_len)
 
 
 def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
