@@ -23,6 +23,7 @@ from outrider.core.rng import Noise, Purpose, gumbel_stream, make_key
 from outrider.core.route import Route
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
+from outrider.core.truncation import Cut, Tempering, min_p, top_k, top_p
 from outrider.drafters.best_first import BestFirst, BestFirstOptions
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
@@ -165,7 +166,7 @@ def test_guesses_are_those_made_one_by_one(library) -> None:
     rows, depths, temperatures = [[3, 1, 4], [9], [2, 6]], [5, 3, 0], [0.0, 0.8, 1.0]
     noise = Noise(torch.tensor([11, 12, 13]), torch.tensor([4, 0, 9]))
     cache = model.new_cache(3)
-    guesses = model.guess(rows, cache, depths=depths, temperatures=temperatures, noise=noise)
+    guesses = model.guess(rows, cache, depths=depths, tempering=Tempering(temperatures), noise=noise)
     assert cache.lengths == [7, 3, 2]
     for row, depth in enumerate(depths):
         text = list(rows[row])
@@ -175,6 +176,28 @@ def test_guesses_are_those_made_one_by_one(library) -> None:
             ranked = logits if temperatures[row] == 0 else logits / temperatures[row] + gumbel
             text.append(int(ranked.argmax()))
         assert guesses[row, :depth].tolist() == text[len(rows[row]) :]
+
+
+CUTS = [Cut(top_k=5), Cut(top_p=0.7), Cut(min_p=0.1), Cut(top_k=20, top_p=0.8, min_p=0.02), Cut(top_k=1000, top_p=0.9999)]
+
+
+def test_guesses_are_cut_as_the_core_cuts(library) -> None:
+    config = config_named("heads of 32")
+    model = NativeDecoder(library, config, random_weights(config, dtype=torch.float32, seed=6))
+    rows, temperatures = [[3, 1, 4]] * len(CUTS), [0.9] * len(CUTS)
+    noise = Noise(torch.arange(len(CUTS)), torch.zeros(len(CUTS), dtype=torch.int64))
+    tempering = Tempering(temperatures, CUTS)
+    guesses = model.guess(rows, model.new_cache(len(CUTS)), depths=[12] * len(CUTS), tempering=tempering, noise=noise)
+    gumbel = noise.target_gumbel(torch.arange(12).expand(len(CUTS), -1), VOCAB)
+    num_kept = []
+    for row, cut in enumerate(CUTS):
+        text = torch.tensor([[*rows[row], *guesses[row].tolist()]])
+        law = model.score(TokenTree.chain(text), model.new_cache(1)).logits[:, 2:-1] / temperatures[row]
+        law = top_k(law, torch.tensor([[[min(cut.top_k or VOCAB, VOCAB)]]]))
+        law = min_p(top_p(law, torch.tensor([[[cut.top_p]]])), torch.tensor([[[cut.min_p]]]))
+        num_kept.append(law.isfinite().sum(-1).float().mean().item())
+        assert guesses[row].tolist() == (law[0] + gumbel[row]).argmax(-1).tolist()
+    assert num_kept[0] == 5 and all(1 < kept < VOCAB for kept in num_kept[:4]), num_kept
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -192,13 +215,13 @@ def test_text_is_that_of_plain_decoding_in_every_type(library, dtype: str, tempe
     assert all(other == texts[0] for other in texts[1:])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_trees_in_one_call_are_those_grown_level_by_level(library, temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (0.8, 0), (0.8, 40)])
+def test_trees_in_one_call_are_those_grown_level_by_level(library, temperature: float, top_k: int) -> None:
     """A ragged batch, plans of different depth and size; and the cache is left as the twin leaves it."""
     config = config_named("heads of 32")
     weights = random_weights(config, dtype=torch.float32, seed=6)
-    rows = [state_of([3, 1, 4, 1, 5], seed=1, temperature=temperature), state_of([9, 2], seed=2, temperature=temperature)]
-    rows.append(state_of([7, 7, 7], seed=3, temperature=temperature))
+    params = SamplingParams(temperature=temperature, top_k=top_k)
+    rows = [state_of(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(([3, 1, 4, 1, 5], [9, 2], [7, 7, 7]), 1)]
     plan = Plan((4, 2, 0), (12, 30, 8))
     found = []
     for model in (NativeDecoder(library, config, weights), Decoder(config, weights)):
@@ -217,8 +240,8 @@ def test_trees_in_one_call_are_those_grown_level_by_level(library, temperature: 
             assert left[row, :size].tolist() == right[row, :size].tolist()
 
 
-def state_of(prompt: list[int], *, seed: int, temperature: float) -> RequestState:
-    return RequestState.of(Request(prompt, SamplingParams(temperature=temperature, seed=seed)))
+def state_of(prompt: list[int], params: SamplingParams) -> RequestState:
+    return RequestState.of(Request(prompt, params))
 
 
 def test_random_numbers_are_those_of_the_core(library) -> None:
@@ -255,7 +278,8 @@ def test_the_first_start_runs_in_pytorch_until_the_next_request(library, monkeyp
     monkeypatch.setattr(BUILD, "_library", None)
     before = model.new_cache(1)
     assert not model.is_native
-    assert model.guess([[1]], before, depths=[1], temperatures=[0.0], noise=Noise(torch.tensor([0]), torch.tensor([0]))) is None
+    noise = Noise(torch.tensor([0]), torch.tensor([0]))
+    assert model.guess([[1]], before, depths=[1], tempering=Tempering([0.0]), noise=noise) is None
     tree = TokenTree.chain(torch.tensor([[1, 2, 3]]))
     first = model.score(tree, before).logits
     monkeypatch.setattr(BUILD, "_library", library)

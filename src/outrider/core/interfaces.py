@@ -25,6 +25,7 @@ from outrider.core.route import Route
 from outrider.core.sampling import Law, Sampler
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
+from outrider.core.truncation import Tempering
 from outrider.core.verdict import RowVerdict, Verdict
 
 
@@ -59,7 +60,7 @@ class Cache(ABC):
         """A cache of this one's rows followed by ``other``'s (of the same kind)."""
 
     def narrow(self, rows: Sequence[int]) -> Cache:
-        """As ``fork``, for a cache that is given up: what it returns may live in the same memory, and is given up when joined."""
+        """As ``fork``, for a cache that is given up: the result may live in the same memory, and is given up when joined."""
         return self.fork(rows)
 
 
@@ -164,12 +165,12 @@ class GuessingTarget(Target, ABC):
     """A target that can run ahead by itself: a whole chain or tree of guesses in one call, for drafting.
 
     Both feed ``rows[b]`` first and commit it. Guesses are ranked by logits + temperature * target noise of their output
-    position. None means that it cannot run ahead now; nothing was done then.
+    position, among those that the cuts leave. None means that it cannot run ahead now; nothing was done then.
     """
 
     @abstractmethod
     def guess(
-        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], temperatures: Sequence[float], noise: Noise
+        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], tempering: Tempering, noise: Noise
     ) -> Tensor | None:
         """[B, max(depths)] the best guess after the best guess, ``depths[b]`` times; commits all of them but the last."""
 
@@ -181,7 +182,7 @@ class GuessingTarget(Target, ABC):
         *,
         search: TreeSearch,
         plan: Plan,
-        temperatures: Sequence[float],
+        tempering: Tempering,
         noise: Noise,
     ) -> tuple[TokenTree, Tensor] | None:
         """The best trees within the plan, root first, and [B, N] the number of each node among those fed after the root, from

@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.core.request import RequestState
 from outrider.core.rng import Noise, Purpose
 from outrider.core.tree import TokenTree
-from outrider.core.truncation import min_p, top_k, top_p, typical_p
+from outrider.core.truncation import Cut, Tempering, min_p, top_k, top_p, typical_p
 
 
 class Law:
@@ -86,12 +86,14 @@ class Sampler:
         self._per_node = [i for i, p in enumerate(params) if p.grammar or p.logits_processors]
 
     @cached_property
-    def temperatures(self) -> list[float] | None:
-        """The rows' temperatures if that is all there is to their sampling; None if any of them asks for more."""
-        truncated = self._uses_top_k or self._uses_top_p or self._uses_min_p or self._uses_typical
-        if truncated or self._per_node or any(x is not None for x in (self._bias, self._ends, self._penalties)):
+    def tempering(self) -> Tempering | None:
+        """All there is to the rows' sampling; None if any of them asks for more."""
+        if self._uses_typical or self._per_node or any(x is not None for x in (self._bias, self._ends, self._penalties)):
             return None
-        return [row.params.temperature for row in self.rows]
+        params = [row.params for row in self.rows]
+        is_cut = self._uses_top_k or self._uses_top_p or self._uses_min_p
+        cuts = [Cut(p.top_k or 0, p.top_p, p.min_p) for p in params] if is_cut else None
+        return Tempering([p.temperature for p in params], cuts)
 
     def law(self, logits: Tensor, tree: TokenTree, noise: Noise, *, start: int = 0) -> Law:
         """The law after nodes ``start``.. of the tree, from their raw logits [B, N - start, V]."""

@@ -10,8 +10,31 @@ Each row's result depends on that row alone, so batching cannot change a text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The truncations of one request that are a threshold on the logit, applied in this order."""
+
+    top_k: int = 0
+    """0: all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True)
+class Tempering:
+    """Sampling of B requests that is nothing but a temperature and a cut."""
+
+    temperatures: Sequence[float]
+    """0 for greedy."""
+    cuts: Sequence[Cut] | None = None
+    """None if nobody cuts."""
 
 
 def top_k(logits: Tensor, k: Tensor) -> Tensor:

@@ -67,15 +67,15 @@ class BestFirst(TreeDrafter):
         self.options = options or BestFirstOptions()
 
     def _guessed(self, state: TreeState, context: Context, plan: Plan) -> tuple[TokenTree, Tensor] | None:
-        """Sampling must be nothing but a temperature, and candidates ranked with the noise."""
-        model, temperatures, options = self.model, context.sampler.temperatures, self.options
-        if temperatures is None or not isinstance(model, GuessingTarget) or model.vocab_size > self.vocab_size:
+        """Sampling must be nothing but a temperature and a cut, and candidates ranked with the noise."""
+        model, tempering, options = self.model, context.sampler.tempering, self.options
+        if tempering is None or not isinstance(model, GuessingTarget) or model.vocab_size > self.vocab_size:
             return None
         if not (options.perturb or context.sampler.all_greedy):
             return None
         search = TreeSearch(options.width, options.num_children, options.tau)
         rows = missing_from(model, state.cache, context)
-        return model.guess_tree(rows, state.cache, search=search, plan=plan, temperatures=temperatures, noise=context.noise)
+        return model.guess_tree(rows, state.cache, search=search, plan=plan, tempering=tempering, noise=context.noise)
 
     def _grow(self, growth: TreeGrowth, plan: Plan) -> tuple[Draft, Tensor]:
         pool = grow_pool(growth, growth.root(), options=self.options, max_depth=max(plan.max_depth))

@@ -76,13 +76,13 @@ class DraftModel(Drafter):
             state.base = []
 
     def _guessed(self, state: _State, context: Context, depths: Sequence[int]) -> Draft | None:
-        """The same chain in one call, where the model can run ahead by itself and sampling is nothing but a temperature."""
-        model, temperatures = self.model, context.sampler.temperatures
-        if temperatures is None or not isinstance(model, GuessingTarget) or model.vocab_size > self.vocab_size:
+        """The same chain in one call, where the model can run ahead and sampling is nothing but a temperature and a cut."""
+        model, tempering = self.model, context.sampler.tempering
+        if tempering is None or not isinstance(model, GuessingTarget) or model.vocab_size > self.vocab_size:
             return None
         rows = missing_from(model, state.cache, context)
         base = [length + len(row) for length, row in zip(state.cache.lengths, rows, strict=True)]
-        guesses = model.guess(rows, state.cache, depths=depths, temperatures=temperatures, noise=context.noise)
+        guesses = model.guess(rows, state.cache, depths=depths, tempering=tempering, noise=context.noise)
         if guesses is None:
             return None
         state.base = base

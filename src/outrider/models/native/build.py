@@ -24,6 +24,7 @@ import torch
 
 _SOURCES = (
     "decoder.cpp",
+    "cut.hpp",
     "attention.hpp",
     "attention_tiles.hpp",
     "matmul.hpp",

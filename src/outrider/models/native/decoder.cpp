@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "cut.hpp"
 #include "pass.hpp"
 #include "tree.hpp"
 
@@ -12,6 +13,7 @@ extern "C" struct Chain {
     const float* temperatures;    // [batch]
     const int64_t *seeds, *positions;  // [batch] whose noise, and the output position of the first guess
     int64_t* guesses;             // [batch][longest]
+    const Cut* cuts;              // [batch] or null
 };
 
 static void run(const Model& model, const Pass& pass) {
@@ -63,6 +65,7 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
     std::vector<float> logits(size_t(now.batch) * model->vocab);
     std::vector<int32_t> lengths(now.lengths, now.lengths + now.batch), sizes(now.sizes, now.sizes + now.batch);
     std::vector<int64_t> fed(now.batch);
+    Threshold threshold;
     now.last_only = 1, now.logits = logits.data(), now.lengths = lengths.data(), now.sizes = sizes.data();
     for (int step = 0; step < chain->longest; step++) {
         run(*model, now);
@@ -70,7 +73,9 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
             lengths[b] += sizes[b];
             if (step >= chain->depths[b]) { sizes[b] = 0; continue; }
             const uint64_t key = noise_key(chain->seeds[b], chain->positions[b] + step);
-            fed[b] = choice(logits.data() + size_t(b) * model->vocab, model->vocab, chain->temperatures[b], key);
+            const float *scores = logits.data() + size_t(b) * model->vocab, temperature = chain->temperatures[b];
+            const float least = chain->cuts ? threshold.of(scores, model->vocab, temperature, chain->cuts[b]) : -INFINITY;
+            fed[b] = choice(scores, model->vocab, temperature, key, least);
             chain->guesses[size_t(b) * chain->longest + step] = fed[b];
             sizes[b] = step + 1 < chain->depths[b];
         }

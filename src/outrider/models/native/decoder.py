@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from ctypes import byref
+from ctypes import addressof, byref
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -25,8 +25,9 @@ from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
+from outrider.core.truncation import Tempering
 from outrider.models.config import ModelConfig
-from outrider.models.native.structs import ChainStruct, PackedModel, PassStruct, TreeStruct
+from outrider.models.native.structs import ChainStruct, PackedModel, PassStruct, TreeStruct, cut_array
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
@@ -138,13 +139,15 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         return torch.cat((hidden, rest), 1)
 
     def guess(
-        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], temperatures: Sequence[float], noise: Noise
+        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], tempering: Tempering, noise: Noise
     ) -> Tensor:
         depth = max(depths)
         tree = self._to_feed(rows, cache, ahead=depth)
         guesses = torch.zeros(len(rows), depth, dtype=torch.int64)
-        wanted = torch.tensor(depths, dtype=torch.int32), torch.tensor(temperatures), noise.seeds, noise.positions
+        wanted = torch.tensor(depths, dtype=torch.int32), torch.tensor(tempering.temperatures), noise.seeds, noise.positions
         chain = ChainStruct(depth, *(tensor.data_ptr() for tensor in (*wanted, guesses)))
+        cuts = cut_array(tempering.cuts)
+        chain.cuts = None if cuts is None else addressof(cuts)
         call = self._pass(tree, cache, 0, _Wanted(last=self.num_layers), ahead=depth)
         self._chain(byref(self._model.struct), byref(call), byref(chain))
         cache.commit([range(size + max(0, depth - 1)) for size, depth in zip(tree.sizes, depths, strict=True)])
@@ -157,18 +160,20 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         *,
         search: TreeSearch,
         plan: Plan,
-        temperatures: Sequence[float],
+        tempering: Tempering,
         noise: Noise,
     ) -> tuple[TokenTree, Tensor]:
         depth, sizes = max(plan.max_depth), [n if d else 0 for n, d in zip(plan.max_nodes, plan.max_depth, strict=True)]
         capacity = 1 + max(sizes)
         fed = self._to_feed(rows, cache, ahead=depth * search.width)
         limits = torch.tensor(plan.max_depth, dtype=torch.int32), torch.tensor(sizes, dtype=torch.int32)
-        wanted = (*limits, torch.tensor(temperatures), noise.seeds, noise.positions)
+        wanted = (*limits, torch.tensor(tempering.temperatures), noise.seeds, noise.positions)
         tokens, parents, numbers = torch.zeros(3, len(rows), capacity, dtype=torch.int64)
         counts = torch.zeros(len(rows), dtype=torch.int32)
         arrays = (tensor.data_ptr() for tensor in (*wanted, tokens, parents, numbers, counts))
         grown = TreeStruct(depth, search.width, search.num_children, capacity, search.tau, *arrays)
+        cuts = cut_array(tempering.cuts)
+        grown.cuts = None if cuts is None else addressof(cuts)
         call = self._pass(fed, cache, 0, _Wanted(last=self.num_layers), ahead=depth)
         self._tree(byref(self._model.struct), byref(call), byref(grown))
         cache.commit([range(size) for size in fed.sizes])

@@ -44,8 +44,8 @@ static void gumbel_stream(uint64_t key, int size, float* out) {
         memcpy(out + i, &numbers, size_t(size - i < 8 ? size - i : 8) * 4);
     }
 }
-// argmax(logits / temperature + Gumbel noise); the argmax, the first of equals, at temperature 0
-static int64_t choice(const float* logits, int size, float temperature, uint64_t key) {
+// argmax(logits / temperature + Gumbel noise) among the logits from `least` on; the argmax, the first of equals, at temperature 0
+static int64_t choice(const float* logits, int size, float temperature, uint64_t key, float least = -INFINITY) {
     float best = -INFINITY;
     int64_t at = 0;
     if (temperature == 0) {
@@ -62,13 +62,15 @@ static int64_t choice(const float* logits, int size, float temperature, uint64_t
         }
         return at;
     }
-    const float scale = 1.0f / temperature;
     for (int i = 0; i < size; i += 8) {
-        const F8 noise = gumbel(key, i);
         const int count = size - i < 8 ? size - i : 8;
+        bool is_kept = false;
+        for (int j = 0; j < count; j++) is_kept |= logits[i + j] >= least;
+        if (!is_kept) continue;
+        const F8 noise = gumbel(key, i);
         for (int j = 0; j < count; j++) {
-            const float score = logits[i + j] * scale + noise[j];
-            if (score > best) best = score, at = i + j;
+            const float score = logits[i + j] / temperature + noise[j];
+            if (score > best && logits[i + j] >= least) best = score, at = i + j;
         }
     }
     return at;

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, Structure, addressof, c_float, c_int32, c_uint8, c_void_p
+from ctypes import POINTER, Array, Structure, addressof, c_float, c_int32, c_uint8, c_void_p
 
 import torch
 from torch import Tensor
 
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
+from outrider.core.truncation import Cut
 from outrider.models.config import ModelConfig
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import LayerWeights, Weights
@@ -81,10 +82,18 @@ class PassStruct(Structure):
         self.num_taps, self.tap_layers, self.taps = len(tapped), addressof(self._tap_layers), addressof(self._taps)
 
 
+class CutStruct(Structure):
+    _fields_ = [("top_k", c_int32), ("top_p", c_float), ("min_p", c_float)]
+
+
+def cut_array(cuts: Sequence[Cut] | None) -> Array[CutStruct] | None:
+    return None if cuts is None else (CutStruct * len(cuts))(*(CutStruct(cut.top_k, cut.top_p, cut.min_p) for cut in cuts))
+
+
 class ChainStruct(Structure):
     _fields_ = [
         ("longest", c_int32),
-        *((name, c_void_p) for name in ("depths", "temperatures", "seeds", "positions", "guesses")),
+        *((name, c_void_p) for name in ("depths", "temperatures", "seeds", "positions", "guesses", "cuts")),
     ]
 
 
@@ -93,7 +102,7 @@ class TreeStruct(Structure):
         *((name, c_int32) for name in ("longest", "width", "children", "capacity")),
         ("tau", c_float),
         *((name, c_void_p) for name in ("depths", "most", "temperatures", "seeds", "positions")),
-        *((name, c_void_p) for name in ("tokens", "parents", "numbers", "counts")),
+        *((name, c_void_p) for name in ("tokens", "parents", "numbers", "counts", "cuts")),
     ]
 
 

@@ -17,6 +17,7 @@ from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
+from outrider.core.truncation import Tempering
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
 from outrider.models.native.build import BUILD
@@ -62,11 +63,11 @@ class SwappingDecoder(LayeredTarget, GuessingTarget):
         return self._now.exit(tree, cache, route=route, start=start)
 
     def guess(
-        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], temperatures: Sequence[float], noise: Noise
+        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], tempering: Tempering, noise: Noise
     ) -> Tensor | None:
         if not isinstance(self._now, NativeDecoder):
             return None
-        return self._now.guess(rows, cache, depths=depths, temperatures=temperatures, noise=noise)
+        return self._now.guess(rows, cache, depths=depths, tempering=tempering, noise=noise)
 
     def guess_tree(
         self,
@@ -75,12 +76,12 @@ class SwappingDecoder(LayeredTarget, GuessingTarget):
         *,
         search: TreeSearch,
         plan: Plan,
-        temperatures: Sequence[float],
+        tempering: Tempering,
         noise: Noise,
     ) -> tuple[TokenTree, Tensor] | None:
         if not isinstance(self._now, NativeDecoder):
             return None
-        return self._now.guess_tree(rows, cache, search=search, plan=plan, temperatures=temperatures, noise=noise)
+        return self._now.guess_tree(rows, cache, search=search, plan=plan, tempering=tempering, noise=noise)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._now.logits(hidden)

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cut.hpp"
 #include "noise.hpp"
 
 extern "C" struct Tree {
@@ -17,6 +18,7 @@ extern "C" struct Tree {
     int64_t *tokens, *parents;         // [batch][capacity] the tree, the root first (its token is the caller's)
     int64_t* numbers;                  // [batch][capacity] of each node among the nodes fed after the root, from 1; 0: not fed
     int32_t* counts;                   // [batch] nodes, the root included
+    const Cut* cuts;                   // [batch] or null
 };
 
 struct Candidate {
@@ -73,8 +75,10 @@ class RowGrowth {
         std::vector<Likeliest> best(t.children);
         for (size_t f = 0; f < frontier.size(); f++) {
             float* scores = logits + f * vocab;
-            if (temperature > 0)
-                for (int i = 0; i < vocab; i++) scores[i] += temperature * noise[i];
+            if (temperature > 0) {
+                const float least = t.cuts ? threshold.of(scores, vocab, temperature, t.cuts[row]) : -INFINITY;
+                for (int i = 0; i < vocab; i++) scores[i] = scores[i] < least ? -INFINITY : scores[i] + temperature * noise[i];
+            }
             const int count = std::min(t.children, vocab);
             const float norm = pick(scores, vocab, count, t.tau, best.data());
             for (int c = 0; c < count; c++) {
@@ -114,4 +118,5 @@ class RowGrowth {
     const Tree& t;
     const int row;
     std::vector<float> noise;
+    Threshold threshold;
 };
