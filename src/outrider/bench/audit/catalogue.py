@@ -31,7 +31,7 @@ class Catalogue:
 
     def text(self) -> str:
         rows = [_line(one) for one in self.audits]
-        rows += [f"{'skip':<7}{skip.label:<28}{skip.reason}" for skip in self.skipped]
+        rows += [f"{'skip':<7}{skip.label:<30}{skip.reason}" for skip in self.skipped]
         exact = [one for one in self.audits if one.declared_lossless]
         flagged = [one for one in self.audits if not one.declared_lossless and one.violated]
         lossy = len(self.audits) - len(exact)
@@ -81,13 +81,13 @@ def _line(one: Audit) -> str:
     findings = {finding.part: finding for finding in one.findings}
     if one.violated and one.declared_lossless:
         said = "; ".join(f"{part}: {found.said}" for part, found in findings.items() if found.outcome is Outcome.FAILED)
-        return f"{'FAIL':<7}{one.label:<28}{said}"
+        return f"{'FAIL':<7}{one.label:<30}{said}"
     if not one.declared_lossless:
         proof, law = findings["proof"].data, findings["law"].data
         flag = "lossy" if one.violated else "MISSED"
         said = f"distance {proof['mean_distance']:.3f} by enumeration; an event of its text is off by {law['distance']:.3f}"
-        return f"{flag:<7}{one.label:<28}{said}"
-    return f"{'pass':<7}{one.label:<28}{_looked_at(findings)}"
+        return f"{flag:<7}{one.label:<30}{said}"
+    return f"{'pass':<7}{one.label:<30}{_looked_at(findings)}"
 
 
 def _looked_at(findings: dict[str, Finding]) -> str:
