@@ -103,8 +103,8 @@ def _smallest_factor_row(p: list[float], q: list[float], count: int) -> float:
 def _smallest_factor(p: Tensor, q: Tensor, count: Tensor) -> Tensor:
     """[B, N] the same for ``count`` [B, N] guesses at every node of a batch."""
     low, high = torch.ones_like(count), count.clamp(min=1)
-    widest = max(1, count.shape[1] - 1)  # no node has more guesses than that, and none of the trees is asked
-    for _ in range(math.ceil(math.log2(widest / _PRECISION))):
+    widest = count.shape[1] - 1  # no node has more guesses than that, and none of the trees is asked
+    for _ in range(math.ceil(math.log2(widest / _PRECISION)) if widest else 0):  # a bare root has nothing to look for
         rho = (low + high) / 2
         beta = torch.minimum(p / rho[..., None], q).sum(-1)
         too_small = 1 - (1 - beta).clamp(min=0) ** count > rho * beta
