@@ -2,8 +2,8 @@
 
 Every drafter, a useless one included (the bundled draft with its vocabulary shuffled), runs with fixed lengths and with the
 adaptive policy, beside plain decoding on the same prompts. They run in lockstep: the one that has emitted least makes the
-next round, so that all of them meet the machine's moods at the same time; each is charged its own rounds. Times are medians over
-repetitions, summed over prompts.
+next round, so that all of them meet the machine's moods at the same time; each is charged its own rounds. Times are medians
+over repetitions, summed over prompts.
 
     python benchmarks/default_policy.py [--rounds 5] [--prompts 4] [--max-tokens 192] [--model DIR --draft DIR]
 """

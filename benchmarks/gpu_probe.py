@@ -38,7 +38,7 @@ SHAPES: dict[str, tuple[Kind, int, int]] = {
     "down": (Kind.NARROW, 4096, 14336),
     "head": (Kind.HEAD, 128256, 4096),
 }
-CUTS = {
+CUTS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     16: ((16, 256, 4, 4), (32, 128, 4, 5), (64, 64, 4, 8), (64, 128, 4, 3), (64, 128, 4, 4), (128, 64, 8, 4)),
     8: (
         (32, 128, 4, 5),
@@ -130,7 +130,8 @@ def attention_calls(nodes: int, context: int, *, layers: int = LAYERS) -> Callab
     shape = (1, KV_HEADS, -(-(context + nodes) // 256) * 256, HEAD_DIM)
     memory = [tuple(torch.randn(shape, device="cuda").bfloat16() for _ in range(2)) for _ in range(layers)]
     queries = torch.randn(1, nodes, HEADS, HEAD_DIM, device="cuda").bfloat16()
-    rows = Rows(*(torch.tensor([value], dtype=torch.int32, device="cuda") for value in (context, 0)))
+    lengths, places = (torch.tensor([value], dtype=torch.int32, device="cuda") for value in (context, 0))
+    rows = Rows(lengths, places)
     parents = torch.tensor([[-1, *(max(0, n // 2 - 1) for n in range(1, nodes))]])
     sights = Sights(pack_words(ancestors_of(parents)).cuda() if nodes >= 16 else None, None)
     scale = HEAD_DIM**-0.5
@@ -193,12 +194,12 @@ def theirs(x: Tensor, dense: list[Tensor], bits: int) -> dict[str, list[Callable
     try:
         if bits == 8:
             packed = [(pack(w, 8).data, torch.ones(len(w), device="cuda", dtype=torch.bfloat16)) for w in dense]
-            calls = [lambda p=p: torch._weight_int8pack_mm(x, *p) for p in packed]
+            calls = [lambda p=p: torch.ops.aten._weight_int8pack_mm(x, *p) for p in packed]
         else:
             nibbles = [torch.randint(0, 256, (len(w), w.shape[1] // 2), dtype=torch.uint8, device="cuda") for w in dense]
-            tiled = [torch._convert_weight_to_int4pack(n, 8) for n in nibbles]
+            tiled = [torch.ops.aten._convert_weight_to_int4pack(n, 8) for n in nibbles]
             scales = torch.ones(x.shape[1] // 128, len(dense[0]), 2, device="cuda", dtype=torch.bfloat16)
-            calls = [lambda t=t: torch._weight_int4pack_mm(x, t, 128, scales) for t in tiled]
+            calls = [lambda t=t: torch.ops.aten._weight_int4pack_mm(x, t, 128, scales) for t in tiled]
         calls[0]()
     except Exception as error:
         print("PyTorch's own product cannot be run:", str(error).splitlines()[0][:160])

@@ -50,7 +50,7 @@ def test_text_is_that_of_the_cpu(exact: LLM) -> None:
 
 
 def test_rules_that_sample_run_and_reproduce(exact: LLM) -> None:
-    """With a fixed number of guesses: a policy that looks at the clock drafts otherwise, and these rules then draw otherwise."""
+    """With a fixed number of guesses: a policy that looks at the clock drafts otherwise, and these rules draw otherwise."""
     params = SamplingParams(max_tokens=40, temperature=1.0, seed=9)
     for rule in ("rejection", "block"):
         method = exact.compose("draft-model", acceptance=rule, num_draft_tokens=4)

@@ -168,8 +168,9 @@ class DistillObjective(Objective):
         flat = (part.flatten(0, 1)[counted] for part in (states, batch.last, batch.shifted(batch.tokens, 1)))
         size, again = max(1, self.settings.chunk // self.target.vocab_size), self.settings.recompute
         pieces = list[tuple[Tensor, Tensor]]()
-        for part in zip(*(tensor.split(size) for tensor in flat), strict=True):
-            found = checkpoint(self._chunk, *part, model, use_reentrant=False) if again else self._chunk(*part, model)
+        for own, last, next_tokens in zip(*(tensor.split(size) for tensor in flat), strict=True):
+            given = (own, last, next_tokens, model)
+            found = checkpoint(self._chunk, *given, use_reentrant=False) if again else self._chunk(*given)
             pieces.append(cast("tuple[Tensor, Tensor]", found))
         losses, hits = (torch.cat(found) for found in zip(*pieces, strict=True))
         shape, places = batch.tokens.shape, batch.tokens.numel()
