@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from outrider.acceptance import Block, Delta, Recursive, Rejection, Traversal, block, recursive, rejection, residual
+from outrider.acceptance import Block, Delta, Recursive, Rejection, Traversal, block, chains, recursive, residual
 from outrider.acceptance import coupled as coupled_module
 from outrider.api import LLM
 from outrider.bench.audit import catalogue
@@ -84,17 +84,17 @@ def caught(finding: Finding) -> bool:
 
 
 def test_no_residual_after_a_rejection(monkeypatch) -> None:
-    monkeypatch.setattr(rejection, "surplus", lambda p, q: p)
+    monkeypatch.setattr(chains, "surplus", lambda p, q: p)
     assert caught(prove(Rejection(), Draws.IID, num_pairs=3))
 
 
 def test_residual_with_p_and_q_exchanged(monkeypatch) -> None:
-    monkeypatch.setattr(rejection, "surplus", lambda p, q: (q - p).clamp(min=0))
+    monkeypatch.setattr(chains, "surplus", lambda p, q: (q - p).clamp(min=0))
     assert caught(prove(Rejection(), Draws.IID, num_pairs=3))
 
 
 def test_a_ratio_that_keeps_what_the_target_cannot_say(monkeypatch) -> None:
-    monkeypatch.setattr(rejection, "ratio", lambda p, q: p / q if p < q else 1.0)
+    monkeypatch.setattr(chains, "ratio", lambda p, q: p / q if p < q else 1.0)
     assert caught(check_twin(Rejection(), Draws.IID))
 
 
@@ -127,7 +127,7 @@ def test_a_law_from_before_the_sampler(monkeypatch) -> None:
     def draw(weights, p, noise):
         return residual.draw(p.sqrt(), p, noise)
 
-    monkeypatch.setattr(rejection, "draw", draw)
+    monkeypatch.setattr(chains, "draw", draw)
     assert caught(check_twin(Rejection(), Draws.IID))
 
 
