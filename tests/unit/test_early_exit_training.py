@@ -66,6 +66,7 @@ def texts(method_name: str, temperature: float, **options: object) -> list[list[
 
 
 def test_an_adapter_begins_as_the_exit_learns_and_drafts(tmp_path: Path) -> None:
+    torch.manual_seed(0)  # a lucky start agrees with the target everywhere at once, and has nothing to learn
     adapter = new_adapter(_RAW, ends(), TARGET, exit_layer=1)
     objective = DistillObjective("kangaroo", adapter, TARGET, DistillSettings("mixed"))
     documents = CORPUS.held_out[:3]
