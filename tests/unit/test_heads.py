@@ -156,7 +156,7 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch
         path.write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("outrider.models.heads.folder.save_file", full)
+    monkeypatch.setattr("outrider.models.checkpoint.save_file", full)
     with pytest.raises(ModelError, match="last checkpoint there is whole"):
         save_head(random_head("medusa", seed=1), folder)
     assert (folder / "model.safetensors").read_bytes() == before and not list(folder.glob("*.new"))

@@ -31,7 +31,6 @@ from outrider.drafters.head_tree import (
     read_columns,
     read_pending,
 )
-from outrider.models.heads.layer import LayerCache
 from outrider.models.heads.mtp import ParallelMtp
 from outrider.models.heads.parallel_eagle import ParallelEagle
 
@@ -41,13 +40,8 @@ class ParallelPrediction(HeadDrafter):
     """Trees from a layer per level."""
 
     def __init__(self, head: ParallelMtp, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
-        super().__init__(head, options, draws=draws)
-        layer, self.head = head.config.layer, head
-        assert layer is not None
-        self._layer = LayerCache(layer, dtype=self._dtype, device=self._device, num_layers=len(head.layers))
-
-    def _new_cache(self, num_rows: int) -> ContiguousCache:
-        return self._layer.new(num_rows)
+        super().__init__(head, options, draws=draws, num_layers=len(head.layers))
+        self.head = head
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> SharedLevels:
         del max_depth
@@ -68,13 +62,8 @@ class BlockDrafting(HeadDrafter):
     """Trees from open places."""
 
     def __init__(self, head: ParallelEagle, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
-        super().__init__(head, options, draws=draws)
-        layer, self.head = head.config.layer, head
-        assert layer is not None
-        self._layer = LayerCache(layer, dtype=self._dtype, device=self._device, num_layers=len(head.layers))
-
-    def _new_cache(self, num_rows: int) -> ContiguousCache:
-        return self._layer.new(num_rows)
+        super().__init__(head, options, draws=draws, num_layers=len(head.layers))
+        self.head = head
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> SharedLevels:
         *pieces, final_piece = read_columns(state, context)

@@ -36,11 +36,6 @@ class Eagle(HeadDrafter):
     def __init__(self, head: EagleHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)
         self.head = head
-        assert head.config.layer is not None
-        self._layer = LayerCache(head.config.layer, dtype=self._dtype, device=self._device)
-
-    def _new_cache(self, num_rows: int) -> ContiguousCache:
-        return self._layer.new(num_rows)
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> EagleGrowth:
         del max_depth

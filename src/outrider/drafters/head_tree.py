@@ -31,6 +31,7 @@ from outrider.drafters.tree_candidates import Drawing
 from outrider.drafters.tree_growth import LevelGrowth
 from outrider.drafters.tree_shape import TreeShape
 from outrider.models.heads import Head
+from outrider.models.heads.layer import LayerCache
 
 _CHUNK = 512
 """Most columns read in one pass."""
@@ -118,7 +119,15 @@ class HeadDrafter(Drafter, ABC):
     num_kept: int = 1
     """Newest states of the target that heads without a memory read."""
 
-    def __init__(self, head: Head, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
+    def __init__(
+        self,
+        head: Head,
+        options: HeadOptions | None = None,
+        *,
+        draws: Draws = Draws.DETERMINISTIC,
+        num_layers: int = 1,
+    ) -> None:
+        """``num_layers`` are those a cache of the head's columns has, where it has layers at all."""
         options = options or HeadOptions()
         self.taps = head.config.taps
         self.draws = draws
@@ -127,6 +136,13 @@ class HeadDrafter(Drafter, ABC):
         self._tree, self._drawing = options.shape.tree, Drawing(draws, options.perturb)
         parameter = next(head.parameters())
         self._dtype, self._device = parameter.dtype, parameter.device
+        layer = head.config.layer
+        self._memory = layer and LayerCache(layer, dtype=self._dtype, device=self._device, num_layers=num_layers)
+
+    @property
+    def _layer(self) -> LayerCache:
+        assert self._memory is not None, "a head of layers"
+        return self._memory
 
     @property
     def static_tree(self) -> TreeShape | None:
@@ -136,7 +152,7 @@ class HeadDrafter(Drafter, ABC):
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         states = [torch.cat([taps[tap][row] for tap in self.taps], -1).to(self._dtype) for row in range(len(rows))]
-        return HeadState(states, self._new_cache(len(rows)))
+        return HeadState(states, self._memory and self._memory.new(len(rows)))
 
     def propose(self, state: HeadState, context: Context, plan: Plan) -> Draft:
         limits = zip(plan.max_depth, plan.max_nodes, strict=True)
@@ -172,11 +188,6 @@ class HeadDrafter(Drafter, ABC):
     def _has_read(self, state: HeadState, row: int) -> bool:
         """A round without guesses leaves what was pending unread."""
         return len(state.pending[row]) == 0
-
-    def _new_cache(self, num_rows: int) -> ContiguousCache | None:
-        """A memory of the columns, for heads that have one."""
-        del num_rows
-        return None
 
     @abstractmethod
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelGrowth:

@@ -17,13 +17,11 @@ from typing import final
 
 from torch import Tensor
 
-from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context
 from outrider.core.tree import TokenTree
 from outrider.drafters.head_growth import HeadGrowth
 from outrider.drafters.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, newest, read_columns, read_pending
-from outrider.models.heads.layer import LayerCache
 from outrider.models.heads.medusa import HydraHead
 
 
@@ -34,11 +32,6 @@ class Hydra(HeadDrafter):
     def __init__(self, head: HydraHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)
         self.head = head
-        layer = head.config.layer
-        self._layer = None if layer is None else LayerCache(layer, dtype=self._dtype, device=self._device)
-
-    def _new_cache(self, num_rows: int) -> ContiguousCache | None:
-        return None if self._layer is None else self._layer.new(num_rows)
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> HydraGrowth:
         del max_depth
@@ -47,7 +40,7 @@ class Hydra(HeadDrafter):
         return HydraGrowth(self.head, context, read_pending(state, read_columns(state, context), partial(self._read, state)))
 
     def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
-        assert self._layer is not None and state.cache is not None
+        assert state.cache is not None
         return self.head.read(columns.features, self._layer.attending(chain, state.cache))
 
 

@@ -36,14 +36,12 @@ class Mtp(HeadDrafter):
     def __init__(self, head: CausalMtp, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)
         self.head = head
-        assert head.config.layer is not None
-        self._layer = LayerCache(head.config.layer, dtype=self._dtype, device=self._device)
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         first, count = super().start(rows, taps), len(rows)
         nothing = torch.zeros(0, self.head.config.hidden_size, dtype=self._dtype, device=self._device)
         deeper = tuple(HeadState([nothing] * count, self._layer.new(count)) for _ in self.head.layers[1:])
-        return HeadState(first.pending, self._layer.new(count), deeper=deeper)
+        return HeadState(first.pending, first.cache, deeper=deeper)
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> MtpGrowth:
         """Every module reads what the one before it has just said, as far as the tokens are known."""

@@ -10,18 +10,16 @@ the draft's own output matrix.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, final
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from outrider.core.errors import ModelError
 from outrider.core.sampling import Law
-from outrider.models.heads.folder import replace_file
+from outrider.models.checkpoint import write_checkpoint
 from outrider.models.load import read_config
 from outrider.models.weights import SafetensorsFolder
 
@@ -83,7 +81,6 @@ class AcceptanceHead(nn.Module):
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         """Of a folded head; written whole or not at all."""
-        folder.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in self.state_dict().items()}
         facts = {
             "kind": "acceptance-head",
@@ -91,14 +88,7 @@ class AcceptanceHead(nn.Module):
             "width": self.of_guess.embedding_dim,
             "num_blocks": len(self.blocks),
         }
-        try:
-            replace_file(folder / "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"}))
-            replace_file(folder / "config.json", lambda path: path.write_text(json.dumps({"outrider": facts}, indent=2) + "\n"))
-            replace_file(folder / "provenance.json", lambda path: path.write_text(json.dumps(notes, indent=2) + "\n"))
-        except (OSError, RuntimeError) as error:
-            raise ModelError(
-                f"{folder} cannot be written ({error}); the last checkpoint is whole: make room, resume"
-            ) from error
+        write_checkpoint(folder, state, config={"outrider": facts}, notes=notes)
 
 
 def load_acceptance_head(folder: str) -> AcceptanceHead:

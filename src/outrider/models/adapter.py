@@ -9,21 +9,20 @@ only, ours has the MLP too.) It begins as the exit itself: what it adds is zero 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from outrider.core.errors import ModelError
 from outrider.core.interfaces import Target
+from outrider.models.checkpoint import write_checkpoint
 from outrider.models.config import config_of
 from outrider.models.heads.ends import Ends
-from outrider.models.heads.folder import replace_file, signature_of
+from outrider.models.heads.folder import signature_of
 from outrider.models.heads.head import Norm, Packed
 from outrider.models.heads.layer import HeadLayer, PackedAttending, Rotations
 from outrider.models.load import read_config
@@ -65,16 +64,8 @@ class Adapter(Student):
         return F.linear(self._norm(states), self._readout.to(states.dtype))
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         state = {name: t.detach().to("cpu", torch.bfloat16).contiguous() for name, t in self.layer.state_dict().items()}
-        try:
-            replace_file(folder / "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"}))
-            replace_file(folder / "config.json", lambda path: path.write_text(json.dumps(self.raw, indent=2) + "\n"))
-            replace_file(folder / "provenance.json", lambda path: path.write_text(json.dumps(notes, indent=2) + "\n"))
-        except (OSError, RuntimeError) as error:
-            raise ModelError(
-                f"{folder} cannot be written ({error}); the last checkpoint is whole: make room, resume"
-            ) from error
+        write_checkpoint(folder, state, config=self.raw, notes=notes)
 
 
 def new_adapter(raw: Mapping[str, Any], ends: Ends, target: Target, *, exit_layer: int) -> Adapter:

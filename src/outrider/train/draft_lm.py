@@ -6,25 +6,22 @@ as an ordinary model folder, tokenizer included.
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, final
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from outrider.core.errors import ModelError
 from outrider.core.interfaces import Target
+from outrider.models.checkpoint import write_checkpoint
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.gpu import gpu_decoder
 from outrider.models.heads import Packed
 from outrider.models.heads.ends import read_target
-from outrider.models.heads.folder import replace_file
 from outrider.models.heads.head import Norm
 from outrider.models.heads.layer import HeadLayer, PackedAttending, Rotations
 from outrider.models.load import local_path, read_config
@@ -145,20 +142,10 @@ class DraftLM(Student):
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         """A model folder; written whole or not at all."""
-        folder.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in self.state_dict().items()}
-        try:
-            replace_file(folder / "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"}))
-            for file in self.origin.glob("*"):
-                if file.is_file() and file.suffix in (".json", ".jinja", ".model") and "index" not in file.name:
-                    shutil.copyfile(file, folder / file.name)
-            raw = {**self.raw, "dtype": "bfloat16"}
-            replace_file(folder / "config.json", lambda path: path.write_text(json.dumps(raw, indent=2) + "\n"))
-            replace_file(folder / "provenance.json", lambda path: path.write_text(json.dumps(notes, indent=2) + "\n"))
-        except (OSError, RuntimeError) as error:
-            raise ModelError(
-                f"{folder} cannot be written ({error}); the last checkpoint is whole: make room, then resume"
-            ) from error
+        files = (file for file in self.origin.glob("*") if file.is_file() and "index" not in file.name)
+        beside = [file for file in files if file.suffix in (".json", ".jinja", ".model")]
+        write_checkpoint(folder, state, config={**self.raw, "dtype": "bfloat16"}, notes=notes, beside=beside)
 
 
 def _is_plain(config: ModelConfig) -> bool:

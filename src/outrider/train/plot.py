@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.models.heads.folder import replace_file
+from outrider.models.checkpoint import replace_file
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 420, 240, 44, 30
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.core.errors import ModelError, OptionError
-from outrider.models.heads.folder import replace_file
+from outrider.models.checkpoint import replace_file
 from outrider.train.devices import divided_like, whole
 
 if TYPE_CHECKING:

@@ -12,18 +12,16 @@ differently without.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.core.errors import OptionError, nearest
+from outrider.models.checkpoint import write_checkpoint
 from outrider.models.heads.config import default_taps
-from outrider.models.heads.folder import replace_file
 from outrider.models.heads.head import Head
 
 FORMATS: Mapping[str, tuple[str, ...]] = {
@@ -43,9 +41,7 @@ def export_head(head: Head, out: Path, *, form: str, target_name: str = "target"
         able = [name for name, kinds in FORMATS.items() if kind in kinds] or ["none: they run here only"]
         raise OptionError(f"{kind} heads have no {form} format; formats of {kind}: {', '.join(able)}")
     config, tensors = _parts(head, form, target_name)
-    out.mkdir(parents=True, exist_ok=True)
-    replace_file(out / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
-    replace_file(out / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+    write_checkpoint(out, tensors, config=config)
 
 
 def _parts(head: Head, form: str, target_name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -1,24 +1,21 @@
 """Folders of trained heads: made for a target, written, read, and held against the target they are used with.
 
 A folder is complete: it carries copies of what the heads share with the target (embedding, final norm, output matrix), so
-that any target can use it, whatever runs that target. Tensors are written first to a file beside, then moved: a full disk
-or a kill leaves the old checkpoint whole.
+that any target can use it, whatever runs that target.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.core.errors import ModelError
 from outrider.core.interfaces import Target
+from outrider.models.checkpoint import write_checkpoint
 from outrider.models.heads.config import KINDS, HeadConfig, default_taps, head_config
 from outrider.models.heads.eagle import Eagle1Head, Eagle3Head
 from outrider.models.heads.ends import Ends, read_target
@@ -147,7 +144,6 @@ def save_head(
 ) -> None:
     """Write a folder whole, or leave the one that is there. ``ends`` names the target's folder, relative to this one, and
     leaves out what is the target's own."""
-    folder.mkdir(parents=True, exist_ok=True)
     left_out = head.frozen if ends else ()
     state = {name: _stored(tensor, dtype) for name, tensor in head.state_dict().items() if name not in left_out}
     if head.config.draft_vocab_size != head.config.vocab_size:
@@ -156,26 +152,7 @@ def save_head(
         state["t2d"] = known
     raw = {**head.config.raw, "dtype": str(dtype).removeprefix("torch.")}
     raw["outrider"] = {**raw.get("outrider", {}), "signature": list(head.config.signature), **({"ends": ends} if ends else {})}
-    try:
-        replace_file(folder / "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"}))
-        replace_file(folder / "config.json", lambda path: path.write_text(json.dumps(raw, indent=2) + "\n"))
-        if notes is not None:
-            replace_file(folder / "provenance.json", lambda path: path.write_text(json.dumps(notes, indent=2) + "\n"))
-    except (OSError, RuntimeError) as error:
-        raise ModelError(
-            f"{folder} cannot be written ({error}); the last checkpoint there is whole: free space, resume"
-        ) from error
-
-
-def replace_file(path: Path, write: Any) -> None:
-    """Write beside, then move over."""
-    beside = path.with_name(path.name + ".new")
-    try:
-        write(beside)
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    write_checkpoint(folder, state, config=raw, notes=notes)
 
 
 def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
