@@ -11,7 +11,8 @@ from triton_interpreter import DEVICE
 
 from outrider.core.tree import TokenTree
 from outrider.models.attention.sdpa import SightMaker, attend
-from outrider.models.attention.tree_triton import Cut, Rows, Sights, attend_tree, cut_for, pack_words, rotate_and_write
+from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
+from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words, rotate_and_write
 from outrider.models.gpu import tuned
 from outrider.models.gpu.packed import pack
 from outrider.models.gpu.skinny import Norm, Tile, add_norm, product, reference_product
@@ -105,15 +106,44 @@ def test_attention_is_that_of_the_reference(cut: Cut, paged: bool, shape: str) -
         rows = Rows(torch.tensor(lengths, dtype=torch.int32, device=DEVICE), table, page_len)
     else:
         rows = Rows(*(torch.tensor(v, dtype=torch.int32, device=DEVICE) for v in (lengths, places)))
-    words = None if tree.is_chain else pack_words(tree.ancestors)
-    seen = attend_tree(queries, (keys, values), rows, sights=Sights(words, None), cut=cut, scale=0.25)
-    torch.testing.assert_close(seen, expected, atol=1e-4, rtol=1e-4)
-    late = Sights(None if words is None else words[:, 3:].contiguous(), None, start=3)
-    seen, expected = (
-        attend_tree(queries[:, 3:].contiguous(), (keys, values), rows, sights=late, cut=cut, scale=0.25),
-        expected[:, 3:],
-    )
-    torch.testing.assert_close(seen, expected, atol=1e-4, rtol=1e-4)
+    for start in (0, 3):
+        sights = Sights(None, None, start) if tree.is_chain else sights_of(tree, start)
+        seen = attend_tree(queries[:, start:].contiguous(), (keys, values), rows, sights=sights, cut=cut, scale=0.25)
+        torch.testing.assert_close(seen, expected[:, start:], atol=1e-4, rtol=1e-4)
+
+
+def sights_of(tree: TokenTree, start: int) -> Sights:
+    words, depths, paths = pack_words(tree.ancestors), tree.depths.int(), paths_of(tree.ancestors)
+    words, depths, paths = (tensor[:, start:].contiguous() for tensor in (words, depths, paths))
+    return Sights(words, depths, start, paths)
+
+
+def test_paths_lead_from_the_root_to_the_node() -> None:
+    tree = random_trees([9, 9], seed=3)
+    paths = paths_of(tree.ancestors)
+    for row, node in ((row, node) for row in range(2) for node in range(9)):
+        assert paths[row, node, : int(tree.depths[row, node]) + 1].tolist() == [0, *tree.path(row, node)]
+
+
+def test_in_the_order_of_the_text_a_node_sees_what_plain_decoding_sees() -> None:
+    """A node of a tree against the last node of its path as a chain, with its keys where the text will have them. Interpreted
+    arithmetic rounds by its own rules; the device's is compared bit by bit in tests/gpu."""
+    tree, cut = random_trees([12], seed=1), Cut(5, 32, block_keys=16)
+    length, head_dim = 27, 16
+    memory = rand(1, 2, 128, head_dim), rand(1, 2, 128, head_dim, seed=1)
+    queries = rand(1, 12, 4, head_dim, seed=2)
+    rows = Rows(*(torch.tensor([value], dtype=torch.int32, device=DEVICE) for value in (length, 0)))
+    seen = attend_tree(queries, memory, rows, sights=sights_of(tree, 0), cut=cut, scale=0.25)
+    for node in range(12):
+        path = [0, *tree.path(0, node)]
+        moved = tuple(part.clone() for part in memory)
+        for part, old in zip(moved, memory, strict=True):
+            part[:, :, length : length + len(path)] = old[:, :, [length + step for step in path]]
+        ends = Rows(rows.lengths + len(path) - 1, rows.places)
+        alone = attend_tree(
+            queries[:, node : node + 1].contiguous(), moved, ends, sights=Sights(None, None), cut=cut, scale=0.25
+        )
+        torch.testing.assert_close(seen[:, node], alone[:, 0], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("chain", [True, False])

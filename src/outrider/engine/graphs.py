@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.core.device_round import DeviceDrafter, Frame
 from outrider.core.interfaces import Policy
 from outrider.core.request import RequestState
-from outrider.models.attention.tree_triton import Rows, Sights
+from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.gpu.branches import StaticTree
 from outrider.models.gpu.chain import Seats
 from outrider.models.gpu.choose import NOTE, RING, accept_and_commit, block_bests

@@ -18,13 +18,14 @@ bit for bit), or as many equal ones as keep the device busy. The oracle is ``sdp
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.models.attention.tree_in_order import join_in_order
+from outrider.models.attention.tree_tiles import Cut, Rows, Sights, attend_block, slots_at
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import stages_that_fit
@@ -32,45 +33,6 @@ from outrider.models.gpu.tuned import choices, cut_key
 
 _WORD = 64
 _LOG2E = 1.4426950408889634
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Where the tokens of a pass stand in the memory of all rows. Everything is on the device."""
-
-    lengths: Tensor
-    """[B] int32 committed tokens."""
-    places: Tensor
-    """[B] int32 rows of the memory; [B, P] int32 pages when ``page_len`` is set."""
-    page_len: int = 0
-    """Slots of a page; 0 for contiguous rows."""
-
-
-@dataclass(frozen=True, eq=False)
-class Sights:
-    """What nodes see of one another."""
-
-    words: Tensor | None
-    """[B, N, W] int64, bit j % 64 of word j // 64: node j of the tree is an ancestor or itself. None on chains."""
-    depths: Tensor | None
-    """[B, N] int32; None on chains, where node n has depth ``start + n``."""
-    start: int = 0
-    """Nodes of the tree that were written by earlier passes: the pass holds those from here on."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How keys are cut into pieces, and the tile of a program."""
-
-    num_pieces: int
-    piece_len: int = 0
-    """Slots of a piece; 0 for ``num_pieces`` equal ones."""
-    shortest: int = 64
-    """Slots of a piece at least, where they are equal: a short row then has fewer."""
-    block_queries: int = 16
-    block_keys: int = 64
-    num_warps: int = 4
-    num_stages: int = 3
 
 
 def pack_words(ancestors: Tensor) -> Tensor:
@@ -144,6 +106,9 @@ def attend_tree(
         num_stages=stages_that_fit(cut.num_stages, 2 * key_bytes, other_bytes=key_bytes * cut.block_queries // cut.block_keys),
         launch_pdl=launch.EARLY,
     )
+    if cut.piece_len:
+        join_in_order(queries, memory, rows, (parts, peaks), out, sights=sights, cut=cut, scale=scale * _LOG2E)
+        return out
     padded = triton.next_power_of_2(cut.num_pieces)
     _join_pieces[(num_queries, num_kv_heads, batch_size)](
         parts, peaks, rows.lengths, out, num_nodes, sights.start, cut.num_pieces, **sizes, BK=cut.block_keys, PADDED=padded,
@@ -168,30 +133,6 @@ def _seen(words, query, node, other, start, is_query, WORDS: tl.constexpr):
     safe = tl.minimum(tl.maximum(other, 0), WORDS * 64 - 1)
     word = tl.load(words + (query * WORDS)[:, None] + (safe // 64)[None, :], mask=is_query[:, None], other=0)
     return (other < 0)[None, :] | (((word >> (safe % 64)[None, :].to(tl.int64)) & 1) != 0)
-
-
-@triton.jit
-def _attend_block(q, k, v, seen, peak, weight, total, scale, MASKED: tl.constexpr):
-    """One step of the running softmax; peaks are of scaled scores."""
-    s = tl.dot(q, k, input_precision="ieee")
-    if MASKED:
-        s = tl.where(seen, s, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(s, 1) * scale)
-    safe_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
-    p = tl.exp2(s * scale - safe_peak[:, None])
-    shrink = tl.exp2(peak - safe_peak)
-    weight = weight * shrink + tl.sum(p, 1)
-    total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
-    return new_peak, weight, total
-
-
-@triton.jit
-def _slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS: tl.constexpr, PAGED: tl.constexpr):
-    """Where the keys of a row's slots stand, in heads of D numbers."""
-    if PAGED:
-        page = tl.load(places + row * num_pages + slots // capacity, mask=inside, other=0).to(tl.int64)
-        return (page * HEADS + head) * capacity + slots % capacity
-    return (tl.load(places + row).to(tl.int64) * HEADS + head) * capacity + slots
 
 
 @triton.jit(do_not_specialize=["num_nodes", "start"])
@@ -224,18 +165,20 @@ def _attend_pieces(
     whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot is seen by all
     for first in range(low, whole, BK):
         slots = first + tl.arange(0, BK)
-        at = _slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
+        at = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
         k = tl.load(keys + at[None, :] * D + dims[:, None])
         v = tl.load(values + at[:, None] * D + dims[None, :])
-        peak, weight, total = _attend_block(q, k, v, is_query, peak, weight, total, scale, False)
+        peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, False)
+    if PIECE_LEN > 0:
+        high = whole  # the rest is each node's own (tree_in_order.py)
     for first in tl.range(whole, high, BK, num_stages=1):  # few, so not worth buffers of their own
         slots = first + tl.arange(0, BK)
         inside = slots < high
-        at = _slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS, PAGED)
+        at = slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS, PAGED)
         k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
         v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
         seen = _seen(words, query, node, slots - length, start, is_query, WORDS) & inside[None, :]
-        peak, weight, total = _attend_block(q, k, v, seen, peak, weight, total, scale, True)
+        peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, True)
     end(EARLY)
     if low < high:
         part = ((row * HEADS + head) * num_pieces + piece) * num_queries + index
@@ -267,17 +210,11 @@ def _join_pieces(
     weight = tl.load(peaks + num_parts + first + pieces * num_queries, mask=used, other=0.0)
     top = tl.max(peak, 0)
     share = tl.where(used, tl.exp2(peak - top), 0.0)
-    total = tl.zeros((D,), tl.float32)
-    norm = 0.0
-    if PIECE_LEN == 0:  # all at once: the loads do not wait for one another
-        at = parts + (first + pieces * num_queries)[:, None].to(tl.int64) * D + dims[None, :]
-        total = tl.sum(share[:, None] * tl.load(at, mask=used[:, None], other=0.0), 0)
-        norm = tl.sum(share * weight, 0)
-    else:
-        for piece in range(num_used):  # in order, so that a piece in which nothing is seen changes nothing
-            mine = tl.sum(tl.where(pieces == piece, share, 0.0), 0)
-            norm += mine * tl.sum(tl.where(pieces == piece, weight, 0.0), 0)
-            total += mine * tl.load(parts + (first + piece * num_queries).to(tl.int64) * D + dims)
+    at = (
+        parts + (first + pieces * num_queries)[:, None].to(tl.int64) * D + dims[None, :]
+    )  # all at once: no load waits for another
+    total = tl.sum(share[:, None] * tl.load(at, mask=used[:, None], other=0.0), 0)
+    norm = tl.sum(share * weight, 0)
     end(EARLY)
     at = ((row * num_nodes + index // GROUP) * HEADS * GROUP + head * GROUP + index % GROUP) * D
     tl.store(out + at + dims, (total / norm).to(out.dtype.element_ty))
@@ -380,7 +317,7 @@ def _rotate_and_write(
     else:
         kv_heads = (heads - HEADS) % KV_HEADS
         slot = length + start + node
-        to = _slots_at(places, row, kv_heads, slot, True, capacity, num_pages, KV_HEADS, PAGED)
+        to = slots_at(places, row, kv_heads, slot, True, capacity, num_pages, KV_HEADS, PAGED)
         if first < HEADS + KV_HEADS:
             tl.store(keys + to[:, None] * D + dims[None, :], y)
         else:

@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.cache.paged import PagedCache
 from outrider.cache.slots import SlotCache
 from outrider.core.interfaces import Cache
-from outrider.models.attention.tree_triton import Rows
+from outrider.models.attention.tree_tiles import Rows
 
 _STEP = 256
 """Capacity grows to multiples of this."""

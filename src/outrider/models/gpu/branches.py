@@ -18,7 +18,8 @@ from torch import Tensor
 
 from outrider.core.device_round import Frame
 from outrider.core.tree import ancestors_of
-from outrider.models.attention.tree_triton import Sights, pack_words
+from outrider.models.attention.tree_tiles import Sights, paths_of
+from outrider.models.attention.tree_triton import pack_words
 from outrider.models.gpu.chain import ModelDrafter
 from outrider.models.gpu.choose import block_bests, pick_children
 from outrider.models.gpu.decoder import FastDecoder
@@ -34,12 +35,14 @@ class StaticTree:
     """[N] int32."""
     words: Tensor
     """[N, W] int64 ancestor bits."""
+    paths: Tensor
+    """[N, N] int32 ancestor at every depth."""
 
     @staticmethod
     def of(parents: Sequence[int], device: torch.device) -> StaticTree:
         ancestors = ancestors_of(torch.tensor([parents]))
-        depths = ancestors[0].sum(-1).int() - 1
-        return StaticTree(torch.tensor(parents).to(device), depths.to(device), pack_words(ancestors)[0].to(device))
+        depths, paths = ancestors[0].sum(-1).int() - 1, paths_of(ancestors)[0]
+        return StaticTree(*(t.to(device) for t in (torch.tensor(parents), depths, pack_words(ancestors)[0], paths)))
 
     @property
     def max_depth(self) -> int:
@@ -47,9 +50,9 @@ class StaticTree:
 
     def sights(self, batch_size: int, *, start: int = 0, end: int | None = None) -> Sights:
         """Of nodes ``start`` to ``end`` in every slot."""
-        words, depths = self.words[start:end], self.depths[start:end]
-        rows = words.expand(batch_size, -1, -1).contiguous(), depths.expand(batch_size, -1).contiguous()
-        return Sights(*rows, start)
+        depths = self.depths[start:end].expand(batch_size, -1).contiguous()
+        words, paths = (t[start:end].expand(batch_size, -1, -1).contiguous() for t in (self.words, self.paths))
+        return Sights(words, depths, start, paths)
 
 
 @dataclass(frozen=True, eq=False)

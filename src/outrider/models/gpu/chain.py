@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.device_round import DeviceDrafter, Frame
-from outrider.models.attention.tree_triton import Rows, Sights
+from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.gpu.arena import DeviceCache
 from outrider.models.gpu.choose import block_bests, pick
 from outrider.models.gpu.decoder import FastDecoder, Step

@@ -4,8 +4,8 @@ The same computation as ``models/decoder.py``, its oracle, with other seams: res
 with the cache write, activation with the product, tree attention over lengths that stay on the device: nine kernels a layer.
 ``forward`` waits for nothing on the host, so it can be captured alone (``score``) or as part of a whole round.
 
-numerics="invariant": keys are cut at fixed places and long passes go through the kernels of short ones, so that the score of a
-node on a chain is bit for bit the same whatever else is in the pass; "fast": what measures best.
+numerics="invariant": keys are cut at fixed places and added up in the order of the text, and long passes go through the kernels
+of short ones, so that the score of a node is bit for bit the same whatever else is in the pass; "fast": what measures best.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from outrider.core.interfaces import Cache, LayeredTarget, Resume
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
-from outrider.models.attention.tree_triton import Cut, Rows, Sights, attend_tree, cut_for, pack_words, rotate_and_write
+from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
+from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words, rotate_and_write
 from outrider.models.config import ModelConfig
 from outrider.models.gpu.arena import Arena, ArenaShape, DeviceCache, flat_rows, rows_in
 from outrider.models.gpu.packed import Matrix, Packed, matrices_of
@@ -60,7 +61,7 @@ class FastDecoder(LayeredTarget):
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.weights = matrices_of(weights, bits)
-        self._invariant = numerics == "invariant"
+        self.is_invariant = numerics == "invariant"
         shape = ArenaShape(config.num_layers, config.num_kv_heads, config.head_dim)
         self.arena = Arena(shape, dtype=self.dtype, device=self.device)
         self.page_len = page_len
@@ -123,19 +124,20 @@ class FastDecoder(LayeredTarget):
         """Everything the layers share, for nodes ``start``.. of the tree."""
         words = None if tree.is_chain else pack_words(tree.ancestors)[:, start:].contiguous()
         depths = None if tree.is_chain else tree.depths[:, start:].int().contiguous()
+        paths = paths_of(tree.ancestors)[:, start:].contiguous() if self.is_invariant and words is not None else None
         shape = (tree.batch_size, tree.num_nodes - start)
         columns = 0 if isinstance(cache, DeviceCache) else max(map(len, cache.pages))
         rows = rows_in(flat_rows(cache, columns).to(self.device), cache.batch_size, page_len=self.page_len)
-        return self.step(shape, rows, Sights(words, depths, start), num_slots=max(cache.lengths) + tree.num_nodes)
+        return self.step(shape, rows, Sights(words, depths, start, paths), num_slots=max(cache.lengths) + tree.num_nodes)
 
     def step(self, shape: tuple[int, int], rows: Rows, sights: Sights, *, num_slots: int) -> Step:
         """``num_slots`` bounds the rows' lengths with the tree: those of now, or, in a graph, of ever."""
         group = self.config.num_heads // self.config.num_kv_heads
-        if shape[1] > 64 and not self._invariant:
+        if shape[1] > 64 and not self.is_invariant:
             cut = Cut(1, block_queries=64)
         else:
             heads = self.config.num_kv_heads
-            cut = cut_for(shape[0], shape[1] * group, num_kv_heads=heads, capacity=num_slots, invariant=self._invariant)
+            cut = cut_for(shape[0], shape[1] * group, num_kv_heads=heads, capacity=num_slots, invariant=self.is_invariant)
         return Step(shape, rows, sights, cut)
 
     def forward(self, tokens: Tensor, step: Step, *, taps: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
@@ -189,7 +191,7 @@ class FastDecoder(LayeredTarget):
     def _product(self, x: Tensor, weight: Matrix, kind: Kind) -> Tensor:
         gated = kind is Kind.GATED
         out_dtype = torch.float32 if kind is Kind.HEAD else x.dtype
-        if len(x) <= MOST_ROWS or self._invariant:
+        if len(x) <= MOST_ROWS or self.is_invariant:
             bits = weight.bits if isinstance(weight, Packed) else 16
             tile = tile_for(kind, len(x), weight.shape[0] // 2 if gated else weight.shape[0], bits=bits)
             return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype)

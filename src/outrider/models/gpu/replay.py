@@ -16,7 +16,8 @@ from torch import Tensor
 
 from outrider.cache.paged import PagedCache
 from outrider.core.tree import TokenTree
-from outrider.models.attention.tree_triton import Sights, pack_words
+from outrider.models.attention.tree_tiles import Sights, paths_of
+from outrider.models.attention.tree_triton import pack_words
 from outrider.models.gpu.arena import DeviceCache, flat_rows, rows_in
 
 if TYPE_CHECKING:
@@ -77,12 +78,16 @@ class PassGraph:
         self.rows = torch.zeros(batch_size * (1 + max(1, shape.num_pages)), dtype=torch.int32, device=device)
         self.depths: Tensor | None = None
         self.words: Tensor | None = None
+        self.paths: Tensor | None = None
         if shape.num_words:
             self.depths = torch.zeros(batch_size, num_nodes, dtype=torch.int32, device=device)
             self.words = _own_bits(shape).to(device)
+            if decoder.is_invariant:
+                width = shape.start + num_nodes
+                self.paths = torch.zeros(batch_size, num_nodes, width, dtype=torch.int32, device=device)
         self.load(*first)
         self.graph = torch.cuda.CUDAGraph()
-        sights = Sights(self.words, self.depths, shape.start)
+        sights = Sights(self.words, self.depths, shape.start, self.paths)
         rows = rows_in(self.rows, batch_size, page_len=decoder.page_len)
         num_slots = shape.num_pages * decoder.page_len if shape.num_pages else decoder.arena.capacity
         step = decoder.step((batch_size, num_nodes), rows, sights, num_slots=num_slots)
@@ -100,6 +105,8 @@ class PassGraph:
         if self.words is not None and self.depths is not None:
             self.depths[:, :count] = tree.depths[:, start:]
             self.words[:, :count, : -(-tree.num_nodes // 64)] = pack_words(tree.ancestors)[:, start:]
+            if self.paths is not None:
+                self.paths[:, :count, : tree.num_nodes] = paths_of(tree.ancestors)[:, start:]
 
     def replay(self, count: int) -> tuple[Tensor, dict[int, Tensor]]:
         self.graph.replay()

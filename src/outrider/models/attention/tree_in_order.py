@@ -1,0 +1,140 @@
+"""The end of tree attention in invariant numerics: every node adds up its keys in the order in which its text will have them.
+
+Keys below the last full tile of committed tokens are the same for all nodes, and are worked out for all of them together. What
+is left, at most a tile of text and the node's ancestors, is gathered for each node along its path, tile by tile as one-token
+decoding would meet it; pieces are then joined one after the other. So a node's numbers are those of plain decoding, bit for
+bit, wherever in a tree it stands.
+
+    slot(j) = j below the root,   root + path[j - root] from there on;      tiles at multiples of BK, pieces of PIECE_LEN
+    joined:   m' = max(m, m_c),   l' = l 2^(m - m') + l_c 2^(m_c - m'),   o' likewise,   c = 0, 1, ..
+"""
+
+# ruff: noqa: N803 - kernels write compile-time numbers in capitals
+# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.models.attention.tree_tiles import Cut, Rows, Sights, attend_block, slots_at
+from outrider.models.gpu import launch
+from outrider.models.gpu.launch import begin, end
+
+
+def join_in_order(
+    queries: Tensor,
+    memory: tuple[Tensor, Tensor],
+    rows: Rows,
+    parts: tuple[Tensor, Tensor],
+    out: Tensor,
+    *,
+    sights: Sights,
+    cut: Cut,
+    scale: float,
+) -> None:
+    """``parts`` are totals, and peaks with weights, of the whole tiles of every piece; ``scale`` is that of powers of two."""
+    assert sights.words is None or sights.paths is not None, "trees need the paths of their nodes"
+    keys, values = memory
+    batch_size, num_nodes, num_heads, head_dim = queries.shape
+    num_kv_heads, capacity = keys.shape[1], keys.shape[2]
+    sizes: dict[str, Any] = {"GROUP": num_heads // num_kv_heads, "HEADS": num_kv_heads, "D": head_dim}
+    nothing = rows.lengths
+    _join_in_order[(num_nodes, num_kv_heads, batch_size)](
+        queries,
+        keys,
+        values,
+        rows.lengths,
+        rows.places,
+        nothing if sights.paths is None else sights.paths,
+        nothing if sights.depths is None else sights.depths,
+        *parts,
+        out,
+        sights.start,
+        cut.num_pieces,
+        capacity,
+        rows.places.shape[1] if rows.page_len else 0,
+        scale,
+        **sizes,
+        PATH=0 if sights.paths is None else sights.paths.shape[2],
+        CHAIN=sights.words is None,
+        PAGED=rows.page_len > 0,
+        PIECE_LEN=cut.piece_len,
+        BQ=max(cut.tail_queries, triton.next_power_of_2(num_heads // num_kv_heads)),
+        BK=cut.block_keys,
+        EARLY=launch.EARLY,
+        num_warps=max(1, cut.tail_queries // 16),
+        num_stages=1,
+        launch_pdl=launch.EARLY,
+    )
+
+
+@triton.jit
+def _joined(top, norm, joined, peak, weight, total):
+    """What was joined so far with one more piece; one in which nothing is seen changes nothing."""
+    new_top = tl.maximum(top, peak)
+    safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+    old, new = tl.exp2(top - safe), tl.exp2(peak - safe)
+    return new_top, tl.fma(norm, old, weight * new), tl.fma(joined, old[:, None], total * new[:, None])
+
+
+@triton.jit(do_not_specialize=["start", "num_pieces"])
+def _join_in_order(
+    queries, keys, values, lengths, places, paths, depths, parts, peaks, out, start, num_pieces, capacity, num_pages, scale,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PATH: tl.constexpr, CHAIN: tl.constexpr, PAGED: tl.constexpr,
+    PIECE_LEN: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    node = tl.program_id(0)
+    num_nodes = tl.num_programs(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    num_queries = num_nodes * GROUP
+    num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
+    index = tl.arange(0, BQ)
+    is_query = index < GROUP
+    dims = tl.arange(0, D)
+    flat = row * num_nodes + node
+    begin(EARLY)
+    length = tl.load(lengths + row)
+    depth = start + node if CHAIN else tl.load(depths + flat)
+    query_at = (flat * HEADS * GROUP + head * GROUP + index)[:, None] * D + dims[None, :]
+    q = tl.load(queries + query_at, mask=is_query[:, None], other=0.0)
+    first_part = (row * HEADS + head) * num_pieces * num_queries + node * GROUP + index
+    whole = length // BK * BK
+    top = tl.full((BQ,), float("-inf"), tl.float32)
+    norm = tl.zeros((BQ,), tl.float32)
+    joined = tl.zeros((BQ, D), tl.float32)
+    peak = tl.full((BQ,), float("-inf"), tl.float32)
+    weight = tl.zeros((BQ,), tl.float32)
+    total = tl.zeros((BQ, D), tl.float32)
+    for piece in range(tl.cdiv(whole, PIECE_LEN)):  # the last one may be open: what follows goes on with it
+        top, norm, joined = _joined(top, norm, joined, peak, weight, total)
+        at = first_part + piece * num_queries
+        peak = tl.load(peaks + at, mask=is_query, other=float("-inf"))
+        weight = tl.load(peaks + num_parts + at, mask=is_query, other=0.0)
+        total = tl.load(parts + at[:, None].to(tl.int64) * D + dims[None, :], mask=is_query[:, None], other=0.0)
+    for first in range(whole, length + depth + 1, BK):
+        if first % PIECE_LEN == 0:
+            top, norm, joined = _joined(top, norm, joined, peak, weight, total)
+            peak = tl.full((BQ,), float("-inf"), tl.float32)
+            weight = tl.zeros((BQ,), tl.float32)
+            total = tl.zeros((BQ, D), tl.float32)
+        position = first + tl.arange(0, BK)
+        inside = position <= length + depth
+        slots = position
+        if not CHAIN:
+            is_node = inside & (position >= length)
+            slots = tl.where(
+                is_node, length + tl.load(paths + flat * PATH + position - length, mask=is_node, other=0), position
+            )
+        at = slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS, PAGED)
+        k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
+        v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
+        seen = inside[None, :] & (index >= 0)[:, None]
+        peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, True)
+    top, norm, joined = _joined(top, norm, joined, peak, weight, total)
+    end(EARLY)
+    tl.store(out + query_at, (joined / norm[:, None]).to(out.dtype.element_ty), mask=is_query[:, None])

@@ -1,0 +1,94 @@
+"""What the kernels of tree attention share: where keys stand, what nodes see, how keys are cut, one step of the softmax.
+
+    m' = max(m, max s),   l' = l exp(m - m') + sum exp(s - m'),   o' = o exp(m - m') + exp(s - m') v
+
+Sums and products that more than one kernel takes are written as fused multiply-adds, so that no compiler fuses them one way
+here and another way there: results are compared bit by bit.
+"""
+
+# ruff: noqa: N803 - kernels write compile-time numbers in capitals
+# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Where the tokens of a pass stand in the memory of all rows. Everything is on the device."""
+
+    lengths: Tensor
+    """[B] int32 committed tokens."""
+    places: Tensor
+    """[B] int32 rows of the memory; [B, P] int32 pages when ``page_len`` is set."""
+    page_len: int = 0
+    """Slots of a page; 0 for contiguous rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sights:
+    """What nodes see of one another."""
+
+    words: Tensor | None
+    """[B, N, W] int64, bit j % 64 of word j // 64: node j of the tree is an ancestor or itself. None on chains."""
+    depths: Tensor | None
+    """[B, N] int32; None on chains, where node n has depth ``start + n``."""
+    start: int = 0
+    """Nodes of the tree that were written by earlier passes: the pass holds those from here on."""
+    paths: Tensor | None = None
+    """[B, N, P] int32, the node's ancestor-or-self at every depth up to its own (then anything in the tree). Asked for on trees
+    by attention in the order of the text (``tree_in_order.py``), and by nobody else."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How keys are cut into pieces, and the tile of a program."""
+
+    num_pieces: int
+    piece_len: int = 0
+    """Slots of a piece; 0 for ``num_pieces`` equal ones."""
+    shortest: int = 64
+    """Slots of a piece at least, where they are equal: a short row then has fewer."""
+    block_queries: int = 16
+    block_keys: int = 64
+    num_warps: int = 4
+    num_stages: int = 3
+    tail_queries: int = 16
+    """Attention in the order of the text: rows of the tile that a node's own end of the keys is read with, by as many warps as
+    there are sixteens of them, so that every tile adds up a row's weights in the same order."""
+
+
+def paths_of(ancestors: Tensor) -> Tensor:
+    """[B, N, N] int32 node numbers by depth, from the [B, N, N] boolean ancestor-or-self mask of trees whose parents stand before
+    their children."""
+    return torch.sort(ancestors.byte(), dim=-1, descending=True, stable=True).indices.int()
+
+
+@triton.jit
+def attend_block(q, k, v, seen, peak, weight, total, scale, MASKED: tl.constexpr):
+    """One step of the running softmax; peaks are of scaled scores."""
+    s = tl.dot(q, k, input_precision="ieee")
+    if MASKED:
+        s = tl.where(seen, s, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(s, 1) * scale)
+    safe_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
+    p = tl.exp2(tl.fma(s, scale, -safe_peak[:, None]))
+    shrink = tl.exp2(peak - safe_peak)
+    weight = tl.fma(weight, shrink, tl.sum(p, 1))
+    total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
+    return new_peak, weight, total
+
+
+@triton.jit
+def slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS: tl.constexpr, PAGED: tl.constexpr):
+    """Where the keys of a row's slots stand, in heads of D numbers."""
+    if PAGED:
+        page = tl.load(places + row * num_pages + slots // capacity, mask=inside, other=0).to(tl.int64)
+        return (page * HEADS + head) * capacity + slots % capacity
+    return (tl.load(places + row).to(tl.int64) * HEADS + head) * capacity + slots
