@@ -42,6 +42,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mtp-parallel": {"num_heads": 4},
     "l-mtp": {"num_heads": 4, "stride": 2},
     "p-eagle": {"num_heads": 5, "num_depths": 5, "num_layers": 2},
+    "dflash": {"num_heads": 5, "num_depths": 5, "num_layers": 2, "decay": 0.78},
 }
 
 

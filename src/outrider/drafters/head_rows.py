@@ -10,6 +10,7 @@ from outrider.core.errors import ModelError
 from outrider.core.interfaces import Drafter
 from outrider.core.table import MethodRow, Parts
 from outrider.drafters.block_parallel import BlockDrafting, ParallelPrediction
+from outrider.drafters.dflash import Dflash
 from outrider.drafters.eagle import Eagle
 from outrider.drafters.head_tree import HeadOptions
 from outrider.drafters.hydra import Hydra
@@ -113,6 +114,14 @@ HEAD_ROWS: dict[str, MethodRow] = {
         paper="Hui et al. 2026, P-EAGLE (arXiv 2602.01469)",
         drafter=BlockDrafting,
         build=_builder("p-eagle", BlockDrafting),
+        defaults={"num_draft_tokens": 5, "num_tree_nodes": 32},
+        **_SHARED,
+    ),
+    "dflash": MethodRow(
+        summary="layers over a block of open places, with the target's features as keys and values (trained)",
+        paper="Chen et al. 2026, DFlash (arXiv 2602.06036)",
+        drafter=Dflash,
+        build=_builder("dflash", Dflash),
         defaults={"num_draft_tokens": 5, "num_tree_nodes": 32},
         **_SHARED,
     ),

@@ -29,6 +29,8 @@ class Kind:
     has_layer: bool = False
     """There is a decoder layer, described as a Llama's."""
     num_taps: int = 1
+    is_stack: bool = False
+    """There may be several such layers on top of each other."""
     served_by: str = "outrider"
 
 
@@ -71,7 +73,16 @@ KINDS: Mapping[str, Kind] = {
         counted_by="num_heads",
         has_layer=True,
         num_taps=3,
+        is_stack=True,
         served_by="outrider, vLLM with parallel drafting (export vllm)",
+    ),
+    "dflash": Kind(
+        architectures=("DflashModel",),
+        model_type="dflash",
+        counted_by="num_heads",
+        has_layer=True,
+        num_taps=3,
+        is_stack=True,
     ),
 }
 HEAD_KINDS = tuple(KINDS)
@@ -104,7 +115,7 @@ class HeadConfig:
     layer: ModelConfig | None = None
     """The decoder layer, for kinds that have one."""
     num_layers: int = 1
-    """Decoder layers on top of each other (P-EAGLE)."""
+    """Decoder layers on top of each other (P-EAGLE, DFlash)."""
     inner_size: int = 0
     """Width of the heads' own states where it is not the target's (MLP speculator, ReDrafter); 0 where it is."""
     tie_stages: bool = False
@@ -114,7 +125,7 @@ class HeadConfig:
     stride: int = 1
     """Tokens from one leap head to the next (L-MTP)."""
     mask_token: int = 0
-    """The token that stands for those not known yet (P-EAGLE)."""
+    """The token that stands for those not known yet (P-EAGLE, DFlash)."""
     norm_eps: float = 1e-5
     tied: bool = False
     """The output matrix is the embedding."""
@@ -142,8 +153,8 @@ class HeadConfig:
 
 
 def default_taps(kind: str, num_layers: int) -> tuple[int, ...]:
-    """Three layers for EAGLE-3 and P-EAGLE (low, middle, high, as every engine takes them), the last one's output for the
-    others."""
+    """Three layers for EAGLE-3, P-EAGLE and DFlash (low, middle, high, as every engine takes them), the last one's output for
+    the others."""
     if KINDS[kind].num_taps == 1:
         return (num_layers,)
     low, middle, high = min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)
@@ -198,7 +209,7 @@ def _read(raw: Mapping[str, Any], own: Mapping[str, Any], kind: str, num_layers:
         own_readouts=bool(own.get("own_readouts", True)),
         prefix=bool(own.get("prefix", False)),
         layer=layer,
-        num_layers=int(own.get("num_layers") or raw.get("num_hidden_layers") or 1) if kind == "p-eagle" else 1,
+        num_layers=int(own.get("num_layers") or raw.get("num_hidden_layers") or 1) if facts.is_stack else 1,
         inner_size=int(raw.get("inner_dim") or raw.get("exit_dim") or 0),
         tie_stages=bool(raw.get("tie_weights", False)),
         scale_input=bool(raw.get("scale_input", False)),

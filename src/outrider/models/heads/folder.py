@@ -17,6 +17,7 @@ from outrider.core.errors import ModelError
 from outrider.core.interfaces import Target
 from outrider.models.checkpoint import write_checkpoint
 from outrider.models.heads.config import KINDS, HeadConfig, default_taps, head_config
+from outrider.models.heads.dflash import DflashHead
 from outrider.models.heads.eagle import Eagle1Head, Eagle3Head
 from outrider.models.heads.ends import Ends, read_target
 from outrider.models.heads.head import Head
@@ -40,6 +41,7 @@ _MODULES: Mapping[str, type[Head]] = {
     "mtp-parallel": ParallelMtp,
     "l-mtp": LeapHead,
     "p-eagle": ParallelEagle,
+    "dflash": DflashHead,
 }
 _SKIPPED = frozenset({"t2d"})
 _CLOSE = 0.98

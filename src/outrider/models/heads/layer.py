@@ -12,6 +12,7 @@ While drafting, keys and values stand in a cache: those of committed places firs
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -49,8 +50,14 @@ class HeadAttention(nn.Module):
         self.o_proj = nn.Linear(wide, config.hidden_size, bias=config.out_bias)
 
     def forward(self, x: Tensor, attending: Attending) -> Tensor:
-        heads = (p(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return self.o_proj(attending(*heads).transpose(1, 2).flatten(2))
+        return self.o_proj(attending(self._heads(self.q_proj, x), *self.entries(x)).transpose(1, 2).flatten(2))
+
+    def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, heads, N, D] of inputs [B, N, W]."""
+        return self._heads(self.k_proj, x), self._heads(self.v_proj, x)
+
+    def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
+        return projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class HeadMlp(nn.Module):
@@ -116,7 +123,7 @@ class PackedAttending(Attending):
 
     def __init__(self, batch: Packed, rotations: Rotations, config: ModelConfig) -> None:
         self._positions, self._rotations, self._config = batch.positions, rotations, config
-        self._sight = batch.sight
+        self._sight = safe_sight(batch)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -129,24 +136,27 @@ class PackedAttending(Attending):
         self._values.append(values.repeat_interleave(groups, 1))
         scale = self._config.query_scale
         if step == 0:
-            return F.scaled_dot_product_attention(queries, keys, self._values[0], attn_mask=self._safe_sight(), scale=scale)
-        return self._with_own(queries * scale)
+            return F.scaled_dot_product_attention(queries, keys, self._values[0], attn_mask=self._sight, scale=scale)
+        return attend_beside(queries * scale, self._keys, self._values, self._sight)
 
-    def _safe_sight(self) -> Tensor:
-        """Padding looks at itself, so that no softmax is empty."""
-        eye = torch.eye(self._sight.shape[-1], dtype=torch.bool, device=self._sight.device)
-        return self._sight | eye
 
-    def _with_own(self, queries: Tensor) -> Tensor:
-        """True entries up to here, and the drafted ones of this very place."""
-        true = (queries @ self._keys[0].transpose(2, 3)).float().masked_fill(~self._safe_sight(), _ATTENTION_MASKED)
-        own = torch.stack([(queries * keys).sum(-1) for keys in self._keys[1:]], -1).float()
-        weights = torch.softmax(torch.cat([true, own], -1), -1).to(queries.dtype)
-        length = true.shape[-1]
-        seen = weights[..., :length] @ self._values[0]
-        for index, values in enumerate(self._values[1:]):
-            seen = seen + weights[..., length + index, None] * values
-        return seen
+def safe_sight(batch: Packed) -> Tensor:
+    """[R, 1, L, L] where places look; padding looks at itself, so that no softmax is empty."""
+    sight = batch.sight
+    return sight | torch.eye(sight.shape[-1], dtype=torch.bool, device=sight.device)
+
+
+def attend_beside(queries: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], sight: Tensor) -> Tensor:
+    """[R, heads, L, D] from scaled queries: the first keys and values as ``sight`` allows, and of all others the entries of
+    this very place."""
+    true = (queries @ keys[0].transpose(2, 3)).float().masked_fill(~sight, _ATTENTION_MASKED)
+    own = torch.stack([(queries * key).sum(-1) for key in keys[1:]], -1).float()
+    weights = torch.softmax(torch.cat([true, own], -1), -1).to(queries.dtype)
+    length = true.shape[-1]
+    seen = weights[..., :length] @ values[0]
+    for index, value in enumerate(values[1:]):
+        seen = seen + weights[..., length + index, None] * value
+    return seen
 
 
 @final
@@ -162,10 +172,14 @@ class CachedAttending(Attending):
         """The same nodes in another layer of the cache."""
         return CachedAttending(self._cache, self._rotation, self._sight, self._config, layer=layer)
 
+    def put(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the nodes' own; returns all keys and values of the layer."""
+        return self._cache.write(self._layer, rotate(keys, self._rotation), values)
+
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         batch_size, num_heads, num_nodes, head_dim = queries.shape
-        queries, keys = rotate(queries, self._rotation), rotate(keys, self._rotation)
-        all_keys, all_values = self._cache.write(self._layer, keys, values)
+        queries = rotate(queries, self._rotation)
+        all_keys, all_values = self.put(keys, values)
         folded = queries.reshape(batch_size, self._config.num_kv_heads, -1, head_dim)
         seen = attend(folded, all_keys, all_values, sight=self._sight, scale=self._config.query_scale)
         return seen.reshape(batch_size, num_heads, num_nodes, head_dim)
@@ -190,3 +204,14 @@ class LayerCache:
         positions = tree.depths[:, start:] + torch.tensor(cache.lengths, device=self._device)[:, None]
         sight = self._sights(tree, cache.lengths, start)[None]
         return CachedAttending(cache, self._rotations.at(positions, self._dtype), sight, self._config)
+
+    def block(self, num_places: int, cache: ContiguousCache) -> CachedAttending:
+        """Attention of places behind each row's committed entries that all see each other, in the first layer."""
+        cache.reserve(num_places)
+        starts = torch.tensor(cache.lengths, device=self._device)[:, None]
+        positions = starts + torch.arange(num_places, device=self._device)
+        slots = torch.arange(max(cache.lengths) + num_places, device=self._device)
+        bias = torch.zeros(len(starts), len(slots), dtype=self._dtype, device=self._device)
+        bias = bias.masked_fill(slots >= starts + num_places, -torch.inf)[:, None, None]
+        rotation = self._rotations.at(positions, self._dtype)
+        return CachedAttending(cache, rotation, Sight(0, None if cache.is_level else bias), self._config)
