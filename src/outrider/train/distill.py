@@ -14,7 +14,7 @@ exceeds a distilled reference model's most.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, final
@@ -64,6 +64,8 @@ class DistillSettings:
     """Most logits made at a time."""
     recompute: bool = True
     """Make them again in the backward pass; False is faster where there is memory."""
+    compiled: bool = False
+    """Fuse the comparison of laws, for a GPU."""
 
     def __post_init__(self) -> None:
         if self.loss != TEXT:
@@ -117,6 +119,9 @@ class DistillObjective(Objective):
     ) -> None:
         self.name, self.module, self.student, self.target = name, student, student, target
         self.settings, self.reference, self.taps = settings, reference, student.taps
+        self._compare = text_loss if settings.loss == TEXT else law_loss(settings.loss)
+        if settings.compiled:
+            self._compare = torch.compile(self._compare, dynamic=True)
 
     def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
         """The draft continues some of them itself, at temperature 1."""
@@ -179,12 +184,29 @@ class DistillObjective(Objective):
 
     def _chunk(self, states: Tensor, last: Tensor, following: Tensor, model: Student) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            teacher = self.target.logits(last).float()
-        logits = model.logits(states).float()
-        hits, log_q = logits.argmax(-1) == teacher.argmax(-1), logits.log_softmax(-1)
-        if self.settings.loss == TEXT:
-            return -log_q.gather(-1, following[:, None])[:, 0], hits
-        return divergence(self.settings.loss)(teacher.log_softmax(-1), log_q), hits
+            teacher = self.target.logits(last)
+        return self._compare(model.logits(states), teacher, following)
+
+
+Comparison = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def law_loss(name: str) -> Comparison:
+    """Of logits, the target's logits and the tokens that follow, [N, V] and [N]: divergence and agreement [N]."""
+    distance = divergence(name)
+
+    def compare(logits: Tensor, teacher: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+        del following
+        loss = distance(teacher.float().log_softmax(-1), logits.float().log_softmax(-1))
+        return loss, logits.argmax(-1) == teacher.argmax(-1)
+
+    return compare
+
+
+def text_loss(logits: Tensor, teacher: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of the text itself."""
+    log_q = logits.float().log_softmax(-1)
+    return -log_q.gather(-1, following[:, None])[:, 0], logits.argmax(-1) == teacher.argmax(-1)
 
 
 def chain_outcome(batch: Packed, loss: Tensor, hits: Tensor, num_depths: int) -> Outcome:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,19 +47,19 @@ class Rows:
         row_len = max(row_len, *lengths)
         places = places_of(lengths, row_len)
         num_rows, self._last = 1 + max(row for row, _ in places), last
-        tokens = torch.zeros(num_rows, row_len, dtype=torch.int64)
-        segments, positions = torch.full_like(tokens, -1), torch.zeros_like(tokens)
-        supervised = torch.zeros_like(tokens, dtype=torch.bool)
+        tokens = np.zeros((num_rows, row_len), dtype=np.int64)  # cheaper to fill piece by piece than tensors are
+        segments, positions = np.full_like(tokens, -1), np.zeros_like(tokens)
+        supervised = np.zeros_like(tokens, dtype=np.bool_)
         for index, (document, (row, column)) in enumerate(zip(documents, places, strict=True)):
             end = column + lengths[index]
-            tokens[row, column:end] = torch.tensor(document.tokens)
+            tokens[row, column:end] = document.tokens
             segments[row, column:end] = index
-            positions[row, column:end] = torch.arange(lengths[index])
-            counted = range(document.begin, lengths[index]) if document.counted is None else document.counted
-            supervised[row, [column + place for place in counted]] = True
+            positions[row, column:end] = np.arange(lengths[index])
+            counted = slice(document.begin, None) if document.counted is None else list(document.counted)
+            supervised[row, column:end][counted] = True
         device = states[last][0].device
         self._laid = {tap: _laid(found, places, num_rows, row_len) for tap, found in states.items()}
-        self._facts = [tensor.to(device) for tensor in (tokens, segments, positions, supervised)]
+        self._facts = [torch.from_numpy(facts).to(device) for facts in (tokens, segments, positions, supervised)]
 
     def packed(self, taps: Sequence[int]) -> Packed:
         """With the states of ``taps`` side by side."""

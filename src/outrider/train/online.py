@@ -59,6 +59,8 @@ class OnlineSettings:
     loss: str = "forward"
     rejected_only: bool = False
     """Learn only where guesses were rejected. At the learning rates tried that unlearns more than it teaches (docs/log.md)."""
+    prompts: bool = False
+    """Learn at the prompts' places too, whose laws the target has as well."""
     margin: float = 0.0
     """Tokens per pass on the held-out requests by which a new draft must be better."""
     patience: int = 4
@@ -123,7 +125,8 @@ class OnlineDraft(Learner):
         if self._num_seen % self.settings.held_every == 0:
             self._held.append(Document(tokens, begin))
         elif rejected:
-            self._memory.append(Document(tokens, begin, tuple(rejected) if self.settings.rejected_only else None))
+            first = 0 if self.settings.prompts else begin
+            self._memory.append(Document(tokens, first, tuple(rejected) if self.settings.rejected_only else None))
             self._num_new += len(rejected)
 
     def maybe_update(self) -> Target | None:
