@@ -17,7 +17,7 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.bundled import bundled_path
 from outrider.core.draft import Resume
-from outrider.core.interfaces import Context, Plan
+from outrider.core.interfaces import Context, Doubt, Plan
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise, Purpose, gumbel_stream, make_key
 from outrider.core.route import Route
@@ -160,13 +160,50 @@ def test_routes_and_resumed_passes_are_the_twins(library, kind: str) -> None:
     assert torch.equal(models[1].score(tree, plain).logits, scores[1].logits), "a resumed pass is the pass, bit for bit"
 
 
+def _lengths(depths: list[int], doubt: Doubt | None = None) -> Plan:
+    return Plan(tuple(depths), tuple(depths), doubt=doubt)
+
+
+def test_a_chain_ends_where_it_is_doubted(library) -> None:
+    """Beliefs are shares of the ranking's softmax, cuts included; a row ends with the guess that makes its product too low."""
+    config = config_named("heads of 32")
+    model = NativeDecoder(library, config, random_weights(config, dtype=torch.float32, seed=6))
+    rows, temperatures, trust = [[3, 1, 4], [9], [2, 6], [5]], [0.0, 0.8, 1.0, 1.3], (1.0, 0.9, 2.0, 1.0)
+    cuts = [Cut(), Cut(), Cut(top_k=5), Cut(top_p=0.5)]
+    noise = Noise(torch.tensor([11, 12, 13, 14]), torch.tensor([4, 0, 9, 2]))
+    tempering, whole = Tempering(temperatures, cuts), _lengths([6, 6, 6, 0])
+    free = model.guess(rows, model.new_cache(4), plan=whole, tempering=tempering, noise=noise)
+    assert free.beliefs is None and list(free.depths) == [6, 6, 6, 0]
+    lengths = set()
+    for floor in (0.0, 0.01, 0.1, 0.9):
+        cache = model.new_cache(4)
+        plan = _lengths([6, 6, 6, 0], Doubt(floor, trust))
+        tokens, depths, beliefs = model.guess(rows, cache, plan=plan, tempering=tempering, noise=noise)
+        assert beliefs is not None and cache.lengths == [len(row) + max(0, depth - 1) for row, depth in zip(rows, depths)]
+        for row, depth in enumerate(depths):
+            assert tokens[row, :depth].tolist() == free.tokens[row, :depth].tolist()
+            reach = 1.0
+            for step in range(depth):
+                assert reach >= floor, "nothing is guessed below the floor"
+                text = torch.tensor([[*rows[row], *tokens[row, :step].tolist()]])
+                logits = model.score(TokenTree.chain(text), model.new_cache(1)).logits[0, -1]
+                gumbel = noise.target_gumbel(torch.full((4, 1), step), VOCAB)[row, 0]
+                law = top_k(logits[None, None], torch.tensor([[[min(cuts[row].top_k or VOCAB, VOCAB)]]]))
+                ranks = law[0, 0] + temperatures[row] * gumbel
+                assert beliefs[row][step] == pytest.approx(ranks.softmax(-1)[tokens[row, step]].item(), rel=1e-4)
+                reach *= min(1.0, trust[row] * beliefs[row][step])
+            assert depth == whole.max_depth[row] or reach < floor
+        lengths.add(tuple(depths))
+    assert len(lengths) >= 3, "the floor decides"
+
+
 def test_guesses_are_those_made_one_by_one(library) -> None:
     config = config_named("heads of 32")
     model = NativeDecoder(library, config, random_weights(config, dtype=torch.float32, seed=6))
     rows, depths, temperatures = [[3, 1, 4], [9], [2, 6]], [5, 3, 0], [0.0, 0.8, 1.0]
     noise = Noise(torch.tensor([11, 12, 13]), torch.tensor([4, 0, 9]))
     cache = model.new_cache(3)
-    guesses = model.guess(rows, cache, depths=depths, tempering=Tempering(temperatures), noise=noise)
+    guesses = model.guess(rows, cache, plan=_lengths(depths), tempering=Tempering(temperatures), noise=noise).tokens
     assert cache.lengths == [7, 3, 2]
     for row, depth in enumerate(depths):
         text = list(rows[row])
@@ -187,7 +224,8 @@ def test_guesses_are_cut_as_the_core_cuts(library) -> None:
     rows, temperatures = [[3, 1, 4]] * len(CUTS), [0.9] * len(CUTS)
     noise = Noise(torch.arange(len(CUTS)), torch.zeros(len(CUTS), dtype=torch.int64))
     tempering = Tempering(temperatures, CUTS)
-    guesses = model.guess(rows, model.new_cache(len(CUTS)), depths=[12] * len(CUTS), tempering=tempering, noise=noise)
+    plan = _lengths([12] * len(CUTS))
+    guesses = model.guess(rows, model.new_cache(len(CUTS)), plan=plan, tempering=tempering, noise=noise).tokens
     gumbel = noise.target_gumbel(torch.arange(12).expand(len(CUTS), -1), VOCAB)
     num_kept = []
     for row, cut in enumerate(CUTS):
@@ -279,7 +317,7 @@ def test_the_first_start_runs_in_pytorch_until_the_next_request(library, monkeyp
     before = model.new_cache(1)
     assert not model.is_native
     noise = Noise(torch.tensor([0]), torch.tensor([0]))
-    assert model.guess([[1]], before, depths=[1], tempering=Tempering([0.0]), noise=noise) is None
+    assert model.guess([[1]], before, plan=_lengths([1]), tempering=Tempering([0.0]), noise=noise) is None
     tree = TokenTree.chain(torch.tensor([[1, 2, 3]]))
     first = model.score(tree, before).logits
     monkeypatch.setattr(BUILD, "_library", library)

@@ -77,7 +77,7 @@ def test_rates_converge_whatever_the_draft_length() -> None:
         for _ in range(4000):
             accepted = machine.round(Plan((length,), (length,)), 0, 0).num_accepted[0]
             rates.record((accepted, accepted < length))
-        assert rates.given([0.5])[0] == pytest.approx(0.6, abs=0.03)
+        assert rates.inherited([0.5])[0] == pytest.approx(0.6, abs=0.03)
 
 
 def test_an_untested_position_is_not_a_hopeless_one() -> None:
@@ -85,11 +85,11 @@ def test_an_untested_position_is_not_a_hopeless_one() -> None:
     rates = PositionRates(horizon=20)
     for _ in range(50):
         rates.record((1, True))  # good, then bad
-    assert rates.inherited([0.7] * 2)[1] < 0.3
+    assert rates.inherited([0.7] * 2)[1] < 0.35  # twenty tests against a prior worth ten
     for _ in range(200):
         rates.record((1, False))  # only the first position is drafted now
-    assert rates.inherited([0.7] * 3)[1] > 0.9
-    assert rates.inherited([0.7] * 3)[2] > 0.9
+    assert rates.inherited([0.7] * 3)[1] > 0.85
+    assert rates.inherited([0.7] * 3)[2] > 0.85
 
 
 def brute_force(rates: list[float], cost: float, score, longest: int) -> int:

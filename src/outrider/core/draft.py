@@ -6,6 +6,7 @@ docs/lossless.md): the residual after a rejected *sampled* guess differs from th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -63,6 +64,8 @@ class Draft:
     """[B, N, V] row n is the law the children of node n were drawn from; None when deterministic."""
     resume: Resume | None = None
     """Where the target's pass may go on, if the drafter began it."""
+    beliefs: Sequence[Sequence[float]] | None = None
+    """Of chains: how sure the drafter was of each row's guesses, in order, where it was asked to doubt."""
 
     @property
     def num_drafted(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -133,6 +133,15 @@ class StopRule(ABC):
         """Rows that go on below the ``guesses`` [B] just drawn from ``law``. Rows that ended earlier are in it too."""
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """When a path is no longer worth following: once all its guesses are less likely than ``floor`` to be accepted, each
+    guess as likely as the drafter believes times the row's ``trust`` in it."""
+
+    floor: float
+    trust: tuple[float, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """How much to draft next: the most guesses along one path, and in all, for each row."""
@@ -141,12 +150,14 @@ class Plan:
     max_nodes: tuple[int, ...]
     stop: StopRule | None = None
     """Asked while drafting; may end a row's path earlier."""
+    doubt: Doubt | None = None
+    """For drafters that know what they believe at no cost; others draft the whole plan."""
 
     def clipped(self, room: Sequence[int]) -> Plan:
         """The same with no path longer than ``room[b]``."""
         depth = tuple(min(d, r) for d, r in zip(self.max_depth, room, strict=True))
         nodes = tuple(n if d else 0 for n, d in zip(self.max_nodes, depth, strict=True))
-        return Plan(depth, nodes, self.stop)
+        return Plan(depth, nodes, self.stop, self.doubt)
 
 
 @dataclass(frozen=True)
@@ -161,6 +172,17 @@ class TreeSearch:
     """How far the model's logits are from the target's."""
 
 
+class Guesses(NamedTuple):
+    """Chains that a model guessed by itself."""
+
+    tokens: Tensor
+    """[B, longest], padded with zeros."""
+    depths: Sequence[int]
+    """Guesses of each row."""
+    beliefs: Sequence[Sequence[float]] | None
+    """How sure the model was of each of them, where it was to doubt."""
+
+
 class GuessingTarget(Target, ABC):
     """A target that can run ahead by itself: a whole chain or tree of guesses in one call, for drafting.
 
@@ -170,9 +192,18 @@ class GuessingTarget(Target, ABC):
 
     @abstractmethod
     def guess(
-        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], tempering: Tempering, noise: Noise
-    ) -> Tensor | None:
-        """[B, max(depths)] the best guess after the best guess, ``depths[b]`` times; commits all of them but the last."""
+        self,
+        rows: Sequence[Sequence[int]],
+        cache: Cache,
+        *,
+        plan: Plan,
+        tempering: Tempering,
+        noise: Noise,
+    ) -> Guesses | None:
+        """The best guess after the best guess, as often as planned; commits all of them but the last.
+
+        The belief in a guess is its share in the softmax of what guesses are ranked by: how far it is ahead of the others
+        under the noise that the target's choice will be made with."""
 
     @abstractmethod
     def guess_tree(

@@ -59,7 +59,7 @@ class DraftModel(Drafter):
         if not any(depths):
             return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
         if self.draws is Draws.DETERMINISTIC and plan.stop is None:
-            draft = self._guessed(state, context, depths)
+            draft = self._guessed(state, context, plan.clipped(depths))
             if draft is not None:
                 return draft
 
@@ -75,19 +75,20 @@ class DraftModel(Drafter):
             state.cache.truncate(list(kept))
             state.base = []
 
-    def _guessed(self, state: _State, context: Context, depths: Sequence[int]) -> Draft | None:
+    def _guessed(self, state: _State, context: Context, plan: Plan) -> Draft | None:
         """The same chain in one call, where the model can run ahead and sampling is nothing but a temperature and a cut."""
         model, tempering = self.model, context.sampler.tempering
         if tempering is None or not isinstance(model, GuessingTarget) or model.vocab_size > self.vocab_size:
             return None
         rows = missing_from(model, state.cache, context)
         base = [length + len(row) for length, row in zip(state.cache.lengths, rows, strict=True)]
-        guesses = model.guess(rows, state.cache, depths=depths, tempering=tempering, noise=context.noise)
+        guesses = model.guess(rows, state.cache, plan=plan, tempering=tempering, noise=context.noise)
         if guesses is None:
             return None
         state.base = base
-        chain = torch.cat((torch.tensor(context.roots)[:, None], guesses), 1)
-        return Draft(TokenTree.chain(chain, [depth + 1 for depth in depths]), self.draws)
+        chain = torch.cat((torch.tensor(context.roots)[:, None], guesses.tokens), 1)
+        tree = TokenTree.chain(chain, [depth + 1 for depth in guesses.depths])
+        return Draft(tree, self.draws, beliefs=guesses.beliefs)
 
     def _first(self, state: _State, context: Context) -> Tensor:
         """Logits after the last committed token."""

@@ -26,13 +26,13 @@ from itertools import accumulate
 from operator import mul
 from typing import final
 
-from outrider.core.interfaces import Observation, Plan, Policy, RowState
+from outrider.core.interfaces import Doubt, Observation, Plan, Policy, RowState
 from outrider.policies.checks import check_between, check_count, check_nodes
 from outrider.policies.ledger import Experience, Purse
 from outrider.policies.lengths import plan_of
 from outrider.policies.lessons import Played, Row, learn
 from outrider.policies.outlook import Outlook
-from outrider.policies.rates import PositionRates, reach_of
+from outrider.policies.rates import PositionRates, Trust, reach_of
 
 _CALIBRATION = (0, 1, 0, 1)
 """Lengths of an engine's first rounds: each cost twice, since first calls are slow."""
@@ -42,7 +42,7 @@ _PROBE_CAP = 2.0
 """Plain rounds a probe of more than one guess may cost."""
 _CLOSE = 1.5
 """Speed, plain decoding being 1, below which it matters what a plain round costs now."""
-_THINKING_SHARE = 0.004
+_THINKING_SHARE = 0.008
 """Part of the time that deciding may take: a decision holds until rounds of a model have paid for it."""
 _EAGER_SHARE = 0.03
 _WARM = 64
@@ -66,7 +66,7 @@ class AdaptiveOptions:
     loss_share: float = 0.01
     """Share of the time that speculation may lose against plain decoding before it is suspended."""
     prior_acceptance: float = 0.7
-    """Acceptance assumed before any guess was tested; worth five tests."""
+    """Acceptance assumed before any guess was tested; worth ten tests."""
     horizon: int = 50
     """Rounds of a request that count: a larger number is steadier, a smaller one follows the text faster."""
     num_tree_nodes: int | None = None
@@ -143,7 +143,8 @@ class Adaptive(Policy):
 
     def start(self, num_rows: int) -> _State:
         horizon = self.options.horizon
-        return _State(self.experience, [Row(PositionRates(horizon), PositionRates(horizon)) for _ in range(num_rows)])
+        rows = [Row(PositionRates(horizon), PositionRates(horizon), Trust(horizon)) for _ in range(num_rows)]
+        return _State(self.experience, rows)
 
     def plan(self, state: _State, num_rows: int) -> Plan:
         assert len(state.rows) == num_rows, "a batch that changed has a state of its own"
@@ -158,9 +159,17 @@ class Adaptive(Policy):
         return state.plan or self._take(state, state.best)
 
     def _take(self, state: _State, depth: int) -> Plan:
-        state.depth = depth
-        state.plan = plan_of([depth] * len(state.rows), self.options.num_draft_tokens, self.options.num_tree_nodes)
+        state.depth, options = depth, self.options
+        lengths, doubt = [depth] * len(state.rows), self._doubt(state) if depth else None
+        state.plan = plan_of(lengths, options.num_draft_tokens, options.num_tree_nodes, doubt=doubt)
         return state.plan
+
+    def _doubt(self, state: _State) -> Doubt | None:
+        """Where drafts end that are not going well."""
+        if state.outlook is None:
+            return None
+        usual = self.experience.trust.given(1.0)
+        return Doubt(state.outlook.floor(state.best), tuple(row.trust.given(usual) for row in state.rows))
 
     def update(self, state: _State, observation: Observation) -> None:
         """Note the round. It is learnt from at the next decision, with others: that costs far less than one by one."""
@@ -171,7 +180,7 @@ class Adaptive(Policy):
             state.num_plain += 1
             return
         planned = observation.plan.max_depth if observation.plan else (state.depth,) * len(state.rows)
-        seen = (observation.draft.tree, planned, observation.num_accepted, observation.draft_seconds, observation.seconds)
+        seen = (observation.draft, planned, observation.num_accepted, observation.draft_seconds, observation.seconds)
         state.unread.append(Played(*seen, state.outlook, state.best, state.is_probe))
 
     def _is_due(self, state: _State) -> bool:
@@ -181,24 +190,25 @@ class Adaptive(Policy):
         return state.is_probe or state.seconds * share >= known.thinking.value
 
     def _decide(self, state: _State) -> Outlook:
-        state.learn()
         began = time.perf_counter()
+        state.learn()
         state.num_rows, state.seconds = len(state.rows), 0.0
         state.outlook = self._look_ahead(state.rows)
-        state.best = state.outlook.best(self.experience.losses.balance)
-        self.experience.thinking.add(time.perf_counter() - began)
+        known = self.experience
+        state.best = state.outlook.best(known.losses.balance, ends_itself=known.trust.expected > 0)
+        known.thinking.add(time.perf_counter() - began)
         return state.outlook
 
     def _look_ahead(self, rows: Sequence[Row]) -> Outlook:
         known, costs = self.experience, self.experience.costs.of(len(rows))
         longest = min(self.options.num_draft_tokens, max(2, 2 * costs.longest_known))  # costs are guesses further out
         usual_accepted = known.accepted.inherited([self.options.prior_acceptance] * longest)
-        usual_found = known.found.given([1.0] * longest)
+        usual_found = known.found.inherited([1.0] * longest)
         gains, nobody = [0.0] * longest, [1.0] * longest
         for row in rows:
             row.fade()
-            found = row.found.given(usual_found)
-            reach = reach_of([a * f for a, f in zip(row.accepted.inherited(usual_accepted), found, strict=True)])
+            found = row.found.inherited(usual_found)
+            reach = reach_of(row.accepted.inherited(usual_accepted))
             gains = [x + y for x, y in zip(gains, reach, strict=True)]
             nobody = [x * (1 - y) for x, y in zip(nobody, accumulate(found, mul), strict=True)]
         table = costs.table(longest)
@@ -210,8 +220,9 @@ class Adaptive(Policy):
     def _probe(self, state: _State, outlook: Outlook) -> int | None:
         """A length worth trying for what it teaches, if one is due and the purse can pay for it.
 
-        While drafting: by turns a little longer, much longer, and nothing, where plain decoding is not far behind. While
-        not: mostly one guess, and now and then as many as can be paid for, for drafters that are right late or not at all."""
+        While drafting: by turns a little longer, much longer, half as long (costs may have steps), and nothing, where plain
+        decoding is not far behind. While not: mostly one guess, and now and then as many as can be paid for, for drafters
+        that are right late or not at all."""
         known, best = self.experience, state.best
         if best and not known.costs.of(len(state.rows)).knows_plain:
             return 0  # what there is to gain is not known before, whatever other batch sizes make of it
@@ -220,11 +231,11 @@ class Adaptive(Policy):
         known.probes.cap = max(_PROBE_CAP, outlook.risk(1))  # one guess must stay within reach, however dear
         longest, gain = len(outlook.tokens) - 1, outlook.gain(best)
         plain = 0 if gain < _CLOSE else best + 1
-        turns = (plain, best + 1, 2 * best, plain, best + 1, longest) if best else (1, 1, 1, 1, 1, longest)
+        turns = (plain, best + 1, 2 * best, plain, best // 2 or plain, longest) if best else (1, 1, 1, 1, 1, longest)
         wanted = min(turns[known.turn % len(turns)], longest)
         catch_up = known.costs.of(len(state.rows)).catch_up(max(row.lag for row in state.rows))
         purse = known.probes.balance - catch_up / outlook.seconds[0]
-        lengths = range(wanted, best, -1) if wanted else (0,)
+        lengths = range(wanted, best, -1) if wanted > best else (wanted,) if wanted < best else ()
         probe = next((k for k in lengths if outlook.risk(k, gain) <= purse), None)
         if probe is not None:
             known.last_probe = known.num_rounds

@@ -106,7 +106,7 @@ class Confidence(Policy):
     def plan(self, state: _State, num_rows: int) -> Plan:
         state.rule = ConfidenceStop([row.threshold for row in state.rows])
         longest = self.options.num_draft_tokens
-        return plan_of([longest] * num_rows, longest, self.options.num_tree_nodes, state.rule)
+        return plan_of([longest] * num_rows, longest, self.options.num_tree_nodes, stop=state.rule)
 
     def update(self, state: _State, observation: Observation) -> None:
         if not self.options.adapt or state.rule is None or not state.rule.seen:  # the drafter did not ask

@@ -100,7 +100,7 @@ class Entropy(Policy):
 
     def plan(self, state: _State, num_rows: int) -> Plan:
         longest = self.options.num_draft_tokens
-        return plan_of([longest] * num_rows, longest, self.options.num_tree_nodes, EntropyStop(state.levels, self.options))
+        return plan_of([longest] * num_rows, longest, self.options.num_tree_nodes, stop=EntropyStop(state.levels, self.options))
 
     def update(self, state: _State, observation: Observation) -> None:
         planned = observation.plan.max_depth if observation.plan else (self.options.num_draft_tokens,) * len(state.levels)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from outrider.policies.costs import CostModel
-from outrider.policies.rates import PositionRates
+from outrider.policies.rates import PositionRates, Trust
 
 _SHARED_MEMORY = 200.0
 _AVERAGED = 8
@@ -62,6 +62,8 @@ class Experience:
     """Acceptance by position over all requests: what is expected of a new one."""
     found: PositionRates = field(default_factory=lambda: PositionRates(_SHARED_MEMORY))
     """How often the drafter had a guess at a position when it was asked for one."""
+    trust: Trust = field(default_factory=lambda: Trust(_SHARED_MEMORY))
+    """What the drafter's beliefs are worth."""
     thinking: Average = field(default_factory=Average)
     """Seconds that a decision takes."""
     num_rounds: int = 0

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.core.interfaces import Plan, StopRule
+from outrider.core.interfaces import Doubt, Plan, StopRule
 from outrider.core.tree import TokenTree
 
 
-def plan_of(lengths: Sequence[int], longest: int, num_tree_nodes: int | None, stop: StopRule | None = None) -> Plan:
+def plan_of(
+    lengths: Sequence[int],
+    longest: int,
+    num_tree_nodes: int | None,
+    *,
+    stop: StopRule | None = None,
+    doubt: Doubt | None = None,
+) -> Plan:
     """``num_tree_nodes`` nodes at the longest depth, in proportion at a shorter one; without it, as many as along one path."""
     if num_tree_nodes is None:
-        return Plan(tuple(lengths), tuple(lengths), stop)
+        return Plan(tuple(lengths), tuple(lengths), stop, doubt)
     nodes = (max(length, -(-num_tree_nodes * length // longest)) for length in lengths)
-    return Plan(tuple(lengths), tuple(nodes), stop)
+    return Plan(tuple(lengths), tuple(nodes), stop, doubt)
 
 
 def depths_of(tree: TokenTree) -> list[int]:

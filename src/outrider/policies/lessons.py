@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from outrider.core.tree import TokenTree
+from outrider.core.draft import Draft
 from outrider.policies.costs import SHORT_LAG, BatchCosts, Timing
 from outrider.policies.ledger import Experience
 from outrider.policies.lengths import depths_of
 from outrider.policies.outlook import Outlook
-from outrider.policies.rates import Outcome, PositionRates
+from outrider.policies.rates import Outcome, PositionRates, Trust
 
 
 @final
@@ -25,14 +25,17 @@ class Row:
     """What is known of one request."""
 
     accepted: PositionRates
+    """How often a further guess was found and accepted where it was asked for."""
     found: PositionRates
+    """How often it was found."""
+    trust: Trust
     lag: int = 0
     """Tokens emitted since the drafter was last asked for this row."""
     num_unfaded: int = 0
     """Of these rounds, those that the rates have not forgotten yet."""
 
     def copy(self) -> Row:
-        return Row(self.accepted.copy(), self.found.copy(), self.lag, self.num_unfaded)
+        return Row(self.accepted.copy(), self.found.copy(), self.trust.copy(), self.lag, self.num_unfaded)
 
     def rest(self, num_rounds: int) -> None:
         """So many rounds without the drafter."""
@@ -44,25 +47,38 @@ class Row:
         if self.num_unfaded:
             self.accepted.fade(self.num_unfaded)
             self.found.fade(self.num_unfaded)
+            self.trust.fade(self.num_unfaded)
             self.num_unfaded = 0
 
-    def learn(self, asked: Sequence[tuple[int, int, int]], known: Experience) -> None:
-        """From the guesses asked for, found and accepted in rounds that asked the drafter."""
+    def learn(self, asked: Sequence[_Asked], known: Experience) -> None:
+        """From rounds that asked the drafter."""
         self.fade()
-        if known.found.means or any(found < planned for planned, found, _ in asked):  # most drafters always find: no news
-            outcomes: list[Outcome] = [(found, found < planned) for planned, found, _ in asked]
+        if known.found.means or any(one.found < one.planned for one in asked):  # most drafters always find: no news
+            outcomes: list[Outcome] = [(one.found, one.found < one.planned) for one in asked]
             self.found.record(*outcomes)
             known.found.record(*outcomes)
-        outcomes = [(accepted, accepted < found) for _, found, accepted in asked if found]
-        self.accepted.fade(len(asked) - len(outcomes))
-        self.accepted.record(*outcomes)
-        known.accepted.record(*outcomes)
+        outcomes = [(one.accepted, one.accepted < one.planned) for one in asked]
+        expected = sum(one.expected for one in asked)
+        accepted = sum(one.accepted for one in asked if one.expected)
+        for rates, trust in ((self.accepted, self.trust), (known.accepted, known.trust)):
+            rates.record(*outcomes)
+            trust.record(accepted, expected, len(asked))
+
+
+class _Asked(NamedTuple):
+    """Guesses of a row in a round."""
+
+    planned: int
+    found: int
+    accepted: int
+    expected: float
+    """Of those that were tested, by the drafter's beliefs; 0 where it has none."""
 
 
 class Played(NamedTuple):
     """A round as it was noted: what happened, and what had been expected."""
 
-    tree: TokenTree
+    draft: Draft
     planned: Sequence[int]
     """Guesses each row was asked for."""
     num_accepted: Sequence[int]
@@ -77,17 +93,19 @@ class Played(NamedTuple):
 def learn(rows: Sequence[Row], rounds: Sequence[Played], known: Experience) -> None:
     """Read rounds of one batch, oldest first."""
     costs = known.costs.of(len(rows))
-    asked: list[list[tuple[int, int, int]]] = [[] for _ in rows]
+    asked: list[list[_Asked]] = [[] for _ in rows]
     timings: list[Timing] = []
     for played in rounds:
-        drafted = depths_of(played.tree)
+        drafted, beliefs = depths_of(played.draft.tree), played.draft.beliefs
         lag = max((row.lag for row, length in zip(rows, played.planned, strict=True) if length), default=0)
         rest = played.seconds - played.draft_seconds
         timings.append(Timing(max(drafted), played.draft_seconds, rest, any(played.planned), lag))
-        for row, notes, length, found, accepted in zip(rows, asked, played.planned, drafted, played.num_accepted, strict=True):
-            if length:
+        for i, (row, planned, found, accepted) in enumerate(
+            zip(rows, played.planned, drafted, played.num_accepted, strict=True)
+        ):
+            if planned:
                 row.lag = 0
-                notes.append((length, found, accepted))
+                asked[i].append(_Asked(planned, found, accepted, sum(beliefs[i][: accepted + 1]) if beliefs else 0.0))
             else:
                 row.rest(1)
     costs.record(*timings)

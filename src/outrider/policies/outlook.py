@@ -8,6 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+_ABOUT = 0.95
+"""Part of the best speed that is as good: estimates are no better."""
+_USUAL = 4
+"""A length that is drafted often enough for its cost to be well known."""
+
 
 @final
 @dataclass(frozen=True)
@@ -19,14 +24,24 @@ class Outlook:
     by_depth: list[float]
     """Seconds of a round that asked the drafter and got this many guesses."""
 
-    def best(self, purse: float) -> int:
-        """The fastest length whose worst case, nothing accepted, the purse could pay for."""
-        lengths = (k for k in range(len(self.tokens)) if k == 0 or self.risk(k) <= purse)
-        return max(lengths, key=lambda length: self.tokens[length] / self.seconds[length])
+    def best(self, purse: float, *, ends_itself: bool) -> int:
+        """The fastest length whose worst case, nothing accepted, the purse could pay for. Where the drafter ends what it
+        doubts, the longest that is about as fast: what is not worth it will not be drafted."""
+        payable = [length for length in range(len(self.tokens)) if length == 0 or self.risk(length) <= purse]
+        best = max(payable, key=self.gain)
+        if best and ends_itself:
+            best = max(length for length in payable if self.gain(length) >= _ABOUT * self.gain(best))
+        return best
 
     def gain(self, length: int) -> float:
         """Expected speed, plain decoding being 1."""
         return self.tokens[length] / self.seconds[length] * self.seconds[0] / self.tokens[0]
+
+    def floor(self, length: int) -> float:
+        """How likely a further guess must be to pay for its time: the rate at which tokens come anyway, times its seconds."""
+        last = min(_USUAL, len(self.by_depth) - 1)
+        slope = (self.by_depth[last] - self.by_depth[1]) / max(last - 1, 1)
+        return slope * self.tokens[length] / self.tokens[0] / self.seconds[length]
 
     def risk(self, length: int, gain: float = 1.0) -> float:
         """Plain rounds lost, against decoding at ``gain`` times plain speed, if nothing is accepted."""

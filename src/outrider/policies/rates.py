@@ -20,8 +20,12 @@ from typing import final
 Outcome = tuple[int, bool]
 """Of a round: how many positions succeeded, and whether the next one was tested and failed."""
 
-PRIOR_WEIGHT = 5.0
+PRIOR_WEIGHT = 10.0
 """Tests a prior is worth. Few, so that the first round after a long silence counts."""
+TRUST_WEIGHT = 10.0
+"""Expected guesses that the prior of a trust is worth."""
+MOST_TRUST = 1.2
+"""Modest drafters are believed a little more than they ask for: their beliefs say which guess is better, not by how much."""
 _HIGHEST = 0.99
 """No prior promises more: with a rate of 1 every further guess would look free."""
 
@@ -60,29 +64,54 @@ class PositionRates:
         keep = (1 - 1 / self.horizon) ** num_rounds
         self.weights = [keep * weight for weight in self.weights]
 
-    def given(self, prior: Sequence[float]) -> list[float]:
-        """Rates at ``len(prior)`` positions, each drawn to its own prior where evidence is thin."""
-        return [self._blend(position, mean) for position, mean in enumerate(prior)]
-
     def inherited(self, prior: Sequence[float]) -> list[float]:
-        """The same, but a row that is better or worse than the prior at one position is expected to be so at the next.
+        """Rates at ``len(prior)`` positions, each drawn to the prior where evidence is thin.
 
-        Without evidence at a position the row's rate there is the prior's, shifted as much as at the position before."""
+        A row that is better or worse than the prior at one position is expected to be so at the next: the prior there is
+        shifted as much as the rate before it."""
         rates: list[float] = []
         shift = 0.0
+        means, weights, num_known = self.means, self.weights, len(self.means)
         for position, mean in enumerate(prior):
-            rates.append(self._blend(position, min(max(mean + shift, 0.0), _HIGHEST)))
-            shift = rates[-1] - mean
+            rate = min(max(mean + shift, 0.0), _HIGHEST)
+            if position < num_known:
+                weight = weights[position]
+                rate = (weight * means[position] + PRIOR_WEIGHT * rate) / (weight + PRIOR_WEIGHT)
+            rates.append(rate)
+            shift = rate - mean
         return rates
 
     def copy(self) -> PositionRates:
         return PositionRates(self.horizon, list(self.means), list(self.weights))
 
-    def _blend(self, position: int, prior: float) -> float:
-        if position >= len(self.means):
-            return prior
-        weight = self.weights[position]
-        return (weight * self.means[position] + PRIOR_WEIGHT * prior) / (weight + PRIOR_WEIGHT)
+
+@final
+@dataclass
+class Trust:
+    """Guesses accepted for each one that the drafter expected to be: 1 for a drafter that knows itself."""
+
+    horizon: float
+    """Rounds that count, about."""
+    accepted: float = 0.0
+    expected: float = 0.0
+    """Sum of the drafter's beliefs in guesses that were tested."""
+
+    def record(self, accepted: int, expected: float, num_rounds: int) -> None:
+        self.fade(num_rounds)
+        self.accepted += accepted
+        self.expected += expected
+
+    def fade(self, num_rounds: int) -> None:
+        keep = (1 - 1 / self.horizon) ** num_rounds
+        self.accepted *= keep
+        self.expected *= keep
+
+    def given(self, prior: float) -> float:
+        trust = (self.accepted + TRUST_WEIGHT * prior) / (self.expected + TRUST_WEIGHT)
+        return min(trust, MOST_TRUST)
+
+    def copy(self) -> Trust:
+        return Trust(self.horizon, self.accepted, self.expected)
 
 
 def reach_of(rates: Sequence[float]) -> list[float]:

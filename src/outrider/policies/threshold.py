@@ -91,7 +91,7 @@ class Threshold(Policy):
     def plan(self, state: Stateless, num_rows: int) -> Plan:
         del state
         longest, rule = self.options.num_draft_tokens, ThresholdStop(self.options, self.predictor, num_rows)
-        return plan_of([longest] * num_rows, longest, self.options.num_tree_nodes, rule)
+        return plan_of([longest] * num_rows, longest, self.options.num_tree_nodes, stop=rule)
 
     def update(self, state: Stateless, observation: Observation) -> None:
         del state, observation

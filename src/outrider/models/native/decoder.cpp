@@ -9,11 +9,14 @@
 
 extern "C" struct Chain {
     int32_t longest;
-    const int32_t* depths;        // [batch] guesses wanted
+    int32_t* depths;              // [batch] guesses wanted; those made
     const float* temperatures;    // [batch]
     const int64_t *seeds, *positions;  // [batch] whose noise, and the output position of the first guess
     int64_t* guesses;             // [batch][longest]
     const Cut* cuts;              // [batch] or null
+    const float* trust;           // [batch] or null: what beliefs are multiplied with
+    float* beliefs;               // [batch][longest] where there is trust
+    float floor;                  // a row ends when the product of trust x belief is below
 };
 
 static void run(const Model& model, const Pass& pass) {
@@ -43,11 +46,13 @@ int outrider_init() {
     return 1;
 #endif
 }
-void outrider_pack(void* to, const void* from, int out, int in, int is_bf16) {
-#if defined(__linux__)  // weights are read from end to end: large pages spare the address tables
-    const uintptr_t begin = (uintptr_t(to) + 4095) & ~uintptr_t(4095), end = uintptr_t(to) + size_t(up(out, BLOCK)) * up(in, 32) * (is_bf16 ? 2 : 4);
-    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+// Asks the system to lay this out on large pages, which spares the address tables.
+void outrider_large_pages(void* from, size_t size) {
+#if defined(__linux__)
+    madvise(from, size, MADV_HUGEPAGE);
 #endif
+}
+void outrider_pack(void* to, const void* from, int out, int in, int is_bf16) {
     if (is_bf16) pack(static_cast<bf16*>(to), static_cast<const bf16*>(from), out, in);
     else pack(static_cast<float*>(to), static_cast<const float*>(from), out, in);
 }
@@ -65,9 +70,11 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
     std::vector<float> logits(size_t(now.batch) * model->vocab);
     std::vector<int32_t> lengths(now.lengths, now.lengths + now.batch), sizes(now.sizes, now.sizes + now.batch);
     std::vector<int64_t> fed(now.batch);
+    std::vector<float> reach(now.batch, 1.0f);
     Threshold threshold;
     now.last_only = 1, now.logits = logits.data(), now.lengths = lengths.data(), now.sizes = sizes.data();
     for (int step = 0; step < chain->longest; step++) {
+        bool going = false;
         run(*model, now);
         for (int b = 0; b < now.batch; b++) {
             lengths[b] += sizes[b];
@@ -77,8 +84,15 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
             const float least = chain->cuts ? threshold.of(scores, model->vocab, temperature, chain->cuts[b]) : -INFINITY;
             fed[b] = choice(scores, model->vocab, temperature, key, least);
             chain->guesses[size_t(b) * chain->longest + step] = fed[b];
-            sizes[b] = step + 1 < chain->depths[b];
+            if (chain->trust) {
+                const float belief = belief_in(fed[b], scores, model->vocab, temperature, key, least);
+                chain->beliefs[size_t(b) * chain->longest + step] = belief;
+                reach[b] *= std::min(1.0f, chain->trust[b] * belief);
+                if (reach[b] < chain->floor) chain->depths[b] = step + 1;
+            }
+            sizes[b] = step + 1 < chain->depths[b], going |= sizes[b] > 0;
         }
+        if (!going) break;
         now.nodes = 1, now.tokens = fed.data();
     }
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from ctypes import addressof, byref
+from ctypes import addressof, byref, c_int32
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Resume
-from outrider.core.interfaces import Cache, GuessingTarget, LayeredTarget, Plan, TreeSearch
+from outrider.core.interfaces import Cache, Guesses, GuessingTarget, LayeredTarget, Plan, TreeSearch
 from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores
@@ -138,20 +138,21 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         self._run(tree, cache, begun, _Wanted(last=resume.layer, hidden=rest))
         return torch.cat((hidden, rest), 1)
 
-    def guess(
-        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], tempering: Tempering, noise: Noise
-    ) -> Tensor:
-        depth = max(depths)
-        tree = self._to_feed(rows, cache, ahead=depth)
-        guesses = torch.zeros(len(rows), depth, dtype=torch.int64)
-        wanted = torch.tensor(depths, dtype=torch.int32), torch.tensor(tempering.temperatures), noise.seeds, noise.positions
-        chain = ChainStruct(depth, *(tensor.data_ptr() for tensor in (*wanted, guesses)))
+    def guess(self, rows: Sequence[Sequence[int]], cache: Cache, *, plan: Plan, tempering: Tempering, noise: Noise) -> Guesses:
+        longest = max(plan.max_depth)
+        tree = self._to_feed(rows, cache, ahead=longest)
+        tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
+        depths = (c_int32 * len(rows))(*plan.max_depth)
+        given = torch.tensor(tempering.temperatures), noise.seeds, noise.positions, tokens
+        chain = ChainStruct(longest, addressof(depths), *(tensor.data_ptr() for tensor in given))
         cuts = cut_array(tempering.cuts)
         chain.cuts = None if cuts is None else addressof(cuts)
-        call = self._pass(tree, cache, 0, _Wanted(last=self.num_layers), ahead=depth)
+        chain.give_doubt(plan.doubt)
+        call = self._pass(tree, cache, 0, _Wanted(last=self.num_layers), ahead=longest)
         self._chain(byref(self._model.struct), byref(call), byref(chain))
         cache.commit([range(size + max(0, depth - 1)) for size, depth in zip(tree.sizes, depths, strict=True)])
-        return guesses
+        made = list(depths)
+        return Guesses(tokens[:, : max(made)], made, chain.believed(made))
 
     def guess_tree(
         self,

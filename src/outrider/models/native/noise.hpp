@@ -75,3 +75,24 @@ static int64_t choice(const float* logits, int size, float temperature, uint64_t
     }
     return at;
 }
+// The share of `token` in the softmax of logits + temperature x noise, what `choice` ranks by, among the logits from `least` on
+static float belief_in(int64_t token, const float* logits, int size, float temperature, uint64_t key, float least = -INFINITY) {
+    float ranks[LANES];
+    const auto look = [&](int i) {
+        for (int j = 0; j < LANES; j += 8) {
+            const F8 noise = temperature == 0 || i + j >= size ? F8{} : temperature * gumbel(key, i + j);
+            for (int k = 0; k < 8; k++) {
+                const int at = i + j + k;
+                ranks[j + k] = at < size && logits[at] >= least ? logits[at] + noise[k] : -INFINITY;
+            }
+        }
+        return load(ranks);
+    };
+    const V top = splat(look(int(token) / LANES * LANES)[token % LANES]);
+    V total = splat(0);
+    int i = 0;
+    if (temperature == 0)
+        for (; i + LANES <= size; i += LANES) total = total + exp(load(logits + i) - top);
+    for (; i < size; i += LANES) total = total + exp(look(i) - top);
+    return 1.0f / sum(total);
+}

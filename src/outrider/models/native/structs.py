@@ -9,6 +9,7 @@ from ctypes import POINTER, Array, Structure, addressof, c_float, c_int32, c_uin
 import torch
 from torch import Tensor
 
+from outrider.core.interfaces import Doubt
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Cut
@@ -17,6 +18,8 @@ from outrider.models.rope import RotaryTable
 from outrider.models.weights import LayerWeights, Weights
 
 _BLOCK = 16
+_LINE = 64
+_LARGE_PAGE = 1 << 21
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
 
@@ -94,7 +97,21 @@ class ChainStruct(Structure):
     _fields_ = [
         ("longest", c_int32),
         *((name, c_void_p) for name in ("depths", "temperatures", "seeds", "positions", "guesses", "cuts")),
+        *((name, c_void_p) for name in ("trust", "beliefs")),
+        ("floor", c_float),
     ]
+
+    def give_doubt(self, doubt: Doubt | None) -> None:
+        if doubt is None:
+            return
+        self._trust, self._beliefs = (c_float * len(doubt.trust))(*doubt.trust), (c_float * (len(doubt.trust) * self.longest))()
+        self.floor, self.trust, self.beliefs = doubt.floor, addressof(self._trust), addressof(self._beliefs)
+
+    def believed(self, depths: Sequence[int]) -> list[list[float]] | None:
+        """How sure each row was of its guesses; None where nothing was doubted."""
+        if not self.trust:
+            return None
+        return [self._beliefs[row * self.longest : row * self.longest + depth] for row, depth in enumerate(depths)]
 
 
 class TreeStruct(Structure):
@@ -106,11 +123,29 @@ class TreeStruct(Structure):
     ]
 
 
+class _Arena:
+    """Memory for all matrices of a model in one piece, on large pages: they are read from end to end in every pass."""
+
+    def __init__(self, library: ctypes.CDLL, num_bytes: int) -> None:
+        self._memory = torch.empty(num_bytes + _LARGE_PAGE, dtype=torch.uint8)
+        self._used = -self._memory.data_ptr() % _LARGE_PAGE
+        library.outrider_large_pages(c_void_p(self.take(0)), ctypes.c_size_t(num_bytes))
+
+    def take(self, num_bytes: int) -> int:
+        """Where the next ``num_bytes`` lie."""
+        begin = self._used
+        self._used += -(-num_bytes // _LINE) * _LINE
+        assert self._used <= len(self._memory), "the arena was made for all matrices"
+        return self._memory.data_ptr() + begin
+
+
 class PackedModel:
     """A model in the layout of the native pass. Owns the memory its structure points to."""
 
     def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights) -> None:
         self._library, self._kept = library, list[Tensor]()
+        matrices = [weights.head, *(m for layer in weights.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down))]
+        self._arena = _Arena(library, sum(_packed_size(*matrix.shape) * matrix.element_size() for matrix in matrices))
         self._is_bf16 = weights.embedding.dtype == torch.bfloat16
         layers = (LayerStruct * config.num_layers)(*(self._layer(config, i, layer) for i, layer in enumerate(weights.layers)))
         self.struct = ModelStruct(
@@ -125,10 +160,10 @@ class PackedModel:
         )
 
     def _layer(self, config: ModelConfig, index: int, weights: LayerWeights) -> LayerStruct:
-        gate_up_bias = weights.gate_up_bias
+        qkv_bias, gate_up_bias = weights.qkv_bias, weights.gate_up_bias
         rope, window = config.rope_of_layer[index], config.windows[index]
         return LayerStruct(
-            self._matrix(weights.qkv, weights.qkv_bias),
+            self._matrix(_by_head(weights.qkv, config), None if qkv_bias is None else _by_head(qkv_bias, config)),
             self._matrix(weights.out, weights.out_bias),
             self._matrix(_in_turn(weights.gate_up), None if gate_up_bias is None else _in_turn(gate_up_bias)),
             self._matrix(weights.down, weights.down_bias),
@@ -141,11 +176,9 @@ class PackedModel:
     def _matrix(self, weight: Tensor, bias: Tensor | None) -> MatrixStruct:
         outputs, inputs = weight.shape
         weight = weight.contiguous()
-        packed = torch.empty(-(-outputs // 16) * 16 * -(-inputs // 32) * 32, dtype=weight.dtype)
-        self._library.outrider_pack(
-            c_void_p(packed.data_ptr()), c_void_p(weight.data_ptr()), outputs, inputs, int(self._is_bf16)
-        )
-        return MatrixStruct(self._keep(packed), self._floats(bias), inputs, outputs)
+        packed = self._arena.take(_packed_size(outputs, inputs) * weight.element_size())
+        self._library.outrider_pack(c_void_p(packed), c_void_p(weight.data_ptr()), outputs, inputs, int(self._is_bf16))
+        return MatrixStruct(packed, self._floats(bias), inputs, outputs)
 
     def _floats(self, values: Tensor | None) -> int | None:
         return None if values is None else self._keep(values.float().contiguous())
@@ -153,6 +186,18 @@ class PackedModel:
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _packed_size(outputs: int, inputs: int) -> int:
+    """Numbers of a packed matrix. Gates and ups are padded apart, so two blocks of outputs are the unit."""
+    return -(-outputs // (2 * _BLOCK)) * 2 * _BLOCK * -(-inputs // 32) * 32
+
+
+def _by_head(qkv: Tensor, config: ModelConfig) -> Tensor:
+    """The queries of a key head, its key and its value next to each other, head by head."""
+    num_kv_heads, head_dim = config.num_kv_heads, config.head_dim
+    parts = qkv.split([config.num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim])
+    return torch.cat([part.unflatten(0, (num_kv_heads, -1)) for part in parts], 1).flatten(0, 1)
 
 
 def _in_turn(gate_up: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import final
 from torch import Tensor
 
 from outrider.core.draft import Resume
-from outrider.core.interfaces import Cache, GuessingTarget, LayeredTarget, Plan, TreeSearch
+from outrider.core.interfaces import Cache, Guesses, GuessingTarget, LayeredTarget, Plan, TreeSearch
 from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores
@@ -63,11 +63,11 @@ class SwappingDecoder(LayeredTarget, GuessingTarget):
         return self._now.exit(tree, cache, route=route, start=start)
 
     def guess(
-        self, rows: Sequence[Sequence[int]], cache: Cache, *, depths: Sequence[int], tempering: Tempering, noise: Noise
-    ) -> Tensor | None:
+        self, rows: Sequence[Sequence[int]], cache: Cache, *, plan: Plan, tempering: Tempering, noise: Noise
+    ) -> Guesses | None:
         if not isinstance(self._now, NativeDecoder):
             return None
-        return self._now.guess(rows, cache, depths=depths, tempering=tempering, noise=noise)
+        return self._now.guess(rows, cache, plan=plan, tempering=tempering, noise=noise)
 
     def guess_tree(
         self,
