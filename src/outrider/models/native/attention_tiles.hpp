@@ -91,7 +91,8 @@ class QueryTile {
         }
         for (int q = 0; q < count; q++) {
             const float inverse = 1.0f / total[q];
-            for (int d = 0; d < dim; d += LANES) out.put(query[q].row, query[q].column + d, load(sums_ + q * dim + d) * inverse);
+            const auto line = out.line(query[q].row);
+            for (int d = 0; d < dim; d += LANES) line.put(query[q].column + d, load(sums_ + q * dim + d) * inverse);
         }
     }
 
@@ -116,9 +117,8 @@ class QueryTile {
         __m512i block[QUERIES];
         for (int d = 0; d < dim; d += 32) {
             for (int q = 0; q < QUERIES; q++) {
-                alignas(64) bf16 pairs[32] = {};
-                if (q < count) store(pairs, load(query[q].from + d)), store(pairs + 16, load(query[q].from + d + 16));
-                block[q] = _mm512_load_si512(pairs);
+                block[q] = q < count ? (__m512i)_mm512_cvtne2ps_pbh((__m512)load(query[q].from + d + 16), (__m512)load(query[q].from + d))
+                                     : _mm512_setzero_si512();
             }
             transpose(block);
             for (int pair = 0; pair < 16; pair++) _mm512_store_si512(packed + (d / 2 + pair) * 32, block[pair]);
@@ -152,8 +152,14 @@ class QueryTile {
         if (cap > 0)
             for (int slot = first; slot < last; slot++) change(slot, [&](V s) { return cap * tanh(scale * s / cap); });
         hide();
-        most = splat(-1e30f);
-        for (int slot = first; slot < last; slot++) most = max(most, load(weights + size_t(slot) * QUERIES));
+        V found[4];  // each a chain of comparisons
+        for (V& one : found) one = splat(-1e30f);
+        const int whole = first + (committed - first) / 4 * 4;
+        for (int slot = first; slot < whole; slot += 4)
+            for (int i = 0; i < 4; i++) found[i] = max(found[i], load(weights + size_t(slot + i) * QUERIES));
+        for (int slot = whole; slot < committed; slot++) found[0] = max(found[0], load(weights + size_t(slot) * QUERIES));
+        for (int slot : branch) found[1] = max(found[1], load(weights + size_t(slot) * QUERIES));
+        most = max(max(found[0], found[1]), max(found[2], found[3]));
     }
     template <class F> void change(int slot, F f) { store(weights + size_t(slot) * QUERIES, f(load(weights + size_t(slot) * QUERIES))); }
     void hide() {
@@ -164,17 +170,23 @@ class QueryTile {
         for (int q = 0; q < count; q++) latest = std::max(latest, query[q].past.begin);
         for (int slot = first; slot < std::min(latest, committed); slot++)
             change(slot, [&](V s) { return select(begins <= slot, s, splat(-INFINITY)); });
-        for (int slot = committed; slot < last; slot++)
-            change(slot, [&](V s) { return select((lane & seen[slot - committed]) != 0, s, splat(-INFINITY)); });
+        branch.clear();
+        for (int slot = committed; slot < last; slot++) {
+            const int who = seen[slot - committed];
+            if (who) branch.push_back(slot);
+            change(slot, [&](V s) { return who ? select((lane & who) != 0, s, splat(-INFINITY)) : splat(0); });
+        }
     }
     void weigh(float scale) {
         total = splat(0);
         const V top = most * scale;
-        for (int slot = first; slot < last; slot++) {
+        const auto soften = [&](int slot) {
             const V weight = exp(load(weights + size_t(slot) * QUERIES) * scale - top);
             store(weights + size_t(slot) * QUERIES, weight);
             total += weight;
-        }
+        };
+        for (int slot = first; slot < committed; slot++) soften(slot);
+        for (int slot : branch) soften(slot);
     }
     // sums[query][dim] over the slots left to the tiles
     void blend_old() {
@@ -217,18 +229,17 @@ class QueryTile {
         __m512i block[16];
         I limit = {};
         for (int q = 0; q < count; q++) limit[q] = query[q].blended;
+        alignas(64) uint16_t turns[32];
+        for (int i = 0; i < 32; i++) turns[i] = uint16_t(i / 2 + i % 2 * 16);
+        const __m512i in_turn = _mm512_load_si512(turns);
         for (int s = 0; s < 16; s++) {
-            alignas(64) bf16 even[32], odd[16];
-            store(even, rounded(slot + 2 * s, limit)), store(odd, rounded(slot + 2 * s + 1, limit));
-            H low, high;
-            memcpy(&low, even, 32), memcpy(&high, odd, 32);
-            const U pair = __builtin_convertvector(low, U) | (__builtin_convertvector(high, U) << 16);
-            memcpy(&block[s], &pair, 64);
+            const __m512 even = (__m512)limited(slot + 2 * s, limit), odd = (__m512)limited(slot + 2 * s + 1, limit);
+            block[s] = _mm512_permutexvar_epi16(in_turn, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
         }
         transpose(block);
         for (int q = 0; q < QUERIES; q++) _mm512_storeu_si512(rows.data() + size_t(slot - first) * QUERIES + q * 32, block[q]);
     }
-    V rounded(int slot, I limit) const { return select(limit > slot, load(weights + size_t(slot) * QUERIES), splat(0)); }
+    V limited(int slot, I limit) const { return select(limit > slot, load(weights + size_t(slot) * QUERIES), splat(0)); }
 
     // Recent slots in order of position, on top of the sums of the old ones. Queries share what lies in order in the cache; heads
     // of one node share the rest too.
@@ -290,7 +301,8 @@ class QueryTile {
 
     std::vector<float> space;
     std::vector<bf16> rows;
-    std::vector<int32_t> seen;  // [slot] bit of each query that sees it
+    std::vector<int32_t> seen;    // [slot] bit of each query that sees it
+    std::vector<int32_t> branch;  // uncommitted slots that any query sees
     int dim = 0, committed = 0, first = 0, last = 0, old = 0;
     float* weights = nullptr;
     V most, total;

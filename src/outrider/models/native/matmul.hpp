@@ -31,6 +31,23 @@ struct Matrix {
     int num_blocks() const { return up(out, BLOCK) / BLOCK; }
 };
 
+// Blocks that lie one after the other.
+template <class T> struct Blocks {
+    const T* at;
+    int width;
+    size_t next() const { return size_t(width) * BLOCK; }
+    static Blocks of(const Matrix& w, int first) {
+        return {static_cast<const T*>(w.packed) + size_t(first) * w.padded_in() * BLOCK, w.padded_in()};
+    }
+};
+
+// Brings lines near: hint 3 into the first-level cache, 2 into the second. A function that does nothing else would be taken for one
+// that does nothing, and left out.
+template <int HINT> static inline void fetch(const void* from, int num_lines) {
+    for (int line = 0; line < num_lines; line++) __builtin_prefetch(static_cast<const char*>(from) + line * 64, 0, HINT);
+    __asm__ volatile("");
+}
+
 template <class T> static void pack(T* to, const T* from, int out, int in) {
     constexpr int PAIR = sizeof(T) == 2 ? 2 : 1;
     const int width = up(in, 32);
@@ -55,8 +72,17 @@ template <class T> class Inputs {
     T* at(int row, int column) {
         if constexpr (!has_tiles<T>) return data + size_t(row) * stride + column;
         const int within = row % MOST_ROWS, tiles = up(std::min(MOST_ROWS, rows - row + within), 16) / 16;
-        return group(row - within) + ((size_t(column / 32) * tiles + within / 16) * 16 + within % 16) * 32 + column % 32;
+        return group(row - within) + size_t(column / 32) * tiles * 512 + within * 32 + column % 32;
     }
+    int step() const { return has_tiles<T> ? 32 : stride; }  // from a row to the next within 64
+    // One row, to be filled from end to end
+    struct Line {
+        T* begin;
+        size_t apart;  // 32 columns and the next 32
+        T* at(int column) const { return begin + column / 32 * apart + column % 32; }
+        void put(int column, V sixteen) const { store(at(column), sixteen); }
+    };
+    Line line(int row) { return {at(row, 0), columns > 32 ? size_t(at(row, 32) - at(row, 0)) : 0}; }
     T* group(int first) { return data + size_t(first) * (has_tiles<T> ? columns : stride); }
     void put(int row, int column, V sixteen) { store(at(row, column), sixteen); }
     void clear(int row, int used) {  // what a product reads past the end
@@ -121,15 +147,16 @@ struct alignas(64) TileShape {
     uint8_t rows[16] = {};
 };
 // Tiles 0-3 hold sums, 4 and 5 rows of x, 6 and 7 weights. Up to 16 rows: four blocks side by side, or fewer (5 holds weights too). Up
-// to 32: two tiles of rows times two blocks. Up to 64: three or four tiles of rows (7 holds rows too) times one block.
+// to 32: two tiles of rows times two blocks. Up to 64: the same, twice; there the last rows are padded.
 static thread_local int shaped_for = 0;
 static void shape_tiles(int rows) {
     if (rows == shaped_for) return;
     shaped_for = rows;
     TileShape shape;
-    const int tiles = up(rows, 16) / 16, rest = rows - 16 * (tiles - 1), last = tiles == 1 ? 0 : tiles == 2 ? 2 : tiles - 1;
+    const bool is_one = rows <= 16;
+    const int rest = rows > 32 ? 16 : is_one ? rows : rows - 16;
     for (int t = 0; t < 8; t++) {
-        const bool is_short = t < 4 ? t >= last : t == (tiles == 1 ? 4 : 5);
+        const bool is_short = is_one ? t <= 4 : t == 2 || t == 3 || t == 5;
         shape.bytes[t] = 64;
         shape.rows[t] = uint8_t(is_short ? rest : 16);
     }
@@ -143,94 +170,83 @@ static void release_tiles() {
 // Memory is kept busy while tiles are multiplied: weights are fetched this many tiles before they are needed, a few lines
 // at a time. The rows come from the second-level cache one step early, or their loads would queue behind the weights.
 constexpr int AHEAD = 16;
-template <int HINT> static inline void fetch(const bf16* from, int num_lines) {
-    for (int line = 0; line < num_lines; line++) __builtin_prefetch(from + line * 32, 0, HINT);
+// What is needed `steps` steps after step k of block b: further on in it, or of what is multiplied after these blocks
+static inline const bf16* later(Blocks<bf16> w, Blocks<bf16> then, int b, int k, int steps) {
+    const int at = k + steps * 32;
+    return at < w.width ? w.at + b * w.next() + size_t(at) * BLOCK : then.at + b * then.next() + size_t(at - w.width) * BLOCK;
 }
-template <int B> static void multiply_flat(const bf16* x, const bf16* w, int width, float* sums, int wide) {
-    const size_t next = size_t(width) * BLOCK;
+template <int B> static void multiply_flat(const bf16* x, Blocks<bf16> w, Blocks<bf16> then, float* sums, int wide) {
+    const size_t next = w.next();
+    const bf16* at = w.at;
     _tile_zero(0);
     if (B > 1) _tile_zero(1);
     if (B > 2) _tile_zero(2);
     if (B > 3) _tile_zero(3);
-    for (int k = 0; k < width; k += 32, w += 512, x += 512) {
-        const size_t ahead = AHEAD / 4 * 512 + (k + AHEAD / 4 * 32 < width ? 0 : (B - 1) * next);  // at the end, the next blocks
+    for (int k = 0; k < w.width; k += 32, at += 512, x += 512) {
         _tile_loadd(4, x, 64);
-        for (int b = 0; b < B; b++) fetch<2>(w + b * next + ahead, 16);
-        _tile_loadd(5, w, 64);
+        for (int b = 0; b < B; b++) fetch<2>(later(w, then, b, k, AHEAD / 4), 16);
+        _tile_loadd(5, at, 64);
         _tile_dpbf16ps(0, 4, 5);
-        if (B > 1) { _tile_loadd(6, w + next, 64); _tile_dpbf16ps(1, 4, 6); }
-        if (B > 2) { _tile_loadd(7, w + 2 * next, 64); _tile_dpbf16ps(2, 4, 7); }
-        if (B > 3) { _tile_loadd(5, w + 3 * next, 64); _tile_dpbf16ps(3, 4, 5); }
+        if (B > 1) { _tile_loadd(6, at + next, 64); _tile_dpbf16ps(1, 4, 6); }
+        if (B > 2) { _tile_loadd(7, at + 2 * next, 64); _tile_dpbf16ps(2, 4, 7); }
+        if (B > 3) { _tile_loadd(5, at + 3 * next, 64); _tile_dpbf16ps(3, 4, 5); }
     }
     _tile_stored(0, sums, wide * 4);
     if (B > 1) _tile_stored(1, sums + BLOCK, wide * 4);
     if (B > 2) _tile_stored(2, sums + 2 * BLOCK, wide * 4);
     if (B > 3) _tile_stored(3, sums + 3 * BLOCK, wide * 4);
 }
-static void multiply_square(const bf16* x, const bf16* w, size_t next, int width, float* sums, int wide) {
+// Two tiles of rows, `step` apart from those of the next step, times two blocks, `next` apart. fetch_weights(k, quarter) brings weights.
+template <bool IS_PAIR, class F>
+static inline void multiply_square(const bf16* x, int step, const bf16* w, size_t next, int width, float* sums, int wide, F fetch_weights) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int k = 0; k < width; k += 32, w += 512, x += 1024) {
-        const bf16 *one = w + AHEAD / 2 * 512 + (k + AHEAD / 2 * 32 < width ? 0 : next), *two = one + next, *rows = x + 1024;
-        fetch<2>(one, 8), fetch<3>(rows, 8);
+    for (int k = 0; k < width; k += 32, w += 512, x += step) {
+        fetch_weights(k, 0), fetch<3>(x + step, 8);
         _tile_loadd(4, x, 64);
         _tile_loadd(6, w, 64);
         _tile_dpbf16ps(0, 4, 6);
-        fetch<2>(one + 256, 8), fetch<3>(rows + 256, 8);
+        fetch_weights(k, 1), fetch<3>(x + step + 256, 8);
         _tile_loadd(7, w + next, 64);
         _tile_dpbf16ps(1, 4, 7);
-        fetch<2>(two, 8), fetch<3>(rows + 512, 8);
-        _tile_loadd(5, x + 512, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        fetch<2>(two + 256, 8), fetch<3>(rows + 768, 8);
-        _tile_dpbf16ps(3, 5, 7);
+        fetch_weights(k, 2);
+        if (IS_PAIR) {
+            fetch<3>(x + step + 512, 8);
+            _tile_loadd(5, x + 512, 64);
+            _tile_dpbf16ps(2, 5, 6);
+        }
+        fetch_weights(k, 3);
+        if (IS_PAIR) {
+            fetch<3>(x + step + 768, 8);
+            _tile_dpbf16ps(3, 5, 7);
+        }
     }
     _tile_stored(0, sums, wide * 4);
     _tile_stored(1, sums + BLOCK, wide * 4);
+    if (!IS_PAIR) return;
     _tile_stored(2, sums + 16 * wide, wide * 4);
     _tile_stored(3, sums + 16 * wide + BLOCK, wide * 4);
 }
-template <int R> static void multiply_tall(const bf16* x, const bf16* w, int width, float* sums, int wide) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    if (R > 3) _tile_zero(3);
-    for (int k = 0; k < width; k += 32, w += 512, x += R * 512) {
-        const bf16 *ahead = w + AHEAD * 512, *rows = x + R * 512;
-        fetch<2>(ahead, 4), fetch<3>(rows, 16);
-        _tile_loadd(6, w, 64);
-        _tile_loadd(4, x, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        fetch<2>(ahead + 128, 4), fetch<3>(rows + 512, 16);
-        _tile_loadd(7, x + 512, 64);
-        _tile_dpbf16ps(1, 7, 6);
-        fetch<2>(ahead + 256, 4), fetch<3>(rows + 1024, 16);
-        if (R > 3) {
-            _tile_loadd(4, x + 1024, 64);
-            _tile_dpbf16ps(2, 4, 6);
-            fetch<3>(rows + 1536, 16);
-        }
-        fetch<2>(ahead + 384, 4);
-        _tile_loadd(5, x + (R - 1) * 512, 64);
-        if (R > 3) _tile_dpbf16ps(3, 5, 6);
-        else _tile_dpbf16ps(2, 5, 6);
-    }
-    _tile_stored(0, sums, wide * 4);
-    _tile_stored(1, sums + 16 * wide, wide * 4);
-    _tile_stored(2, sums + 32 * wide, wide * 4);
-    if (R > 3) _tile_stored(3, sums + 48 * wide, wide * 4);
+// More than 32 rows, in R tiles: two tiles times two blocks, then the rest with the same weights, which are near by then. Meanwhile
+// the next two blocks are fetched from memory, evenly.
+template <int R> static void multiply_tall(const bf16* x, Blocks<bf16> w, size_t next, Blocks<bf16> then, float* sums, int wide) {
+    const bf16* ahead = then.at;
+    const auto even = [&](int k, int quarter) { fetch<2>(ahead + size_t(k) * BLOCK + quarter * 128, 4); };
+    multiply_square<true>(x, R * 512, w.at, next, w.width, sums, wide, even);
+    ahead += w.next();
+    multiply_square<R == 4>(x + 1024, R * 512, w.at, next, w.width, sums + 32 * wide, wide, even);
 }
-template <int B> static void multiply_blocks(int rows, const bf16* x, const bf16* w, int width, float* sums, int wide) {
-    const size_t next = size_t(width) * BLOCK;
-    shape_tiles(rows);
-    if (rows <= 16) return multiply_flat<B>(x, w, width, sums, wide);
-    if (rows <= 32) return multiply_square(x, w, B > 1 ? next : 0, width, sums, wide);
-    for (int b = 0; b < B; b++) {
-        if (rows <= 48) multiply_tall<3>(x, w + b * next, width, sums + b * BLOCK, wide);
-        else multiply_tall<4>(x, w + b * next, width, sums + b * BLOCK, wide);
-    }
+template <int B> static void multiply_blocks(int rows, const bf16* x, Blocks<bf16> w, Blocks<bf16> then, float* sums, int wide) {
+    const size_t next = B > 1 ? w.next() : 0;
+    shape_tiles(rows > 32 ? MOST_ROWS : rows);
+    if (rows <= 16) return multiply_flat<B>(x, w, then, sums, wide);
+    if (rows > 48) return multiply_tall<4>(x, w, next, then, sums, wide);
+    if (rows > 32) return multiply_tall<3>(x, w, next, then, sums, wide);
+    multiply_square<true>(x, 1024, w.at, next, w.width, sums, wide, [&](int k, int quarter) {
+        fetch<2>(later(w, then, quarter / 2, k, AHEAD / 2) + quarter % 2 * 256, 8);
+    });
 }
 #else
 static void release_tiles() {}
@@ -239,24 +255,23 @@ static void release_tiles() {}
 // Blocks that are best multiplied together.
 template <class T> static int together(int rows) { return has_tiles<T> && rows > 16 ? 2 : GROUP; }
 
-// Up to 64 rows of x, a group of them, times `count` blocks of w from `first` on.
-template <class T> static void multiply_group(int rows, const T* x, int stride, const Matrix& w, int first, int count, float* sums) {
-    const T* from = static_cast<const T*>(w.packed) + size_t(first) * w.padded_in() * BLOCK;
-    const int width = w.padded_in(), wide = together<T>(rows) * BLOCK;
+// Up to 64 rows of x, a group of them, times `count` blocks of w. What is multiplied after them is fetched ahead.
+template <class T> static void multiply_group(int rows, const T* x, int stride, Blocks<T> w, int count, Blocks<T> then, float* sums) {
+    const int wide = together<T>(rows) * BLOCK;
 #if defined(__AMX_BF16__)
     if constexpr (has_tiles<T>) {
         switch (count) {
-            case 4: return multiply_blocks<4>(rows, x, from, width, sums, wide);
-            case 3: return multiply_blocks<3>(rows, x, from, width, sums, wide);
-            case 2: return multiply_blocks<2>(rows, x, from, width, sums, wide);
-            default: return multiply_blocks<1>(rows, x, from, width, sums, wide);
+            case 4: return multiply_blocks<4>(rows, x, w, then, sums, wide);
+            case 3: return multiply_blocks<3>(rows, x, w, then, sums, wide);
+            case 2: return multiply_blocks<2>(rows, x, w, then, sums, wide);
+            default: return multiply_blocks<1>(rows, x, w, then, sums, wide);
         }
     }
 #endif
     switch (count) {
-        case 4: return multiply_rows<T, 4>(rows, x, stride, from, width, sums, wide);
-        case 3: return multiply_rows<T, 3>(rows, x, stride, from, width, sums, wide);
-        case 2: return multiply_rows<T, 2>(rows, x, stride, from, width, sums, wide);
-        default: return multiply_rows<T, 1>(rows, x, stride, from, width, sums, wide);
+        case 4: return multiply_rows<T, 4>(rows, x, stride, w.at, w.width, sums, wide);
+        case 3: return multiply_rows<T, 3>(rows, x, stride, w.at, w.width, sums, wide);
+        case 2: return multiply_rows<T, 2>(rows, x, stride, w.at, w.width, sums, wide);
+        default: return multiply_rows<T, 1>(rows, x, stride, w.at, w.width, sums, wide);
     }
 }

@@ -8,16 +8,28 @@
 #include "pool.hpp"
 
 static thread_local int this_thread = 0;
+#if defined(OUTRIDER_STAGES)  // nanoseconds of the caller in each phase of a layer (the sixteenth: outside the layers), for profiling
+extern "C" int64_t outrider_stages[17];
+int64_t outrider_stages[17];
+#endif
 
 struct Row {
     int batch, node, slot, position, out;  // out: index of the row in what is returned
     std::vector<int32_t> ancestors;        // slots of the nodes it sees, itself last
 };
 
+constexpr int CHUNK = 16;  // rows that are rotated at once
+
 template <class T> struct Buffers {  // kept between passes
     std::vector<float> residual, wide;
     Inputs<T> narrow, gated, last;
     std::vector<std::vector<float>> spaces;
+};
+
+struct Sums {  // of some rows and a few blocks: what a product found
+    const float* at;
+    int rows, wide;
+    const float* operator()(int row) const { return at + row * wide; }
 };
 
 template <class T> class Runner {
@@ -68,12 +80,19 @@ template <class T> class Runner {
     template <class B> static void grow(B& buffer, size_t size) {
         if (buffer.size() < size) buffer.resize(size);
     }
-    float* wide(int row) { return b.wide.data() + size_t(row) * ((m.heads + 2 * m.kv_heads) * m.head_dim); }
+    // The queries of a key head, its key and its value at one row. Outputs of qkv come in this order too (structs.py), so that a
+    // thread finds in its own cache what it needs for the attention of a head.
+    float* heads_of(int head, int row) { return b.wide.data() + (size_t(head) * rows.size() + row) * per_head(); }
+    int per_head() const { return (m.heads / m.kv_heads + 2) * m.head_dim; }
     float* residual(int row) { return b.residual.data() + size_t(row) * m.hidden; }
 
     // Pieces 0 .. count - 1 of this phase: every thread has a run of them, and helps the others when it is done. Then all meet.
     template <class F> void share(int& phase, int count, F piece) {
         const int num_threads = pool.size();
+#if defined(OUTRIDER_STAGES)
+        const auto began = std::chrono::steady_clock::now();
+        int64_t& spent = outrider_stages[phase < 16 || phase >= 16 * (p.last_layer - p.first_layer + 1) ? 16 : phase % 16];
+#endif
         std::atomic<int>* taken = &counters[size_t(phase++) * num_threads];
         for (int turn = 0; turn < num_threads; turn++) {
             const int owner = (this_thread + turn) % num_threads, begin = count * owner / num_threads;
@@ -81,34 +100,44 @@ template <class T> class Runner {
             for (int i; (i = taken[owner].fetch_add(1, std::memory_order_relaxed)) < size;) piece(begin + i);
         }
         pool.meet(this_thread);
+#if defined(OUTRIDER_STAGES)
+        if (this_thread == 0) spent += (std::chrono::steady_clock::now() - began).count();
+#endif
     }
-    // One piece is a few blocks of w for all rows: its weights are read from memory once.
-    template <class F> void product(int& phase, const Matrix& w, Inputs<T>& x, F take) { product(phase, w, x, int(rows.size()), take); }
-    template <class F> void product(int& phase, const Matrix& w, Inputs<T>& x, int num_rows, F take) {
-        const int step = together<T>(num_rows);
-        share(phase, up(w.num_blocks(), step) / step, [&](int piece) {
+    // One piece is a few blocks of w for all rows: its weights are read from memory once. `then` is the matrix that is read next.
+    template <class F> void product(int& phase, const Matrix& w, const Matrix& then, Inputs<T>& x, F take) {
+        product(phase, w, then, x, int(rows.size()), take);
+    }
+    template <class F> void product(int& phase, const Matrix& w, const Matrix& then, Inputs<T>& x, int num_rows, F take) {
+        const int step = together<T>(num_rows), count = up(w.num_blocks(), step) / step;
+        const int last = count * (this_thread + 1) / pool.size() - 1;  // of this thread's own
+        const Blocks<T> after = own(then, step);
+        share(phase, count, [&](int piece) {
             const int first = piece * step, from = first * BLOCK, num_blocks = std::min(step, w.num_blocks() - first);
+            const Blocks<T> blocks = Blocks<T>::of(w, first), next = piece == last ? after : Blocks<T>::of(w, first + step);
             alignas(64) float sums[MOST_ROWS * GROUP * BLOCK];
             for (int row = 0; row < num_rows; row += MOST_ROWS) {
                 const int num = std::min(MOST_ROWS, num_rows - row), wide = together<T>(num) * BLOCK;
-                multiply_group<T>(num, x.group(row), x.stride, w, first, num_blocks, sums);
-                const int count = std::min(num_blocks * BLOCK, w.out - from);
-                for (int r = 0; r < num; r++) {
-                    float* out = sums + r * wide;
-                    if (w.bias)
-                        for (int j = 0; j < count; j++) out[j] += w.bias[from + j];
-                    take(row + r, from, count, out);
-                }
+                multiply_group<T>(num, x.group(row), x.stride, blocks, num_blocks, next, sums);
+                const int outputs = std::min(num_blocks * BLOCK, w.out - from);
+                if (w.bias)
+                    for (int r = 0; r < num; r++)
+                        for (int j = 0; j < outputs; j++) sums[r * wide + j] += w.bias[from + j];
+                take(row, from, outputs, Sums{sums, num, wide});
             }
         });
     }
+    // Where this thread begins to read a matrix
+    Blocks<T> own(const Matrix& w, int step) { return Blocks<T>::of(w, up(w.num_blocks(), step) / step * this_thread / pool.size() * step); }
     float rms(const float* x, int size) const {
-        V squares = {};
+        V squares[4] = {};
         float rest = 0;
         int i = 0;
-        for (; i + LANES <= size; i += LANES) squares += load(x + i) * load(x + i);
+        for (; i + 4 * LANES <= size; i += 4 * LANES)
+            for (int j = 0; j < 4; j++) squares[j] += load(x + i + j * LANES) * load(x + i + j * LANES);
+        for (; i + LANES <= size; i += LANES) squares[0] += load(x + i) * load(x + i);
         for (; i < size; i++) rest += x[i] * x[i];
-        return 1.0f / std::sqrt((sum(squares) + rest) / size + m.norm_eps);
+        return 1.0f / std::sqrt((sum((squares[0] + squares[1]) + (squares[2] + squares[3])) + rest) / size + m.norm_eps);
     }
     static void put(float* to, const float* from, int size) { memcpy(to, from, size_t(size) * 4); }
     static void put(bf16* to, const float* from, int size) {
@@ -119,8 +148,9 @@ template <class T> class Runner {
     void norm(int& phase, const float* weight, Inputs<T>& to, const std::vector<int>* chosen = nullptr) {
         share(phase, int(chosen ? chosen->size() : rows.size()), [&](int row) {
             const float *x = residual(chosen ? (*chosen)[row] : row), scale = rms(x, m.hidden);
+            const auto line = to.line(row);
             int i = 0;
-            for (; i + LANES <= m.hidden; i += LANES) to.put(row, i, load(x + i) * scale * load(weight + i));
+            for (; i + LANES <= m.hidden; i += LANES) line.put(i, load(x + i) * scale * load(weight + i));
             if (i < m.hidden) {
                 float part[LANES];
                 for (int j = i; j < m.hidden; j++) part[j - i] = x[j] * scale * weight[j];
@@ -150,38 +180,51 @@ template <class T> class Runner {
     }
     void rotate(float* x, const float* cos, const float* sin) const {
         const int half = m.head_dim / 2;
-        for (int i = 0; i < half; i++) {
+        int i = 0;
+        for (; i + LANES <= half; i += LANES) {
+            const V low = load(x + i), high = load(x + i + half);
+            store(x + i, low * load(cos + i) + high * load(sin + i));
+            store(x + i + half, high * load(cos + i + half) + low * load(sin + i + half));
+        }
+        for (; i < half; i++) {
             const float low = x[i], high = x[i + half];
             x[i] = low * cos[i] + high * sin[i];
             x[i + half] = high * cos[i + half] + low * sin[i + half];
         }
     }
-    T* slot(int layer, int which, const Row& row, int head) {
+    T* slot(int layer, int which, int batch, int head) {
         const size_t per_head = size_t(p.capacity) * m.head_dim;
-        const size_t index = ((size_t(layer) * 2 + which) * p.cache_rows + row.batch) * m.kv_heads + head;
+        const size_t index = ((size_t(layer) * 2 + which) * p.cache_rows + batch) * m.kv_heads + head;
         return static_cast<T*>(p.cache) + index * per_head;
     }
     void attention(int& phase, int index, int thread) {
         const LayerWeights& w = m.layer[index];
-        const int dim = m.head_dim;
         norm(phase, w.attention_norm, b.narrow);
-        product(phase, w.qkv, b.narrow, [&](int row, int from, int count, const float* sums) {
-            memcpy(wide(row) + from, sums, size_t(count) * 4);
-        });
-        share(phase, int(rows.size()), [&](int r) {  // rotate, and write keys and values
-            float* x = wide(r);
-            const Row& row = rows[r];
-            for (int head = 0; head < m.heads + m.kv_heads; head++) {
-                float* at = x + head * dim;
-                if (w.q_norm) head_norm(at, head < m.heads ? w.q_norm : w.k_norm);
-                if (w.rope >= 0) rotate(at, p.cosines[w.rope] + size_t(row.position) * dim, p.sines[w.rope] + size_t(row.position) * dim);
+        product(phase, w.qkv, w.out, b.narrow, [&](int row, int from, int count, Sums sums) {
+            for (int j = 0; j < count; j += BLOCK) {
+                float* to = heads_of((from + j) / per_head(), row) + (from + j) % per_head();
+                for (int r = 0; r < sums.rows; r++) store(to + size_t(r) * per_head(), load(sums(r) + j));
             }
-            for (int head = 0; head < m.kv_heads; head++)
-                for (int which = 0; which < 2; which++)
-                    put(slot(index, which, row, head) + size_t(row.slot) * dim, x + (m.heads + which * m.kv_heads + head) * dim, dim);
+        });
+        const int num_chunks = up(int(rows.size()), CHUNK) / CHUNK;
+        share(phase, m.kv_heads * num_chunks, [&](int piece) {
+            const int head = piece / num_chunks, first = piece % num_chunks * CHUNK;
+            for (int r = first; r < std::min(first + CHUNK, int(rows.size())); r++) place(w, index, head, r);
         });
         look(phase, index, thread);
-        add_product(phase, w.out, b.narrow, w.attention_post_norm);
+        add_product(phase, w.out, w.gate_up, b.narrow, w.attention_post_norm);
+    }
+    // Rotates the queries and the key of one head at one row, and writes key and value.
+    void place(const LayerWeights& w, int index, int head, int r) {
+        const int dim = m.head_dim, group = m.heads / m.kv_heads;
+        const Row& row = rows[r];
+        float* x = heads_of(head, r);
+        for (int i = 0; i <= group; i++) {
+            float* at = x + i * dim;
+            if (w.q_norm) head_norm(at, i < group ? w.q_norm : w.k_norm);
+            if (w.rope >= 0) rotate(at, p.cosines[w.rope] + size_t(row.position) * dim, p.sines[w.rope] + size_t(row.position) * dim);
+        }
+        for (int which = 0; which < 2; which++) put(slot(index, which, row.batch, head) + size_t(row.slot) * dim, x + (group + which) * dim, dim);
     }
     // narrow = what each query saw
     void look(int& phase, int index, int thread) {
@@ -197,7 +240,7 @@ template <class T> class Runner {
         float* seen = space.data() + size_t(MAX_TOGETHER) * score_stride;
         share(phase, int(rows.size()) * m.kv_heads, [&](int piece) {
             const int r = piece / m.kv_heads, head = piece % m.kv_heads;
-            attend(past_of(w, index, rows[r], head), wide(r) + size_t(head) * group * dim, group,
+            attend(past_of(w, index, rows[r], head), heads_of(head, r), group,
                    m.query_scale, m.attention_cap, space.data(), score_stride, seen);
             for (int i = 0; i < group * dim; i += LANES) b.narrow.put(r, head * group * dim + i, load(seen + i));
             if (head == m.kv_heads - 1) b.narrow.clear(r, m.heads * dim);
@@ -217,13 +260,13 @@ template <class T> class Runner {
             for (int r = tiles[begin].first; r < tiles[end - 1].second; r++) {
                 first = std::min(first, past_of(w, index, rows[r], head).begin), old = std::max(old, blended(rows[r]));
             }
-            tile.values.pack(slot(index, 1, one, head), dim, first / 32 * 32, old);
+            tile.values.pack(slot(index, 1, one.batch, head), dim, first / 32 * 32, old);
             for (int t = begin; t < end; t++) {
                 tile.count = 0;
                 for (int r = tiles[t].first; r < tiles[t].second; r++) {
                     const Past<T> past = past_of(w, index, rows[r], head);
-                    for (int at = head * group * dim, g = 0; g < group; g++, at += dim)
-                        tile.query[tile.count++] = {wide(r) + at, r, at, past, blended(rows[r])};
+                    for (int g = 0; g < group; g++)
+                        tile.query[tile.count++] = {heads_of(head, r) + g * dim, r, (head * group + g) * dim, past, blended(rows[r])};
                     if (head == m.kv_heads - 1) b.narrow.clear(r, m.heads * dim);
                 }
                 tile.attend(dim, m.query_scale, m.attention_cap, b.narrow);
@@ -238,38 +281,47 @@ template <class T> class Runner {
     Past<T> past_of(const LayerWeights& w, int index, const Row& row, int head) {
         const int origin = w.window && row.position + 1 > w.window ? row.position + 1 - w.window : 0;
         const int committed = p.lengths[row.batch], hidden = std::max(0, origin - committed);
-        return {slot(index, 0, row, head), slot(index, 1, row, head), m.head_dim, std::min(origin, committed), committed,
+        return {slot(index, 0, row.batch, head), slot(index, 1, row.batch, head), m.head_dim, std::min(origin, committed), committed,
                 row.ancestors.data() + hidden, int(row.ancestors.size()) - hidden, origin};
     }
-    void mlp(int& phase, const LayerWeights& w) {
+    void mlp(int& phase, const LayerWeights& w, const Matrix& then) {
         norm(phase, w.mlp_norm, b.narrow);
-        product(phase, w.gate_up, b.narrow, [&](int row, int from, int count, float* sums) {
+        product(phase, w.gate_up, w.down, b.narrow, [&](int row, int from, int count, Sums sums) {
             for (int j = 0; j < count; j += 2 * BLOCK) {
-                const V gated_sum = activated(load(sums + j)) * load(sums + j + BLOCK);
-                b.gated.put(row, (from + j) / 2, gated_sum);
+                T* to = b.gated.at(row, (from + j) / 2);
+                for (int r = 0; r < sums.rows; r++) {
+                    store(to + size_t(r) * b.gated.step(), activated(load(sums(r) + j)) * load(sums(r) + j + BLOCK));
+                }
             }
-            if (from + count == w.gate_up.out) b.gated.clear(row, w.gate_up.out / 2);
+            if (from + count == w.gate_up.out)
+                for (int r = 0; r < sums.rows; r++) b.gated.clear(row + r, w.gate_up.out / 2);
         });
-        add_product(phase, w.down, b.gated, w.mlp_post_norm);
+        add_product(phase, w.down, then, b.gated, w.mlp_post_norm);
     }
     V activated(V x) const {
-        if (m.activation == 0) return x / (1.0f + exp(-x));
+        if (m.activation == 0) return x * inverse(1.0f + exp(-x));
         if (m.activation == 1) return 0.5f * x * (1.0f + tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
         for (int i = 0; i < LANES; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
         return x;
     }
-    void add_product(int& phase, const Matrix& w, Inputs<T>& x, const float* post_norm) {
-        product(phase, w, x, [&](int row, int from, int count, const float* sums) {
-            float* to = (post_norm ? b.wide.data() + size_t(row) * m.hidden : residual(row)) + from;
-            if (post_norm) memcpy(to, sums, size_t(count) * 4);
-            else
-                for (int j = 0; j < count; j++) to[j] += sums[j];
+    void add_product(int& phase, const Matrix& w, const Matrix& then, Inputs<T>& x, const float* post_norm) {
+        product(phase, w, then, x, [&](int row, int from, int count, Sums sums) {
+            float* to = (post_norm ? b.wide.data() : b.residual.data()) + size_t(row) * m.hidden + from;
+            for (int r = 0; r < sums.rows; r++, to += m.hidden) {
+                if (post_norm) memcpy(to, sums(r), size_t(count) * 4);
+                else add(to, sums(r), count);
+            }
         });
         if (!post_norm) return;
         share(phase, int(rows.size()), [&](int row) {
             const float *from = b.wide.data() + size_t(row) * m.hidden, scale = rms(from, m.hidden);
             for (int i = 0; i < m.hidden; i++) residual(row)[i] += from[i] * scale * post_norm[i];
         });
+    }
+    static void add(float* to, const float* from, int count) {
+        int i = 0;
+        for (; i + LANES <= count; i += LANES) store(to + i, load(to + i) + load(from + i));
+        for (; i < count; i++) to[i] += from[i];
     }
     void copy_out(int& phase, float* to) {
         share(phase, int(rows.size()), [&](int row) { memcpy(to + size_t(rows[row].out) * m.hidden, residual(row), size_t(m.hidden) * 4); });
@@ -286,19 +338,21 @@ template <class T> class Runner {
             phase = 16 * (index - p.first_layer + 1);
             tap(phase, index);
             if (!p.attention_on || p.attention_on[index]) attention(phase, index, thread);
-            if (!p.mlp_on || p.mlp_on[index]) mlp(phase, m.layer[index]);
+            if (!p.mlp_on || p.mlp_on[index]) mlp(phase, m.layer[index], index + 1 < m.layers ? m.layer[index + 1].qkv : m.head);
         }
         phase = 16 * (p.last_layer - p.first_layer + 1);
         if (p.last_layer == m.layers) tap(phase, m.layers);
         if (p.hidden) copy_out(phase, p.hidden);
         if (p.logits) {
             norm(phase, m.norm, b.last, &speaking);
-            product(phase, m.head, b.last, int(speaking.size()), [&](int row, int from, int count, const float* sums) {
-                const Row& of = rows[speaking[row]];
-                float* to = p.logits + size_t(p.last_only ? of.batch : of.out) * m.vocab + from;
-                if (m.final_cap > 0)
-                    for (int j = 0; j < count; j++) to[j] = m.final_cap * std::tanh(sums[j] / m.final_cap);
-                else memcpy(to, sums, size_t(count) * 4);
+            product(phase, m.head, m.layers ? m.layer[0].qkv : m.head, b.last, int(speaking.size()), [&](int row, int from, int count, Sums sums) {
+                for (int r = 0; r < sums.rows; r++) {
+                    const Row& of = rows[speaking[row + r]];
+                    float* to = p.logits + size_t(p.last_only ? of.batch : of.out) * m.vocab + from;
+                    if (m.final_cap > 0)
+                        for (int j = 0; j < count; j++) to[j] = m.final_cap * std::tanh(sums(r)[j] / m.final_cap);
+                    else memcpy(to, sums(r), size_t(count) * 4);
+                }
             });
         }
         release_tiles();

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -71,6 +71,14 @@ static inline float largest(V v) {
 
 // e^x to about one unit in the last place: x = n ln 2 + r, a polynomial in r, n put into the exponent. 0 below -87.
 static inline V exp(V x) {
+#if defined(__AVX512F__)
+    const __mmask16 is_kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    const V n = (V)_mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), 0);
+    const V r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    V y = splat(1.9875691500e-4f);
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f, 1.0f, 1.0f}) y = y * r + c;
+    return (V)_mm512_maskz_scalef_ps(is_kept, (__m512)y, (__m512)n);
+#else
     const V low = splat(-87.0f), high = splat(88.0f);
     I tiny = x < low;
     x = select(x > high, high, select(tiny, low, x));
@@ -87,6 +95,15 @@ static inline V exp(V x) {
     y = y * r * r + r + 1.0f;
     V scale = bits((U)((k + 127) << 23));
     return select(tiny, splat(0.0f), y * scale);
+#endif
+}
+static inline V inverse(V x) {  // 1 / x, or 0 for what is too large; a rough one improved once where there is one
+#if defined(__AVX512F__)
+    const V rough = (V)_mm512_rcp14_ps((__m512)x);
+    return rough + rough * (1.0f - x * rough);
+#else
+    return 1.0f / x;
+#endif
 }
 static inline V tanh(V x) {  // 1 - 2 / (e^2x + 1)
     return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
