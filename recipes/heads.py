@@ -8,7 +8,8 @@ length is kept.
     python recipes/heads.py --stage write --stage train --out build/heads          # on a GPU, about six minutes
     python recipes/heads.py --stage install --out build/heads                      # into src/outrider/bundled/heads
     python recipes/heads.py --stage judge --prompts build/bundled                  # tokens per pass on held-out prompts
-    python recipes/heads.py --stage write --stage train --stage judge --others --rounds 1 --train-seconds 100   # the others
+    python recipes/heads.py --stage write --stage train --stage judge --kinds mtp,p-eagle --steps 1500 --batch 32   # others
+    python recipes/heads.py --stage train --kinds eagle3 --begin src/outrider/bundled/heads --steps 2000     # goes on learning
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch._dynamo
+from accepted import held_prompts
 from bundled_stories import CUT, LlamaShape, Sampler, SamplerConfig
 from safetensors.torch import load_file
 
@@ -72,9 +74,14 @@ OTHERS: dict[str, tuple[dict[str, Any], HeadSettings]] = {
         {"num_heads": 5, "num_layers": 2, "intermediate_size": 1280, "mask_token_id": 1},
         HeadSettings(num_depths=5, loss="mixed"),
     ),
+    "dflash": (
+        {"num_heads": 5, "num_layers": 2, "intermediate_size": 1280, "mask_token_id": 1},
+        HeadSettings(num_depths=5, loss="mixed", decay=0.78),
+    ),
 }
 """Not bundled: they would not fit, and EAGLE is accepted more."""
-JOINT = JointSettings(loss="mixed", head_warmup=60, lora_rank=16)
+MEDUSA2 = "medusa2"
+JOINT = JointSettings(loss="mixed", head_warmup=200, lora_rank=16)
 
 
 def full_recipe() -> Recipe:
@@ -134,6 +141,15 @@ def write_stage(out: Path, recipe: Recipe) -> None:
     np.save(out / "own.npy", windows[:, :-1])
 
 
+def heads_from(folder: Path, target: Target, kinds: Kinds) -> list[Head]:
+    """Heads that go on learning, in float32."""
+    heads = [load_head(folder / kind, target, dtype=torch.float32) for kind in kinds]
+    for head in heads:
+        head.freeze()
+        head.train()
+    return heads
+
+
 def new_heads(target: Target, tokens: np.ndarray, recipe: Recipe, kinds: Kinds) -> list[Head]:
     """Untrained heads; EAGLE-3 and P-EAGLE speak the commonest tokens."""
     raw, ends = read_target(bundled_path("target"))
@@ -149,13 +165,13 @@ def new_heads(target: Target, tokens: np.ndarray, recipe: Recipe, kinds: Kinds) 
     return heads
 
 
-def train_stage(out: Path, recipe: Recipe, kinds: Kinds, *, joint: bool) -> None:
-    """All heads at once, and Medusa-2 beside them if it is wanted."""
+def train_stage(out: Path, recipe: Recipe, kinds: Kinds, *, text: Path, begin: Path | None, joint: bool) -> None:
+    """All heads at once, from those in ``begin`` or from nothing, and Medusa-2 beside them if it is wanted."""
     on_gpu = torch.cuda.is_available()
     torch._dynamo.config.suppress_errors = True  # slower is better than not at all
     target = load_model(bundled_path("target"), device="cuda" if on_gpu else "cpu", fast=not on_gpu)
-    tokens = np.load(out / "own.npy")
-    corpus = Corpus.of(read_documents([out / "own.npy"], None, max_len=10_000), held_out=256 if on_gpu else 8)
+    tokens = np.load(text)
+    corpus = Corpus.of(read_documents([text], None, max_len=10_000), held_out=256 if on_gpu else 8)
     objectives: list[Objective] = [
         HeadObjective(
             head,
@@ -165,7 +181,7 @@ def train_stage(out: Path, recipe: Recipe, kinds: Kinds, *, joint: bool) -> None
             chunk=1 << 29 if on_gpu else 1 << 24,
             recompute=not on_gpu,
         )
-        for head in new_heads(target, tokens, recipe, kinds)
+        for head in (heads_from(begin, target, kinds) if begin else new_heads(target, tokens, recipe, kinds))
     ]
     if joint:
         objectives.append(new_joint(bundled_path("target"), target, JOINT))
@@ -181,9 +197,9 @@ def train_stage(out: Path, recipe: Recipe, kinds: Kinds, *, joint: bool) -> None
     print(f"train: {time.monotonic() - began:.0f} s", flush=True)
 
 
-def install_stage(out: Path) -> None:
+def install_stage(out: Path, kinds: Kinds) -> None:
     """Into the package, without what the bundled target has anyway."""
-    for kind in HEADS:
+    for kind in kinds:
         folder = out / "heads" / kind
         notes = json.loads((folder / "provenance.json").read_text())
         save_head(load_head(folder), BUNDLED / kind, ends="../../target", notes=notes)
@@ -191,30 +207,23 @@ def install_stage(out: Path) -> None:
     print(f"install: {size / 1e6:.1f} MB in {BUNDLED}")
 
 
-def judge_stage(prompts: Path, folders: dict[str, Path], *, count: int, temperature: float, nodes: int, eager: bool) -> None:
+def judge_stage(texts: list[list[int]], folders: dict[str, Path], *, temperature: float, nodes: int, eager: bool) -> None:
     """Tokens per target pass on held-out prompts, with the engine itself, of the heads in ``folders``. ``eager`` is quick to
     start on a GPU and in float32, so that texts can be compared."""
     how: dict[str, Any] = {"fast": False, "dtype": "float32", "max_batch_size": 32} if eager else {}
     llm = LLM(method="best-first", **how)  # loads the draft model too, to compare with
-    texts: list[list[int]] = []
-    for kind in ("story", "chat"):
-        tokens = np.load(prompts / f"held_{kind}.npy")
-        starts = np.load(prompts / f"held_{kind}_starts.npy")
-        for start in starts[:count]:
-            window = tokens[start : start + 400].tolist()
-            end = window.index(2) + 2 if kind == "chat" and 2 in window[:300] else 24
-            texts.append(window[:end])
     params = SamplingParams(max_tokens=96, temperature=temperature, seed=1)
     plain = llm.generate(texts, params, method=llm.compose("plain"))
     for name in ("best-first", *folders):
-        if name == "medusa2":  # the target is another one
+        if name == MEDUSA2:  # the target is another one
             llm = LLM(str(folders[name] / "target"), method="plain", **how)
             plain = llm.generate(texts, params)
-        more = {} if name == "best-first" else {"heads": str(folders[name] / "heads" if name == "medusa2" else folders[name])}
-        method = llm.compose("medusa" if name == "medusa2" else name, num_tree_nodes=nodes, **more)
+        more = {} if name == "best-first" else {"heads": str(folders[name] / "heads" if name == MEDUSA2 else folders[name])}
+        method = llm.compose("medusa" if name == MEDUSA2 else name, num_tree_nodes=nodes, **more)
         outputs = llm.generate(texts, params, method=method)
         same = sum(a.token_ids == b.token_ids for a, b in zip(plain, outputs, strict=True))
-        kinds = [outputs[:count], outputs[count:]]
+        half = len(texts) // 2
+        kinds = [outputs[:half], outputs[half:]]
         rates = [sum(o.stats.num_tokens for o in part) / sum(o.stats.num_passes for o in part) for part in (outputs, *kinds)]
         found = f"{rates[0]:.2f} tokens per pass (story {rates[1]:.2f}, chat {rates[2]:.2f})"
         print(f"{name:14} {found}, {same} of {len(texts)} texts equal plain decoding", flush=True)
@@ -234,29 +243,50 @@ def main() -> None:
     parser.add_argument("--train-seconds", type=float)
     parser.add_argument("--rounds", type=int, help="of 8192 texts that the target writes")
     parser.add_argument("--eager", action="store_true", help="judge with the plain decoder in float32")
-    parser.add_argument("--others", action="store_true", help="the heads that are not bundled, and Medusa-2")
+    known = {**HEADS, **OTHERS}
+    parser.add_argument(
+        "--kinds", default=",".join(HEADS), help=f"of {', '.join((*known, MEDUSA2))}; the bundled ones if not given"
+    )
+    parser.add_argument("--text", type=Path, help="windows to learn from, if not those of stage write")
+    parser.add_argument("--begin", type=Path, help="folder of heads that go on learning")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--batch", type=int, help="windows per step")
+    parser.add_argument("--rate", type=float)
     parser.add_argument("--smoke", action="store_true", help="toy scale, to try the code on a CPU")
     arguments = parser.parse_args()
-    recipe = smoke_recipe() if arguments.smoke else full_recipe()
-    kinds = OTHERS if arguments.others else HEADS
-    if arguments.rounds:
-        recipe = replace(recipe, rounds=arguments.rounds)
-    if arguments.train_seconds:
-        recipe = replace(recipe, settings=replace(recipe.settings, max_seconds=arguments.train_seconds))
+    recipe = chosen_recipe(arguments)
+    names = arguments.kinds.split(",")
+    kinds = {name: known[name] for name in names if name != MEDUSA2}
     for stage in arguments.stage:
         began = time.monotonic()
         if stage == "write":
             write_stage(arguments.out, recipe)
         elif stage == "train":
-            train_stage(arguments.out, recipe, kinds, joint=arguments.others)
+            text = arguments.text or arguments.out / "own.npy"
+            train_stage(arguments.out, recipe, kinds, text=text, begin=arguments.begin, joint=MEDUSA2 in names)
         elif stage == "install":
-            install_stage(arguments.out)
+            install_stage(arguments.out, kinds)
         else:
-            trained = {kind: arguments.out / "heads" / kind for kind in (*OTHERS, "medusa2")}
-            folders = trained if arguments.others else {kind: BUNDLED / kind for kind in HEADS}
-            chosen = {"count": arguments.count, "temperature": arguments.temperature, "nodes": arguments.nodes}
-            judge_stage(arguments.prompts, folders, **chosen, eager=arguments.eager)
+            here = arguments.out / "heads"
+            folders = {name: here / name if (here / name).is_dir() else BUNDLED / name for name in names}
+            texts = [text for kind in ("story", "chat") for text in held_prompts(arguments.prompts, kind, arguments.count)]
+            judge_stage(texts, folders, temperature=arguments.temperature, nodes=arguments.nodes, eager=arguments.eager)
         print(f"{stage}: done in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def chosen_recipe(arguments: argparse.Namespace) -> Recipe:
+    """With what the command line says otherwise."""
+    recipe = smoke_recipe() if arguments.smoke else full_recipe()
+    given = {
+        "max_seconds": arguments.train_seconds,
+        "max_steps": arguments.steps,
+        "batch_size": arguments.batch,
+        "learning_rate": arguments.rate,
+    }
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if arguments.steps and not arguments.train_seconds:
+        changes["max_seconds"] = None
+    return replace(recipe, rounds=arguments.rounds or recipe.rounds, settings=replace(recipe.settings, **changes))
 
 
 if __name__ == "__main__":

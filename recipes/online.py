@@ -1,83 +1,182 @@
 """What online updates are worth after a domain shift, on the bundled target.
 
 A draft that has only read stories serves conversations. Its acceptance there is below that of a draft that knows
-conversations; while it serves, it learns from the answers (`train/online.py`). Prompts that measure are never
-served. What was lost is the gap to a draft of the same shape and training that read both (`build/distill/distill`, or the
-one named); the share that came back is what counts.
+conversations; while it serves, it learns from what it served (`train/online.py`). Prompts that measure are never
+served. What was lost is the gap to a draft of the same shape and training that read both; the share that came back is what
+counts. The stream is served for real, by the engine, with whichever draft is the newest.
 
-    python recipes/online.py --draft build/distill/stories --other build/distill/distill
+    python recipes/distill.py --stage corpus --stage write --stage shift            # the drafts, and conversations to serve
+    python recipes/online.py --serve 2048
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-import torch
-from distill import held_prompts
+import numpy as np
+from accepted import Counts, chain_of, counts_of, held_prompts, new_llm, prompt_of, walk
 
 from outrider.api import LLM
 from outrider.core.interfaces import Target
 from outrider.core.params import SamplingParams
-from outrider.methods import compose
+from outrider.core.request import Origin
 from outrider.train.draft_lm import DraftLM
 from outrider.train.online import OnlineDraft, OnlineSettings
 
 
-def rate(llm: LLM, model: Target, prompts: list[list[int]], params: SamplingParams) -> tuple[float, list[list[int]]]:
-    """Tokens per pass with a draft, chains of four, and the texts."""
-    method = compose("draft-model", llm.target, draft=model, options={"num_draft_tokens": 4})
-    outputs = llm.generate(prompts, params, method=method)
-    tokens, passes = sum(o.stats.num_tokens for o in outputs), sum(o.stats.num_passes for o in outputs)
-    return tokens / passes, [output.token_ids for output in outputs]
+def conversations(file: Path, count: int) -> list[list[int]]:
+    """Prompts of the first conversations in a token file with its documents' beginnings."""
+    tokens, starts = np.load(file), np.load(file.with_name(file.stem + "_starts.npy"))
+    found = list[list[int]]()
+    for begin, end in pairwise([*starts.tolist(), len(tokens)]):
+        text = tokens[begin : min(end, begin + 400)].tolist()
+        if 2 in text[:300]:
+            found.append(prompt_of(text, chat=True))
+        if len(found) == count:
+            break
+    return found
+
+
+def settings_of(arguments: argparse.Namespace) -> OnlineSettings:
+    return OnlineSettings(
+        update_every=arguments.update_every,
+        num_steps=arguments.num_steps,
+        batch_size=arguments.batch_size,
+        memory=arguments.memory,
+        num_held=arguments.num_held,
+        learning_rate=arguments.learning_rate,
+        loss=arguments.loss,
+        rejected_only=arguments.rejected_only,
+        prompts=arguments.learn_prompts,
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--draft", default="build/distill/stories", help="knows the old domain")
+    parser.add_argument("--other", default="build/distill/both", help="knows both, for the size of the loss")
+    parser.add_argument("--other-rate", type=float, help="tokens per pass of that draft on the new domain, if it was measured")
+    parser.add_argument("--record", type=Path, help="file that served requests are written to, or read from if it exists")
+    parser.add_argument("--prompts", type=Path, default=Path("build/bundled"), help="folder with held_story.npy, held_chat.npy")
+    parser.add_argument("--stream", type=Path, default=Path("build/distill/corpus/train.npy"), help="texts to serve")
+    parser.add_argument("--serve", type=int, default=2048, help="conversations served")
+    parser.add_argument("--at-once", type=int, default=64, help="requests served together")
+    parser.add_argument("--measure", type=int, default=128, help="prompts that measure")
+    parser.add_argument("--measure-every", type=int, default=512, help="requests between two measurements")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--num-steps", type=int, default=16, help="of an update")
+    parser.add_argument("--batch-size", type=int, default=16, help="requests per step")
+    parser.add_argument("--memory", type=int, default=2048, help="latest requests that are learned from")
+    parser.add_argument("--num-held", type=int, default=64, help="latest requests that judge")
+    parser.add_argument("--update-every", type=int, default=512, help="rejections between two updates")
+    parser.add_argument("--loss", default="mixed")
+    parser.add_argument("--rejected-only", action="store_true", help="learn where guesses were rejected, as the paper does")
+    parser.add_argument("--learn-prompts", action="store_true", help="learn at the prompts' places too")
+    return parser.parse_args()
+
+
+@dataclass(frozen=True)
+class Served:
+    """A request that ended."""
+
+    prompt: list[int]
+    tokens: list[int]
+    origins: list[Origin]
+
+
+class Service:
+    """Requests served in turn, and the draft that learns from them."""
+
+    def __init__(self, llm: LLM, draft: DraftLM, arguments: argparse.Namespace) -> None:
+        self.llm, self.online = llm, OnlineDraft(draft, llm.target, settings_of(arguments))
+        self.model: Target = draft.served(llm.target.dtype)
+        self.params, self.learning = SamplingParams(max_tokens=arguments.max_tokens), 0.0
+
+    def serve(self, prompts: list[list[int]]) -> list[Served]:
+        """With the newest draft."""
+        outputs = self.llm.generate(prompts, self.params, method=chain_of(self.llm, self.model, 4))
+        return [Served(output.prompt_token_ids, output.token_ids, output.origins) for output in outputs]
+
+    def learn(self, ended: list[Served]) -> None:
+        paused = time.monotonic()
+        for request in ended:
+            self.online.observe(request.prompt, request.tokens, request.origins)
+        self.model = self.online.maybe_update() or self.model
+        self.learning += time.monotonic() - paused
+
+
+def recorded(file: Path) -> Iterator[Served]:
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        yield Served(row["prompt"], row["tokens"], [Origin(name) for name in row["origins"]])
+
+
+def stream(service: Service, arguments: argparse.Namespace) -> Iterator[list[Served]]:
+    """Requests that ended together, from the engine or, where they were served before, from the record: greedy text is the
+    same whichever draft served it."""
+    record: Path | None = arguments.record
+    if record is not None and record.is_file():
+        known = list(recorded(record))[: arguments.serve]
+        yield from (known[begin : begin + arguments.at_once] for begin in range(0, len(known), arguments.at_once))
+        return
+    prompts = conversations(arguments.stream, arguments.serve)
+    for begin in range(0, len(prompts), arguments.at_once):
+        ended = service.serve(prompts[begin : begin + arguments.at_once])
+        if record is not None:
+            with record.with_suffix(".part").open("a") as file:
+                rows = ({"prompt": r.prompt, "tokens": r.tokens, "origins": [o.value for o in r.origins]} for r in ended)
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+        yield ended
+    if record is not None:
+        record.with_suffix(".part").rename(record)
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """Prompts that are never served, and what the target says to them."""
+
+    prompts: list[list[int]]
+    texts: list[list[int]]
+
+    def __call__(self, draft: DraftLM) -> Counts:
+        return walk(draft, self.prompts, self.texts, 4)
 
 
 def main() -> None:
     """Serve, learn, measure."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--draft", default="build/distill/stories", help="knows the old domain")
-    parser.add_argument("--other", default="build/distill/distill", help="knows both, for the size of the loss")
-    parser.add_argument("--prompts", type=Path, default=Path("build/bundled"), help="folder with held_story.npy, held_chat.npy")
-    parser.add_argument("--serve", type=int, default=240, help="conversations served")
-    parser.add_argument("--measure", type=int, default=48, help="prompts that measure")
-    parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--num-steps", type=int, default=32, help="of an update")
-    parser.add_argument("--rejected-only", action="store_true", help="learn where guesses were rejected, as the paper does")
-    arguments = parser.parse_args()
-    llm, cpu = LLM(method="plain", max_batch_size=16), torch.device("cpu")
-    params = SamplingParams(max_tokens=arguments.max_tokens)
-    chats = held_prompts(arguments.prompts, "chat", arguments.measure + arguments.serve)
-    measured, served = chats[: arguments.measure], chats[arguments.measure :]
-    stories = held_prompts(arguments.prompts, "story", arguments.measure)
-    draft = DraftLM.load(arguments.draft, cpu)
-    model = draft.served(llm.target.dtype)
-    home, _ = rate(llm, model, stories, params)
-    before, texts = rate(llm, model, measured, params)
-    other, _ = rate(llm, DraftLM.load(arguments.other, cpu).served(llm.target.dtype), measured, params)
-    print(f"stories {home:.3f}, conversations {before:.3f}, a draft that knows both {other:.3f} tokens per pass", flush=True)
-    settings = OnlineSettings(
-        learning_rate=arguments.learning_rate,
-        num_steps=arguments.num_steps,
-        loss="mixed",
-        rejected_only=arguments.rejected_only,
+    arguments, began = parse_arguments(), time.monotonic()
+    llm = new_llm()
+    texts = {kind: held_prompts(arguments.prompts, kind, arguments.measure) for kind in ("story", "chat")}
+    stories, chats = (
+        Measure(asked, counts_of(llm, asked, llm.compose("plain"), max_tokens=arguments.max_tokens).texts)
+        for asked in texts.values()
     )
-    online, learning, began = OnlineDraft(draft, llm.target, settings), 0.0, time.monotonic()
-    for begin in range(0, len(served), 16):
-        method = compose("draft-model", llm.target, draft=model, options={"num_draft_tokens": 4})
-        for output in llm.generate(served[begin : begin + 16], params, method=method):
-            online.observe(output.prompt_token_ids, output.token_ids, output.origins)
-        paused = time.monotonic()
-        model = online.maybe_update() or model
-        learning += time.monotonic() - paused
-    after, again = rate(llm, model, measured, params)
-    home_after, _ = rate(llm, model, stories, params)
-    for step in online.judgements:
-        print(f"  held out: serving {step.served:.3f}, learned {step.learned:.3f}{', swapped' if step.swapped else ''}")
-    back, seconds = (after - before) / max(other - before, 1e-9), time.monotonic() - began
-    print(f"after {len(served)} requests: conversations {after:.3f} ({back:.0%} of what was lost), stories {home_after:.3f}")
-    print(f"{learning:.0f} s of {seconds:.0f} s learning; texts that measure unchanged: {again == texts}")
+    device = llm.target.device
+    draft, both = DraftLM.load(arguments.draft, device), arguments.other_rate
+    if both is None:
+        both = chats(DraftLM.load(arguments.other, device)).per_pass
+    home, before, service = stories(draft).per_pass, chats(draft), Service(llm, draft, arguments)
+    print(f"stories {home:.3f}, conversations {before.per_pass:.3f}, a draft that knows both {both:.3f}", flush=True)
+    done = 0
+    for ended in stream(service, arguments):
+        service.learn(ended)
+        done += len(ended)
+        if done % arguments.measure_every < arguments.at_once:
+            now, judged = chats(service.online.module), service.online.judgements
+            more = now.per_pass - before.per_pass
+            row = {"requests": done, "conversations": now.per_pass, "stories": stories(service.online.module).per_pass}
+            row |= {"of_gap": more / max(both - before.per_pass, 1e-9), "of_drop": more / max(home - before.per_pass, 1e-9)}
+            row |= {"gain": now.gain(before, guesses=False), "updates": len(judged), "swaps": sum(j.swapped for j in judged)}
+            row |= {"last": [judged[-1].served, judged[-1].learned] if judged else []}
+            row |= {"learning": service.learning, "seconds": time.monotonic() - began}
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

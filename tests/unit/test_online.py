@@ -23,7 +23,9 @@ from outrider.train.draft_lm import DraftLM
 from outrider.train.online import OnlineDraft, OnlineSettings
 
 TARGET = tiny_model()
-QUICK = OnlineSettings(update_every=40, num_steps=6, batch_size=8, held_every=4, learning_rate=3e-3)
+QUICK = OnlineSettings(
+    update_every=40, num_steps=6, batch_size=8, held_every=4, learning_rate=3e-3, warmup_steps=2, average=0.5
+)
 
 
 def new_draft() -> DraftLM:
@@ -127,6 +129,28 @@ def test_only_rejected_places_count() -> None:
     assert online._packed(list(online._memory)).supervised.nonzero()[:, 1].tolist() == [4, 6]
     online.observe([1, 2, 3], [4], [Origin.ACCEPTED])
     assert len(online._memory) == 1 and online.maybe_update() is None
+
+
+def test_prompts_may_count_too() -> None:
+    online = OnlineDraft(new_draft(), TARGET, OnlineSettings(update_every=10, prompts=True))
+    online.observe([1, 2, 3], [4, 5], [Origin.ACCEPTED, Origin.RECOVERED])
+    assert online._packed(list(online._memory)).supervised.nonzero()[:, 1].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_is_served_is_the_mean_of_what_was_learned() -> None:
+    """After two steps: a a w0 + a (1 - a) w1 + (1 - a) w2; the first step is a tenth of a step."""
+    settings = OnlineSettings(update_every=1, num_steps=1, margin=-9.0, learning_rate=1e-2, average=0.75)
+    online, weights = OnlineDraft(new_draft(), TARGET, settings), []
+    weights.append(online._learner.model.norm.weight.detach().clone())
+    for turn in range(10):
+        online.observe([1, 2, turn], [4, 5, 6], [Origin.RECOVERED] * 3)
+    for _ in range(2):
+        online._num_new = 9
+        assert online.maybe_update() is not None
+        weights.append(online._learner.model.norm.weight.detach().clone())
+    assert 0 < float((weights[1] - weights[0]).abs().max()) < 1.01e-3
+    expected = 0.5625 * weights[0] + 0.1875 * weights[1] + 0.25 * weights[2]
+    torch.testing.assert_close(online.module.model.norm.weight.data, expected)
 
 
 def test_learning_in_the_background() -> None:

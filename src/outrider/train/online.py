@@ -55,7 +55,11 @@ class OnlineSettings:
     num_held: int = 16
     """Latest requests that are judged by."""
     learning_rate: float = 3e-4
-    """Of the first step of an update; it falls to nothing by the last."""
+    warmup_steps: int = 10
+    """Steps after a new beginning until the whole learning rate: Adam does not know the gradients' sizes at first."""
+    average: float = 0.95
+    """What is judged and served is a running mean of the copy's weights, this share of it the mean before. Steps from few
+    requests are noise for the most part, and the mean has little of it."""
     loss: str = "forward"
     rejected_only: bool = False
     """Learn only where guesses were rejected. At the learning rates tried that unlearns more than it teaches (docs/log.md)."""
@@ -77,6 +81,9 @@ class OnlineSettings:
             raise OptionError(f"held_every = {self.held_every} would leave nothing to learn from; use 2 or more")
         if not self.learning_rate > 0:
             raise OptionError(f"learning_rate = {self.learning_rate} is not valid; use a number above 0")
+        if not 0 <= self.average < 1 or self.warmup_steps < 0:
+            found = f"average = {self.average}, warmup_steps = {self.warmup_steps}"
+            raise OptionError(f"{found} are not valid; use a share of at least 0 and below 1, and no negative number of steps")
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,7 @@ class OnlineDraft(Learner):
         """A new copy to learn."""
         with torch.inference_mode(False):
             self._learner = copy.deepcopy(self._served).requires_grad_(True)
+            self._mean, self._num_steps = copy.deepcopy(self._served), 0
             self._optimizer = torch.optim.AdamW(
                 self._learner.parameters(), lr=self.settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
             )
@@ -160,17 +168,15 @@ class OnlineDraft(Learner):
 
     def _update(self, memory: list[Document], held: list[Document]) -> Target | None:
         with torch.inference_mode(False), torch.enable_grad():  # the caller may be in the middle of serving
-            for step in range(self.settings.num_steps):
-                for group in self._optimizer.param_groups:  # steps that grow smaller leave less noise to be judged
-                    group["lr"] = self.settings.learning_rate * (1 - step / self.settings.num_steps)
+            for _ in range(self.settings.num_steps):
                 chosen = self._random.choice(len(memory), min(self.settings.batch_size, len(memory)), replace=False)
                 self._learn([memory[index] for index in chosen])
             batches = [self._packed(part) for part in _parts(held, self.settings.batch_size)]
-            served, learned = (self._judge(model, batches) for model in (self._served, self._learner))
+            served, learned = (self._judge(model, batches) for model in (self._served, self._mean))
             better = learned > served + self.settings.margin
             self.judgements.append(Judgement(served, learned, better))
             if better:
-                self._served, self._num_failed = copy.deepcopy(self._learner).requires_grad_(False), 0
+                self._served, self._num_failed = copy.deepcopy(self._mean), 0
                 return self._served.served(self._dtype)
             self._num_failed += 1
             if self._num_failed >= self.settings.patience:
@@ -184,8 +190,14 @@ class OnlineDraft(Learner):
             return
         loss.backward()
         nn.utils.clip_grad_norm_(self._learner.parameters(), 1.0)
+        self._num_steps += 1
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * min(1.0, self._num_steps / max(1, self.settings.warmup_steps))
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for mean, newest in zip(self._mean.parameters(), self._learner.parameters(), strict=True):
+                mean.lerp_(newest, 1 - self.settings.average)
 
     def _judge(self, model: DraftLM, batches: Sequence[Packed]) -> float:
         with torch.no_grad():
