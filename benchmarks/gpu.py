@@ -33,7 +33,8 @@ from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.request import Request, RequestState  # noqa: E402
 from outrider.core.tree import TokenTree  # noqa: E402
 from outrider.methods import compose  # noqa: E402
-from outrider.models.attention.tree_triton import Rows, Sights, pack_words  # noqa: E402
+from outrider.models.attention.tree_tiles import Rows, Sights, paths_of  # noqa: E402
+from outrider.models.attention.tree_triton import pack_words  # noqa: E402
 from outrider.models.gpu.arena import DeviceCache  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 from outrider.models.weights import Weights  # noqa: E402
@@ -164,7 +165,8 @@ def _pass_ms(target: FastDecoder, rows: Rows, num_nodes: int) -> float:
     tree = some_tree(num_nodes) if num_nodes >= 64 else TokenTree.chain(torch.arange(5, 5 + num_nodes, device=DEVICE)[None])
     words = None if tree.is_chain else pack_words(tree.ancestors)
     depths = None if tree.is_chain else tree.depths.int()
-    step = target.step((1, num_nodes), rows, Sights(words, depths), num_slots=target.arena.capacity)
+    paths = None if tree.is_chain else paths_of(tree.ancestors)
+    step = target.step((1, num_nodes), rows, Sights(words, depths, 0, paths), num_slots=target.arena.capacity)
     tokens = tree.tokens.clone()
     target.forward(tokens, step)
     torch.cuda.synchronize()

@@ -1,10 +1,10 @@
 """EAGLE-3 on 8B shapes against plain decoding, batch 1, greedy and at temperature 1, in one process on the same weights.
 
-    PYTHONPATH=src python benchmarks/gpu_heads.py [--json FILE] [--tokens N]
+    PYTHONPATH=src python benchmarks/gpu_heads.py [--json FILE] [--tokens N] [--modes fast invariant] [--shapes TEXT ...]
 
 Target and head are the bundled ones, inflated (recipes/inflate.py, recipes/inflate_head.py): real shapes, a small model's
-language. Trees of a fixed shape run as one captured round; best-first ones through the engine, whose target passes are captured
-and whose head is not. The last line of stdout is one JSON document.
+language. Every round is one captured graph, head included. Prompts are the four stories of benchmarks/gpu.py and the eight of
+the built-in suite of stories. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "recipes"), str(ROOT / "benchmarks")]
-from gpu import DEVICE, STORIES  # noqa: E402  # pyright: ignore
+from gpu import DEVICE, STORIES, median_ms  # noqa: E402  # pyright: ignore
 from inflate import LLAMA_8B, inflated_weights  # noqa: E402  # pyright: ignore
 from inflate_head import inflated_eagle3  # noqa: E402  # pyright: ignore
 
 from outrider import SamplingParams  # noqa: E402
+from outrider.bench.suites import load_suites  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
-from outrider.captured import Rounds  # noqa: E402
+from outrider.captured import Rounds, captured  # noqa: E402
 from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.method import Method  # noqa: E402
 from outrider.core.request import Request, RequestState  # noqa: E402
@@ -40,11 +41,12 @@ Shape = tuple[str | None, int, int]
 SHAPES: dict[str, Shape] = {
     "chain of 5": ("1,1,1,1,1", 5, 5),
     "tree 4,2,1,1,1 (36 cut to 28)": ("4,2,1,1,1", 5, 28),
-    "tree 6,3,2,1,1,1 cut to 32": ("6,3,2,1,1,1", 6, 32),
-    "tree 8,4,2,2,1 cut to 63": ("8,4,2,2,1", 5, 63),
-    "best-first of 32, head not captured": (None, 8, 32),
+    "best-first, 5 levels, 63 nodes": (None, 5, 63),
+    "best-first, 6 levels, 31 nodes": (None, 6, 31),
+    "best-first, 6 levels, 63 nodes": (None, 6, 63),
+    "best-first, 8 levels, 63 nodes": (None, 8, 63),
 }
-"""Branching (None: best-first), depth, nodes."""
+"""Branching (None: best-first), depth, guesses."""
 
 
 class Bench:
@@ -56,7 +58,8 @@ class Bench:
         self.targets = {mode: FastDecoder(config, weights, numerics=mode) for mode in ("fast", "invariant")}
         self.rounds = {mode: Rounds(target) for mode, target in self.targets.items()}
         codec = load_codec(bundled_path("target"))
-        self.prompts = [codec.encode(story) for story in STORIES]
+        (suite,) = load_suites(["stories"])
+        self.prompts = [codec.encode(story) for story in (*STORIES, *(item.text or "" for item in suite.items))]
         self.results: dict[str, Any] = {}
 
     def method(self, mode: str, shape: Shape | None) -> Method:
@@ -68,7 +71,9 @@ class Bench:
         planned = compose("token-recycling", self.targets[mode], policy="fixed", options=options)
         return Method(Eagle(self.head, HeadOptions(branching=branching)), plain.rule, planned.policy)
 
-    def run(self, method: Method, mode: str, num_tokens: int, temperature: float, prompts: int = 4) -> list[RequestState]:
+    def run(
+        self, method: Method, mode: str, num_tokens: int, temperature: float, *, prompts: int | None = None
+    ) -> list[RequestState]:
         requests = [
             Request(prompt, SamplingParams(max_tokens=num_tokens, temperature=temperature, seed=5, ignore_eos=True))
             for prompt in self.prompts[:prompts]
@@ -79,7 +84,7 @@ class Bench:
 
     def measure(self, num_tokens: int, modes: Sequence[str], shapes: Mapping[str, Shape]) -> None:
         """One table: every shape, both temperatures."""
-        print(f"{'batch 1':<52}{'T':>4}{'tok/s':>9}{'ms/round':>9}{'tok/round':>10}{'to plain':>9}   same text as plain")
+        print(f"{'batch 1':<52}{'T':>4}{'tok/s':>9}{'ms/round':>9}{'draft':>7}{'tok/round':>10}{'to plain':>9}   same text")
         for mode in modes:
             for temperature in (0.0, 1.0):
                 self._rows(mode, temperature, num_tokens, shapes)
@@ -92,15 +97,34 @@ class Bench:
             states = self.run(method, mode, num_tokens, temperature)
             tokens, seconds = sum(s.stats.num_tokens for s in states), sum(s.stats.seconds for s in states)
             rounds, speed = sum(s.stats.num_passes for s in states), tokens / seconds
+            draft = 0.0 if shape is None else self.draft_ms(method, mode)
             found = [s.output_ids for s in states]
             base, texts = base or speed, texts or found
             same = sum(a == b for a, b in zip(texts, found, strict=True))
             self.results[f"{mode}/{temperature}/{label}"] = {
                 "tokens_per_second": speed, "ms_per_round": seconds / rounds * 1e3, "tokens_per_round": tokens / rounds,
-                "to_plain": speed / base, "same": same,
+                "to_plain": speed / base, "same": same, "draft_ms": draft,
             }  # fmt: skip
-            row = f"{speed:>9.1f}{seconds / rounds * 1e3:>9.3f}{tokens / rounds:>10.2f}{speed / base:>8.2f}x"
+            row = f"{speed:>9.1f}{seconds / rounds * 1e3:>9.3f}{draft:>7.3f}{tokens / rounds:>10.2f}{speed / base:>8.2f}x"
             print(f"{mode + ', ' + label:<52}{temperature:>4.1f}{row}   {same}/{len(texts)}", flush=True)
+
+    def draft_ms(self, method: Method, mode: str) -> float:
+        """Milliseconds of the head's part of a round, as a graph of its own."""
+        graphs = captured(method, self.targets[mode])
+        assert graphs is not None and graphs.drafter is not None and graphs.drafter.tree_size is not None
+        state = RequestState.of(Request(self.prompts[0], SamplingParams(max_tokens=64)))
+        frame = graphs.frame(1, len(self.prompts[0]) + 64)
+        nodes = torch.zeros(1, graphs.drafter.tree_size[0], dtype=torch.int64, device=DEVICE)
+        with torch.inference_mode():
+            graphs.seat(frame, [0], [state])
+            graphs.drafter.propose(frame, nodes)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                graphs.drafter.propose(frame, nodes)
+            found = median_ms(graph.replay)
+        graphs.leave(frame)
+        return found
 
 
 def main() -> None:
@@ -109,10 +133,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--modes", nargs="+", default=["fast", "invariant"])
-    parser.add_argument("--captured", action="store_true", help="only the shapes that are one captured round")
+    parser.add_argument("--shapes", nargs="+", default=[""], help="only those whose names contain one of these")
     arguments = parser.parse_args()
     bench = Bench()
-    shapes = {label: shape for label, shape in SHAPES.items() if shape[0] or not arguments.captured}
+    shapes = {label: shape for label, shape in SHAPES.items() if any(text in label for text in arguments.shapes)}
     bench.measure(arguments.tokens, arguments.modes, shapes)
     document = {"date": str(date.today()), "device": torch.cuda.get_device_name(), "results": bench.results}
     if arguments.json:

@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.core.tree import ancestors_of
-from outrider.models.attention.tree_triton import Cut, Rows, Sights, attend_tree, cut_for, pack_words
+from outrider.models.attention.tree_tiles import Cut, Rows, Sights
+from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words
 from outrider.models.gpu.packed import Matrix, pack
 from outrider.models.gpu.skinny import Tile, product, reference_product
 from outrider.models.gpu.tiles import Kind, tile_for

@@ -8,6 +8,7 @@ passes are graphs too. The text is the same either way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, final
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method
 from outrider.core.request import Request
 from outrider.core.trace import Observer
+from outrider.drafters.best_first import BestFirst, BestFirstOptions
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.draft_tree import DraftTree
 from outrider.drafters.eagle import Eagle
@@ -32,6 +34,7 @@ from outrider.policies.heuristic import Heuristic
 
 if TYPE_CHECKING:
     from outrider.engine.graphs import RoundGraphs
+    from outrider.models.gpu.best_first import Search
     from outrider.models.gpu.decoder import FastDecoder
 
 
@@ -98,25 +101,51 @@ def _twin(drafter: Drafter, policy: Fixed | Adaptive | Heuristic, target: FastDe
     from outrider.models.gpu.branches import DeviceTree
     from outrider.models.gpu.chain import DeviceChain
     from outrider.models.gpu.decoder import FastDecoder
-    from outrider.models.gpu.eagle import DeviceEagle
+    from outrider.models.gpu.draft_search import DeviceBestFirst
     from outrider.models.gpu.lookup import DeviceLookup
 
     if isinstance(drafter, PromptLookup):
         return DeviceLookup(min_ngram=drafter.options.min_ngram, max_ngram=drafter.options.max_ngram)
-    if isinstance(drafter, Eagle) and drafter.static_tree is not None and isinstance(policy, Fixed):
-        tree = _cut(drafter.static_tree, policy)
-        return DeviceEagle(drafter.head, target, parents=tree.parents, ranks=_ranks(tree))
-    if not isinstance(drafter, DraftModel | DraftTree) or drafter.draws is not Draws.DETERMINISTIC:
+    if isinstance(drafter, Eagle):
+        return _eagle(drafter, policy, target) if isinstance(policy, Fixed) else None
+    if not isinstance(drafter, DraftModel | DraftTree | BestFirst) or drafter.draws is not Draws.DETERMINISTIC:
         return None
     model = drafter.model
     if not isinstance(model, FastDecoder) or model.page_len:
         return None
     if isinstance(drafter, DraftModel):
         return DeviceChain(model, vocab_size=drafter.vocab_size)
-    if not isinstance(policy, Fixed) or not drafter.drawing.perturb:  # a captured tree has one shape
+    if not isinstance(policy, Fixed):  # a captured tree has one size
+        return None
+    if isinstance(drafter, BestFirst):
+        search = _search(drafter.options, policy)
+        fits = drafter.options.perturb and search.fits
+        return DeviceBestFirst(model, vocab_size=drafter.vocab_size, search=search) if fits else None
+    if not drafter.drawing.perturb:
         return None
     tree = _cut(drafter.tree, policy)
     return DeviceTree(model, vocab_size=drafter.vocab_size, parents=tree.parents, ranks=_ranks(tree))
+
+
+def _eagle(drafter: Eagle, policy: Fixed, target: FastDecoder) -> DeviceDrafter | None:
+    from outrider.models.gpu.eagle import BestFirstEagle, StaticEagle
+    from outrider.models.gpu.head_layer import FastHead
+
+    if not FastHead.can_run(drafter.head):
+        return None
+    if drafter.static_tree is not None:
+        tree = _cut(drafter.static_tree, policy)
+        return StaticEagle(drafter.head, target, parents=tree.parents, ranks=_ranks(tree))
+    search = None if drafter.search is None else _search(drafter.search, policy)
+    return None if search is None or not search.fits else BestFirstEagle(drafter.head, target, search=search)
+
+
+def _search(options: BestFirstOptions, policy: Fixed) -> Search:
+    from outrider.models.gpu.best_first import Search
+
+    depth, nodes = policy.options.num_draft_tokens, policy.options.num_tree_nodes or policy.options.num_draft_tokens
+    search = Search(depth, nodes + 1, options.width, options.num_children, options.tau)
+    return replace(search, num_nodes=min(search.num_nodes, search.pool_size))
 
 
 def _cut(tree: TreeShape, policy: Fixed) -> TreeShape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,12 +19,14 @@ from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
 from outrider.drafters.eagle import Eagle
 from outrider.drafters.head_tree import HeadOptions
+from outrider.models.attention.tree_triton import pack_words
 from outrider.models.decoder import Decoder
-from outrider.models.gpu.branches import StaticTree
-from outrider.models.gpu.choose import NOTE, RING
+from outrider.models.gpu.best_first import Search
+from outrider.models.gpu.choose import Bests
 from outrider.models.gpu.decoder import FastDecoder
-from outrider.models.gpu.eagle import DeviceEagle
-from outrider.models.gpu.walk import walk_and_commit
+from outrider.models.gpu.eagle import BestFirstEagle, DeviceEagle, StaticEagle
+from outrider.models.gpu.head_layer import together
+from outrider.models.gpu.walk import NOTE, RING, walk_and_commit
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.ends import Ends
 from outrider.models.heads.folder import new_config, new_head
@@ -51,7 +54,7 @@ def small_head(kind: str) -> EagleHead:
     return head.to(DEVICE).requires_grad_(False)
 
 
-def expected(twin: Eagle, target: Decoder, rows: list[list[int]], noise: Noise) -> torch.Tensor:
+def expected(twin: Eagle, target: Decoder, rows: list[list[int]], noise: Noise, plan: Plan) -> TokenTree:
     """What the drafter proposes for rows it has just met."""
     states = [RequestState.of(Request(r[:-1], SamplingParams(temperature=t))) for r, t in zip(rows, TEMPERATURES, strict=True)]
     for state, row in zip(states, rows, strict=True):
@@ -59,40 +62,64 @@ def expected(twin: Eagle, target: Decoder, rows: list[list[int]], noise: Noise) 
     context = Context(rows, Sampler(states, 64, DEVICE), noise, DEVICE)
     taps = target.prefill([row[:-1] for row in rows], target.new_cache(2), taps=twin.taps)
     with torch.inference_mode():
-        return twin.propose(twin.start(rows, taps), context, Plan((3, 3), (9, 9))).tree.tokens
+        return twin.propose(twin.start(rows, taps), context, plan).tree
 
 
+def drafters(head: EagleHead, target: FastDecoder, shape: str) -> tuple[Eagle, DeviceEagle, Plan]:
+    """A drafter, its twin on the device, and what both are asked for."""
+    if shape == "static":
+        twin = Eagle(head, HeadOptions(branching="3,1,1"))
+        tree = twin.static_tree
+        assert tree is not None
+        ranks = [path[-1] if path else 0 for path in tree.paths]
+        return twin, StaticEagle(head, target, parents=tree.parents, ranks=ranks), Plan((3, 3), (9, 9))
+    twin = Eagle(head, HeadOptions(width=3, num_children=4))
+    assert twin.search is not None
+    search = Search(max_depth=3, num_nodes=12, width=3, num_children=4, tau=twin.search.tau)
+    return twin, BestFirstEagle(head, target, search=search), Plan((3, 3), (11, 11))
+
+
+@pytest.mark.parametrize("shape", ["static", "best-first"])
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
-def test_eagles_tree_is_that_of_its_twin(kind: str) -> None:
+def test_eagles_tree_is_that_of_its_twin(kind: str, shape: str) -> None:
     config = tiny_config(**SHAPE)
     weights = tiny_weights(config, device=str(DEVICE))
     slow, fast, head = Decoder(config, weights), FastDecoder(config, weights), small_head(kind)
-    twin = Eagle(head, HeadOptions(branching="3,1,1"))
-    tree = twin.static_tree
-    assert tree is not None
-    ranks = [path[-1] if path else 0 for path in tree.paths]
-    drafter = DeviceEagle(head, fast, parents=tree.parents, ranks=ranks)
+    twin, drafter, plan = drafters(head, fast, shape)
+    assert drafter.tree_size is not None
     rows = [[5, 9, 1, 33, 7, 2], [2, 8, 4, 1, 6]]
     drafter.seat([0, 1], rows, batch_size=2, capacity=64)
-    static = StaticTree.of(tree.parents, DEVICE)
     for _ in range(3):
         frame = frame_of(rows, TEMPERATURES)
-        nodes = torch.zeros(2, len(tree.paths), dtype=torch.int64, device=DEVICE)
+        nodes = torch.zeros(2, drafter.tree_size[0], dtype=torch.int64, device=DEVICE)
         nodes[:, 0] = torch.tensor([row[-1] for row in rows])
         with torch.inference_mode():
             drafter.propose(frame, nodes)
         noise = Noise(frame.seeds, frame.lengths - frame.prompt_lens)
-        assert torch.equal(nodes, expected(twin, slow, rows, noise))
+        tree, trees = expected(twin, slow, rows, noise, plan), drafter.trees(2)
+        assert torch.equal(nodes, tree.tokens) and torch.equal(trees.parents, tree.parents)
+        assert torch.equal(trees.words, pack_words(tree.ancestors)) and torch.equal(trees.depths, tree.depths.int())
+        for row, node in ((row, node) for row in range(2) for node in range(nodes.shape[1])):
+            assert trees.paths[row, node, : int(tree.depths[row, node]) + 1].tolist() == [0, *tree.path(row, node)]
         before, ring = frame.lengths - 1, torch.zeros(RING, 2, NOTE + 4, dtype=torch.int64, device=DEVICE)
-        choices = torch.randint(0, 64, (2, len(tree.paths)), device=DEVICE)
-        choices[0, 0], choices[0, 2], choices[1, 0] = nodes[0, 2], nodes[0, 5], nodes[1, 1]  # two accepted, one accepted
-        bests = torch.ones(*choices.shape, 1, device=DEVICE), choices[..., None].contiguous()
+        choices = torch.randint(0, 64, nodes.shape, device=DEVICE)
+        follow(choices[0], nodes[0], tree, 0, 2)  # two accepted, one accepted
+        follow(choices[1], nodes[1], tree, 1, 1)
+        bests = Bests(torch.ones(*choices.shape, 1, device=DEVICE), choices[..., None].contiguous())
         rounds = torch.zeros(2, dtype=torch.int64, device=DEVICE)
-        path = walk_and_commit(bests, nodes, frame, tree=static, ring=ring, rounds=rounds)
-        found = [states_of(slow, row, nodes[slot].tolist(), tree.parents, drafter.taps) for slot, row in enumerate(rows)]
+        path = walk_and_commit(bests, nodes, frame, parents=trees.parents, ring=ring, rounds=rounds)
+        parents = [tuple(row) for row in trees.parents.tolist()]
+        found = [states_of(slow, row, nodes[slot].tolist(), parents[slot], drafter.taps) for slot, row in enumerate(rows)]
         drafter.take(before, torch.stack(found), path)
         rows = [frame.tokens[slot, : int(frame.lengths[slot])].tolist() for slot in range(2)]
         assert len(rows[0]) >= int(before[0]) + 3
+
+
+def follow(choices: torch.Tensor, nodes: torch.Tensor, tree: TokenTree, row: int, count: int) -> None:
+    """Let the target choose the way to some node at depth ``count``."""
+    path = [0, *tree.path(row, int((tree.depths[row] == count).nonzero()[-1]))]
+    for above, node in pairwise(path):
+        choices[above] = nodes[node]
 
 
 def states_of(
@@ -126,10 +153,18 @@ def test_taps_do_not_change_a_pass() -> None:
     assert torch.equal(plain, tapped) and set(states) == {1, 2, 3}
 
 
-def test_only_static_shapes_have_a_twin() -> None:
-    head, cuda = small_head("eagle3"), torch.device("cuda")
-    assert HeadOptions().on_device(torch.device("cpu")).is_best_first and not HeadOptions().on_device(cuda).is_best_first
-    assert Eagle(head, HeadOptions().on_device(cuda)).static_tree is not None
-    assert Eagle(head, HeadOptions(branching="best-first").on_device(cuda)).static_tree is None
-    assert Eagle(head, HeadOptions()).static_tree is None
-    assert Eagle(head, replace(HeadOptions(branching="2,1"), perturb=False)).static_tree is None
+def test_trees_ranked_without_the_noise_have_no_twin() -> None:
+    head = small_head("eagle3")
+    assert Eagle(head, HeadOptions()).search is not None and Eagle(head, HeadOptions()).static_tree is None
+    assert Eagle(head, HeadOptions(branching="2,1")).static_tree is not None
+    for branching in (None, "2,1"):
+        blind = Eagle(head, replace(HeadOptions(branching=branching), perturb=False))
+        assert blind.static_tree is None and blind.search is None
+
+
+def test_matrices_that_are_read_together_are_held_once() -> None:
+    parts = [torch.nn.Linear(8, size, bias=False).requires_grad_(False) for size in (4, 2, 2)]
+    before = [part.weight.clone() for part in parts]
+    whole = together(parts)
+    assert torch.equal(whole, torch.cat(before)) and all(torch.equal(p.weight, b) for p, b in zip(parts, before, strict=True))
+    assert together(parts).data_ptr() == whole.data_ptr() == parts[0].weight.data_ptr()

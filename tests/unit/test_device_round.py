@@ -13,9 +13,10 @@ from outrider.core.rng import Noise
 from outrider.core.tree import TokenTree
 from outrider.drafters.ngram import NgramIndex, PromptLookupOptions
 from outrider.models.gpu.chain import DeviceChain
-from outrider.models.gpu.choose import NOTE, RING, accept_and_commit, block_bests
+from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.lookup import DeviceLookup
+from outrider.models.gpu.walk import NOTE, RING, chain_parents, walk_and_commit
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
 
@@ -52,10 +53,11 @@ def test_walk_and_commit() -> None:
         torch.zeros(RING, 2, NOTE + 4, dtype=torch.int64, device=DEVICE),
         torch.zeros(2, dtype=torch.int64, device=DEVICE),
     )
-    bests = block_bests(logits, frame, depth=0, vocab_size=3000)
-    accept_and_commit(bests, chain, frame, ring=ring, rounds=rounds)
+    bests = block_bests(logits, frame, vocab_size=3000)
+    walk_and_commit(bests, chain, frame, parents=chain_parents(2, 4, DEVICE), ring=ring, rounds=rounds)
     assert ring[0, :, :NOTE].tolist() == [[3, 3, 2, 1], [2, 1, 1, 0]]
-    assert torch.equal(ring[0, :, NOTE:], expected)
+    for row, count in enumerate((3, 2)):
+        assert ring[0, row, NOTE : NOTE + count].tolist() == expected[row, :count].tolist()
     assert frame.lengths.tolist() == [6, 4] and rounds.tolist() == [1, 1]
     assert frame.tokens[0, 3:6].tolist() == expected[0, :3].tolist()
     assert frame.tokens[1, 2:4].tolist() == expected[1, :2].tolist()
@@ -73,7 +75,8 @@ def test_a_limit_cuts_the_run_and_then_holds_the_slot() -> None:
         torch.zeros(1, dtype=torch.int64, device=DEVICE),
     )
     for emitted in (1, 0):
-        accept_and_commit(block_bests(logits, frame, depth=0, vocab_size=50), chain, frame, ring=ring, rounds=rounds)
+        bests = block_bests(logits, frame, vocab_size=50)
+        walk_and_commit(bests, chain, frame, parents=chain_parents(1, 3, DEVICE), ring=ring, rounds=rounds)
         assert int(ring[int(rounds) - 1, 0, 0]) == emitted
         assert frame.lengths.tolist() == [4]
 
@@ -87,7 +90,8 @@ def test_the_lowest_token_wins_a_tie() -> None:
         torch.zeros(1, dtype=torch.int64, device=DEVICE),
     )
     chain = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
-    accept_and_commit(block_bests(logits, frame, depth=0, vocab_size=5000), chain, frame, ring=ring, rounds=rounds)
+    bests = block_bests(logits, frame, vocab_size=5000)
+    walk_and_commit(bests, chain, frame, parents=chain_parents(1, 1, DEVICE), ring=ring, rounds=rounds)
     assert int(ring[0, 0, NOTE]) == 100
 
 

@@ -17,12 +17,15 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
-from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions
+from outrider.drafters.best_first import BestFirst, BestFirstOptions
+from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions, TreeDrafter
 from outrider.models.decoder import Decoder
+from outrider.models.gpu.best_first import Search
 from outrider.models.gpu.branches import DeviceTree, StaticTree
-from outrider.models.gpu.choose import NOTE, RING
+from outrider.models.gpu.choose import Bests
 from outrider.models.gpu.decoder import FastDecoder
-from outrider.models.gpu.walk import move_path, walk_and_commit
+from outrider.models.gpu.draft_search import DeviceBestFirst
+from outrider.models.gpu.walk import NOTE, RING, move_path, walk_and_commit
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
 SHAPES = [(2, 2), ((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0))]
@@ -44,35 +47,45 @@ def options_of(shape: tuple) -> DraftTreeOptions:
     return DraftTreeOptions(branching=shape) if isinstance(shape[0], int) else DraftTreeOptions(rank_paths=shape)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=["branching", "paths"])
-def test_a_draft_models_tree_is_that_of_its_twin(shape: tuple) -> None:
+def proposed(twin: TreeDrafter, rows: list[list[int]], frame: Frame, plan: Plan) -> TokenTree:
+    """What the drafter proposes for rows it has just met, at the frame's temperatures and noise."""
+    temperatures = frame.temperatures.tolist()
+    states = [
+        RequestState.of(Request(row[:-1], SamplingParams(temperature=t))) for row, t in zip(rows, temperatures, strict=True)
+    ]
+    for state, row in zip(states, rows, strict=True):
+        state.output_ids.append(row[-1])
+    noise = Noise(frame.seeds, frame.lengths - frame.prompt_lens)
+    context = Context(rows, Sampler(states, 64, DEVICE), noise, DEVICE)
+    return twin.propose(twin.start(rows, {}), context, plan).tree
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, None], ids=["branching", "paths", "best-first"])
+@pytest.mark.parametrize("numerics", ["fast", "invariant"])
+def test_a_draft_models_tree_is_that_of_its_twin(shape: tuple | None, numerics: str) -> None:
     """In the second round too, when the draft's cache lacks what the first one added."""
     config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
     weights = tiny_weights(config, device=str(DEVICE))
-    slow, fast = Decoder(config, weights), FastDecoder(config, weights)
-    twin = DraftTree(slow, options_of(shape), vocab_size=config.vocab_size)
-    tree = twin.tree
-    ranks = [path[-1] if path else 0 for path in tree.paths]
-    drafter = DeviceTree(fast, vocab_size=config.vocab_size, parents=tree.parents, ranks=ranks)
-    rows, temperatures = [[5, 9, 1, 33, 7], [2, 8, 4, 1]], [0.0, 0.9]
+    slow, fast = Decoder(config, weights), FastDecoder(config, weights, numerics=numerics)
+    if shape is None:
+        search = Search(max_depth=3, num_nodes=10, width=3, num_children=4, tau=0.9)
+        twin, plan = BestFirst(slow, BestFirstOptions(3, 4, 0.9), vocab_size=64), Plan((3, 3), (9, 9))
+        drafter = DeviceBestFirst(fast, vocab_size=64, search=search)
+    else:
+        twin = DraftTree(slow, options_of(shape), vocab_size=64)
+        tree = twin.tree
+        plan, ranks = Plan((tree.max_depth,) * 2, (tree.num_nodes,) * 2), [path[-1] if path else 0 for path in tree.paths]
+        drafter = DeviceTree(fast, vocab_size=64, parents=tree.parents, ranks=ranks)
+    rows = [[5, 9, 1, 33, 7], [2, 8, 4, 1]]
     drafter.seat([0, 1], rows, batch_size=2, capacity=64)
     for round_number in range(2):
-        frame = frame_of(rows, temperatures)
-        nodes = torch.zeros(2, len(tree.paths), dtype=torch.int64, device=DEVICE)
+        frame = frame_of(rows, [0.0, 0.9])
+        expected = proposed(twin, rows, frame, plan)
+        nodes = torch.zeros(2, expected.num_nodes, dtype=torch.int64, device=DEVICE)
         nodes[:, 0] = torch.tensor([row[-1] for row in rows])
         drafter.propose(frame, nodes)
-        states = [
-            RequestState.of(Request(row[:-1], SamplingParams(temperature=t))) for row, t in zip(rows, temperatures, strict=True)
-        ]
-        for state, row in zip(states, rows, strict=True):
-            state.output_ids.append(row[-1])
-        noise = Noise(frame.seeds, frame.lengths - frame.prompt_lens)
-        context = Context(rows, Sampler(states, config.vocab_size, DEVICE), noise, DEVICE)
-        state = twin.start(rows, {})
-        plan = Plan((tree.max_depth,) * 2, (tree.num_nodes,) * 2)
-        expected = twin.propose(state, context, plan).tree
-        assert expected.parents[0].tolist() == list(tree.parents)
         assert torch.equal(nodes, expected.tokens), round_number
+        assert torch.equal(drafter.trees(2).parents, expected.parents)
         rows = [[*row, *more] for row, more in zip(rows, ([3, 4], [6, 2]), strict=True)]
 
 
@@ -88,8 +101,8 @@ def test_the_walk_is_that_of_the_coupled_rule(seed: int) -> None:
     frame.limits[1] = 5  # room for two tokens
     ring = torch.zeros(RING, 2, NOTE + static.max_depth + 1, dtype=torch.int64, device=DEVICE)
     rounds = torch.zeros(2, dtype=torch.int64, device=DEVICE)
-    bests = torch.ones(2, 9, 1, device=DEVICE), choices[..., None].contiguous()
-    path = walk_and_commit(bests, tokens, frame, tree=static, ring=ring, rounds=rounds)
+    bests = Bests(torch.ones(2, 9, 1, device=DEVICE), choices[..., None].contiguous())
+    path = walk_and_commit(bests, tokens, frame, parents=static.trees(2).parents, ring=ring, rounds=rounds)
     for row, base in enumerate((1, 2)):
         count = int(expected.num_accepted[row])
         assert path[row, :2].tolist() == [base, count]

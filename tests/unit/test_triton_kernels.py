@@ -13,7 +13,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.attention.sdpa import SightMaker, attend
 from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words, rotate_and_write
-from outrider.models.gpu import tuned
+from outrider.models.gpu import skinny, tuned
 from outrider.models.gpu.packed import pack
 from outrider.models.gpu.skinny import Norm, Tile, add_norm, product, reference_product
 from outrider.models.gpu.tiles import Kind, tile_for
@@ -28,6 +28,16 @@ def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torc
 def test_product(num_rows: int, gated: bool) -> None:
     x, weight = rand(num_rows, 96), rand(48, 96, seed=1) / 8
     y = product(x, weight, tile=Tile(bn=32, bk=64, num_stages=2), gated=gated)
+    torch.testing.assert_close(y, reference_product(x, weight, gated=gated), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("gated", "num_parts"), [(False, 1), (True, 1), (False, 3)])
+def test_products_whose_tiles_the_copy_engine_fetches(gated: bool, num_parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skinny, "can_copy", lambda x, weight: True)
+    x, weight = rand(5, 96), rand(48, 96, seed=1) / 8
+    tile = Tile(bn=16, bk=32, num_stages=2, num_parts=num_parts, copied=True)
+    y = product(x, weight, tile=tile, gated=gated)
+    y = y.sum(0) if num_parts > 1 else y
     torch.testing.assert_close(y, reference_product(x, weight, gated=gated), atol=1e-4, rtol=1e-4)
 
 
@@ -136,13 +146,11 @@ def test_in_the_order_of_the_text_a_node_sees_what_plain_decoding_sees() -> None
     seen = attend_tree(queries, memory, rows, sights=sights_of(tree, 0), cut=cut, scale=0.25)
     for node in range(12):
         path = [0, *tree.path(0, node)]
-        moved = tuple(part.clone() for part in memory)
+        moved = memory[0].clone(), memory[1].clone()
         for part, old in zip(moved, memory, strict=True):
             part[:, :, length : length + len(path)] = old[:, :, [length + step for step in path]]
-        ends = Rows(rows.lengths + len(path) - 1, rows.places)
-        alone = attend_tree(
-            queries[:, node : node + 1].contiguous(), moved, ends, sights=Sights(None, None), cut=cut, scale=0.25
-        )
+        ends, one = Rows(rows.lengths + len(path) - 1, rows.places), queries[:, node : node + 1].contiguous()
+        alone = attend_tree(one, moved, ends, sights=Sights(None, None), cut=cut, scale=0.25)
         torch.testing.assert_close(seen[:, node], alone[:, 0], atol=1e-6, rtol=1e-6)
 
 

@@ -50,11 +50,25 @@ class Frame:
         return self.tokens.shape[1]
 
 
-class DeviceDrafter(ABC):
-    """Guesses chains of a fixed length, or trees of a fixed shape, inside a captured round."""
+@dataclass(frozen=True, eq=False)
+class SlotTrees:
+    """The shapes of the slots' trees, at addresses that stay. Node 0 is the root; parents come before their children."""
 
-    parents: tuple[int, ...] | None = None
-    """Parent of each node of its trees, -1 for the root; None for chains of any length."""
+    parents: Tensor
+    """[B, N] int64, -1 for the root."""
+    depths: Tensor
+    """[B, N] int32."""
+    words: Tensor
+    """[B, N, W] int64, bit j % 64 of word j // 64: node j is an ancestor or itself."""
+    paths: Tensor
+    """[B, N, P] int32 ancestor-or-self at every depth; beyond a node's own, anything in the tree."""
+
+
+class DeviceDrafter(ABC):
+    """Guesses chains of any length, or trees of a fixed size, inside a captured round."""
+
+    tree_size: tuple[int, int] | None = None
+    """Nodes of its trees, the root included, and levels of guesses; None for chains."""
     taps: tuple[int, ...] = ()
     """Target layers whose states it reads."""
     shortest: int = 2
@@ -84,6 +98,11 @@ class DeviceDrafter(ABC):
     @abstractmethod
     def propose(self, frame: Frame, nodes: Tensor) -> None:
         """Fill columns 1.. of ``nodes`` [B, N] with guesses; column 0 holds the roots. Must not wait for the device."""
+
+    def trees(self, batch_size: int) -> SlotTrees | None:
+        """The shapes of what ``propose`` guesses for so many slots: fixed, or written by it. None for chains."""
+        del batch_size
+        return None
 
     def take(self, before: Tensor, features: Tensor, path: Tensor | None) -> None:
         """After a round: the tapped states [B, N, F] of its nodes, side by side. ``before`` [B] is where the root was; ``path``

@@ -28,8 +28,7 @@ def _builder(kind: str, drafter: Callable[..., Drafter]) -> Callable[[Parts], Dr
         if head.config.kind != kind:
             found = head.config.kind
             raise ModelError(f"{parts.options.heads} holds {found} heads and the method is {kind!r}; use method {found!r}")
-        options = parts.options.on_device(parts.target.device) if drafter is Eagle else parts.options
-        return drafter(quicken(head), options, draws=parts.draws)
+        return drafter(quicken(head), parts.options, draws=parts.draws)
 
     return build
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -36,8 +36,6 @@ from outrider.models.heads.layer import LayerCache
 _CHUNK = 512
 """Most columns read in one pass."""
 _BEST_FIRST = "best-first"
-_CAPTURED = (4, 2, 1, 1, 1)
-"""2.6 times plain decoding on 8B shapes (docs/log.md, 2026-11-16)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class HeadOptions:
     """The target's folder, for public heads that leave embedding, norm or output matrix to it."""
     branching: tuple[int, ...] | str | None = None
     """Children of every node, level by level ("4,2,2,1"), for a static tree; "best-first" for a tree that follows the heads'
-    confidence, which is what is grown if nothing is given (EAGLE on a GPU: a static tree, see ``on_device``)."""
+    confidence, which is what is grown if nothing is given."""
     width: int = 8
     """Best-first: nodes expanded per level."""
     num_children: int = 8
@@ -75,11 +73,6 @@ class HeadOptions:
     def shape(self) -> DraftTreeOptions:
         branching = (4, 3, 2, 1, 1) if self.branching is None or self.branching == _BEST_FIRST else self.branching
         return DraftTreeOptions(branching=branching, perturb=self.perturb)
-
-    def on_device(self, device: torch.device) -> HeadOptions:
-        """For heads that can be part of a captured round: there a static tree is one launch, and a best-first one many."""
-        static = device.type == "cuda" and self.branching is None and self.perturb
-        return replace(self, branching=_CAPTURED) if static else self
 
 
 @dataclass
@@ -149,6 +142,11 @@ class HeadDrafter(Drafter, ABC):
         """The shape of chosen guesses ranked with the noise, where it is fixed beforehand; None otherwise."""
         chosen = self.draws is Draws.DETERMINISTIC and self._drawing.perturb
         return self._tree if chosen and self._search is None else None
+
+    @property
+    def search(self) -> BestFirstOptions | None:
+        """The search for best-first trees that are ranked with the noise; None otherwise."""
+        return self._search if self._search is not None and self._search.perturb else None
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         states = [torch.cat([taps[tap][row] for tap in self.taps], -1).to(self._dtype) for row in range(len(rows))]

@@ -20,11 +20,10 @@ from outrider.core.device_round import DeviceDrafter, Frame
 from outrider.core.interfaces import Policy
 from outrider.core.request import RequestState
 from outrider.models.attention.tree_tiles import Rows, Sights
-from outrider.models.gpu.branches import StaticTree
 from outrider.models.gpu.chain import Seats
-from outrider.models.gpu.choose import NOTE, RING, accept_and_commit, block_bests
+from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder
-from outrider.models.gpu.walk import move_path, walk_and_commit
+from outrider.models.gpu.walk import NOTE, RING, chain_parents, move_path, walk_and_commit
 
 _STEP = 256
 """Token buffers are made in multiples of this."""
@@ -49,8 +48,10 @@ class RoundGraph:
     def __init__(self, graphs: RoundGraphs, frame: Frame, num_guesses: int) -> None:
         batch_size, device = frame.batch_size, graphs.target.device
         self._graphs, self._frame = graphs, frame
-        self._tree = graphs.tree if num_guesses else None
-        num_nodes = num_guesses + 1 if self._tree is None else len(self._tree.parents)
+        drafter = graphs.drafter if num_guesses else None
+        self._trees = None if drafter is None else drafter.trees(batch_size)
+        num_nodes = num_guesses + 1 if self._trees is None else self._trees.parents.shape[1]
+        self._parents = chain_parents(batch_size, num_nodes, device) if self._trees is None else self._trees.parents
         self._nodes = torch.zeros(batch_size, num_nodes, dtype=torch.int64, device=device)
         ring = torch.zeros(RING, batch_size, NOTE + num_guesses + 1, dtype=torch.int64, device=device)
         rounds = torch.zeros(batch_size, dtype=torch.int64, device=device)
@@ -78,27 +79,25 @@ class RoundGraph:
         return self.notes.host[number % RING].tolist()
 
     def _round(self) -> None:
-        graphs, frame, nodes, tree = self._graphs, self._frame, self._nodes, self._tree
+        graphs, frame, nodes, trees = self._graphs, self._frame, self._nodes, self._trees
         nodes[:, :1] = frame.tokens.gather(1, frame.lengths[:, None] - 1)
         if graphs.drafter is not None and self.num_guesses:
             graphs.drafter.propose(frame, nodes)
         target, places = graphs.target, graphs.seats.places(frame.batch_size)
         rows = Rows((frame.lengths - 1).int(), places)
-        sights = Sights(None, None) if tree is None else tree.sights(frame.batch_size)
+        sights = Sights(None, None) if trees is None else Sights(trees.words, trees.depths, 0, trees.paths)
         step = target.step((frame.batch_size, nodes.shape[1]), rows, sights, num_slots=target.arena.capacity)
         taps = () if graphs.drafter is None else graphs.drafter.taps
         logits, tapped = target.forward(nodes.clamp(min=0), step, taps=taps)
-        before, path = frame.lengths - 1, None
+        before = frame.lengths - 1
+        bests = block_bests(logits, frame, depths=None if trees is None else trees.depths, vocab_size=target.vocab_size)
         ring, rounds = self.notes.ring, self.notes.rounds
-        if tree is None:
-            bests = block_bests(logits, frame, vocab_size=target.vocab_size)
-            accept_and_commit(bests, nodes, frame, ring=ring, rounds=rounds)
-        else:
-            bests = block_bests(logits, frame, depths=tree.depths, vocab_size=target.vocab_size)
-            path = walk_and_commit(bests, nodes, frame, tree=tree, ring=ring, rounds=rounds)
+        path = walk_and_commit(bests, nodes, frame, parents=self._parents, ring=ring, rounds=rounds)
+        if trees is not None:
             move_path(target.arena.block, places, path)
         if graphs.drafter is not None and taps:
-            graphs.drafter.take(before, torch.cat([tapped[tap] for tap in taps], -1), path)
+            features = torch.cat([tapped[tap] for tap in taps], -1)
+            graphs.drafter.take(before, features, None if trees is None else path)
         self.notes.host.copy_(self.notes.ring, non_blocking=True)
 
 
@@ -109,10 +108,9 @@ class RoundGraphs:
     def __init__(self, target: FastDecoder, drafter: DeviceDrafter | None, policy: Policy, *, most_guesses: int) -> None:
         """``policy`` plans the number of guesses, up to ``most_guesses``."""
         self.target, self.drafter, self.policy = target, drafter, policy
-        parents = None if drafter is None else drafter.parents
-        self.tree = None if parents is None else StaticTree.of(parents, target.device)
-        self.most_guesses = 0 if drafter is None else most_guesses if self.tree is None else self.tree.max_depth
-        self._slack = 1 + (self.most_guesses + 1 if parents is None else len(parents))
+        size = None if drafter is None else drafter.tree_size
+        self.most_guesses = 0 if drafter is None else most_guesses if size is None else size[1]
+        self._slack = 1 + (self.most_guesses + 1 if size is None else size[0])
         """Slots a round may use beyond a text."""
         self.seats = Seats(target)
         self.pool: Any = None

@@ -3,7 +3,7 @@
 Keys below the last full tile of committed tokens are the same for all nodes, and are worked out for all of them together. What
 is left, at most a tile of text and the node's ancestors, is gathered for each node along its path, tile by tile as one-token
 decoding would meet it; pieces are then joined one after the other. So a node's numbers are those of plain decoding, bit for
-bit, wherever in a tree it stands.
+bit, wherever in a tree it stands. (On a chain keys stand in that order anyway: it keeps the kernels of ``tree_triton.py``.)
 
     slot(j) = j below the root,   root + path[j - root] from there on;      tiles at multiples of BK, pieces of PIECE_LEN
     joined:   m' = max(m, m_c),   l' = l 2^(m - m') + l_c 2^(m_c - m'),   o' likewise,   c = 0, 1, ..
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.models.attention.tree_tiles import Cut, Rows, Sights, attend_block, slots_at
+from outrider.models.attention.tree_tiles import Cut, Rows, Sights, attend_block, joined, slots_at
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 
@@ -72,15 +72,6 @@ def join_in_order(
     )
 
 
-@triton.jit
-def _joined(top, norm, joined, peak, weight, total):
-    """What was joined so far with one more piece; one in which nothing is seen changes nothing."""
-    new_top = tl.maximum(top, peak)
-    safe = tl.where(new_top == float("-inf"), 0.0, new_top)
-    old, new = tl.exp2(top - safe), tl.exp2(peak - safe)
-    return new_top, tl.fma(norm, old, weight * new), tl.fma(joined, old[:, None], total * new[:, None])
-
-
 @triton.jit(do_not_specialize=["start", "num_pieces"])
 def _join_in_order(
     queries, keys, values, lengths, places, paths, depths, parts, peaks, out, start, num_pieces, capacity, num_pages, scale,
@@ -106,19 +97,19 @@ def _join_in_order(
     whole = length // BK * BK
     top = tl.full((BQ,), float("-inf"), tl.float32)
     norm = tl.zeros((BQ,), tl.float32)
-    joined = tl.zeros((BQ, D), tl.float32)
+    sums = tl.zeros((BQ, D), tl.float32)
     peak = tl.full((BQ,), float("-inf"), tl.float32)
     weight = tl.zeros((BQ,), tl.float32)
     total = tl.zeros((BQ, D), tl.float32)
     for piece in range(tl.cdiv(whole, PIECE_LEN)):  # the last one may be open: what follows goes on with it
-        top, norm, joined = _joined(top, norm, joined, peak, weight, total)
+        top, norm, sums = joined(top, norm, sums, peak, weight, total)
         at = first_part + piece * num_queries
         peak = tl.load(peaks + at, mask=is_query, other=float("-inf"))
         weight = tl.load(peaks + num_parts + at, mask=is_query, other=0.0)
         total = tl.load(parts + at[:, None].to(tl.int64) * D + dims[None, :], mask=is_query[:, None], other=0.0)
     for first in range(whole, length + depth + 1, BK):
         if first % PIECE_LEN == 0:
-            top, norm, joined = _joined(top, norm, joined, peak, weight, total)
+            top, norm, sums = joined(top, norm, sums, peak, weight, total)
             peak = tl.full((BQ,), float("-inf"), tl.float32)
             weight = tl.zeros((BQ,), tl.float32)
             total = tl.zeros((BQ, D), tl.float32)
@@ -135,6 +126,6 @@ def _join_in_order(
         v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
         seen = inside[None, :] & (index >= 0)[:, None]
         peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, True)
-    top, norm, joined = _joined(top, norm, joined, peak, weight, total)
+    top, norm, sums = joined(top, norm, sums, peak, weight, total)
     end(EARLY)
-    tl.store(out + query_at, (joined / norm[:, None]).to(out.dtype.element_ty), mask=is_query[:, None])
+    tl.store(out + query_at, (sums / norm[:, None]).to(out.dtype.element_ty), mask=is_query[:, None])

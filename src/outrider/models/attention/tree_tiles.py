@@ -65,8 +65,7 @@ class Cut:
 
 
 def paths_of(ancestors: Tensor) -> Tensor:
-    """[B, N, N] int32 node numbers by depth, from the [B, N, N] boolean ancestor-or-self mask of trees whose parents stand before
-    their children."""
+    """[B, N, N] int32 node numbers by depth, from the [B, N, N] boolean ancestor-or-self mask; parents come first."""
     return torch.sort(ancestors.byte(), dim=-1, descending=True, stable=True).indices.int()
 
 
@@ -83,6 +82,15 @@ def attend_block(q, k, v, seen, peak, weight, total, scale, MASKED: tl.constexpr
     weight = tl.fma(weight, shrink, tl.sum(p, 1))
     total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
     return new_peak, weight, total
+
+
+@triton.jit
+def joined(top, norm, sums, peak, weight, total):
+    """What was joined so far with one more piece; one in which nothing is seen changes nothing."""
+    new_top = tl.maximum(top, peak)
+    safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+    old, new = tl.exp2(top - safe), tl.exp2(peak - safe)
+    return new_top, tl.fma(norm, old, weight * new), tl.fma(sums, old[:, None], total * new[:, None])
 
 
 @triton.jit

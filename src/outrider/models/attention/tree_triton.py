@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.models.attention.tree_in_order import join_in_order
-from outrider.models.attention.tree_tiles import Cut, Rows, Sights, attend_block, slots_at
+from outrider.models.attention.tree_tiles import Cut, Rows, Sights, attend_block, joined, slots_at
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import stages_that_fit
@@ -48,7 +48,8 @@ def pack_words(ancestors: Tensor) -> Tensor:
 def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int, invariant: bool) -> Cut:
     """What measured best on an H200; ``num_queries`` is nodes times query heads per key head."""
     if invariant:
-        return Cut(-(-capacity // 256), 256, block_queries=64)  # one tile: sums over keys depend on how it is laid out
+        tail = 64 if num_queries <= 128 else 16
+        return Cut(-(-capacity // 256), 256, block_queries=64, tail_queries=tail)  # one tile: sums depend on how it is laid out
     tuned = choices().get(cut_key(batch_size, num_queries, num_kv_heads=num_kv_heads, capacity=capacity))
     if tuned is not None:
         return Cut(**tuned)
@@ -73,6 +74,7 @@ def attend_tree(
     parts = torch.empty(*shape, head_dim, dtype=torch.float32, device=keys.device)
     peaks = torch.empty(2, *shape, dtype=torch.float32, device=keys.device)
     out = torch.empty_like(queries)
+    by_paths = cut.piece_len > 0 and sights.words is not None
     key_bytes = cut.block_keys * head_dim * keys.element_size()
     sizes = {
         "GROUP": num_heads // num_kv_heads,
@@ -98,6 +100,7 @@ def attend_tree(
         scale * _LOG2E,
         **sizes,
         WORDS=0 if sights.words is None else sights.words.shape[2],
+        BY_PATHS=by_paths,
         PAGED=rows.page_len > 0,
         BQ=cut.block_queries,
         BK=cut.block_keys,
@@ -106,7 +109,7 @@ def attend_tree(
         num_stages=stages_that_fit(cut.num_stages, 2 * key_bytes, other_bytes=key_bytes * cut.block_queries // cut.block_keys),
         launch_pdl=launch.EARLY,
     )
-    if cut.piece_len:
+    if by_paths:
         join_in_order(queries, memory, rows, (parts, peaks), out, sights=sights, cut=cut, scale=scale * _LOG2E)
         return out
     padded = triton.next_power_of_2(cut.num_pieces)
@@ -139,7 +142,7 @@ def _seen(words, query, node, other, start, is_query, WORDS: tl.constexpr):
 def _attend_pieces(
     queries, keys, values, lengths, places, words, parts, peaks, num_nodes, start, capacity, num_pages, scale,
     GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr,
-    WORDS: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    WORDS: tl.constexpr, BY_PATHS: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     num_pieces = tl.num_programs(0)
@@ -169,7 +172,7 @@ def _attend_pieces(
         k = tl.load(keys + at[None, :] * D + dims[:, None])
         v = tl.load(values + at[:, None] * D + dims[None, :])
         peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, False)
-    if PIECE_LEN > 0:
+    if BY_PATHS:
         high = whole  # the rest is each node's own (tree_in_order.py)
     for first in tl.range(whole, high, BK, num_stages=1):  # few, so not worth buffers of their own
         slots = first + tl.arange(0, BK)
@@ -206,15 +209,22 @@ def _join_pieces(
     pieces = tl.arange(0, PADDED)
     used = pieces < num_used
     dims = tl.arange(0, D)
-    peak = tl.load(peaks + first + pieces * num_queries, mask=used, other=float("-inf"))
-    weight = tl.load(peaks + num_parts + first + pieces * num_queries, mask=used, other=0.0)
-    top = tl.max(peak, 0)
-    share = tl.where(used, tl.exp2(peak - top), 0.0)
-    at = (
-        parts + (first + pieces * num_queries)[:, None].to(tl.int64) * D + dims[None, :]
-    )  # all at once: no load waits for another
-    total = tl.sum(share[:, None] * tl.load(at, mask=used[:, None], other=0.0), 0)
-    norm = tl.sum(share * weight, 0)
+    if PIECE_LEN > 0:  # one after the other, so that a piece in which nothing is seen changes nothing
+        top = tl.full((1,), float("-inf"), tl.float32)
+        norms = tl.zeros((1,), tl.float32)
+        totals = tl.zeros((1, D), tl.float32)
+        for piece in range(num_used):
+            part = first + piece * num_queries + tl.arange(0, 1)
+            one = tl.load(parts + part[:, None].to(tl.int64) * D + dims[None, :])
+            top, norms, totals = joined(top, norms, totals, tl.load(peaks + part), tl.load(peaks + num_parts + part), one)
+        total, norm = tl.sum(totals, 0), tl.sum(norms, 0)
+    else:
+        peak = tl.load(peaks + first + pieces * num_queries, mask=used, other=float("-inf"))
+        weight = tl.load(peaks + num_parts + first + pieces * num_queries, mask=used, other=0.0)
+        share = tl.where(used, tl.exp2(peak - tl.max(peak, 0)), 0.0)
+        at = parts + (first + pieces * num_queries)[:, None].to(tl.int64) * D + dims[None, :]  # all loads at once
+        total = tl.sum(share[:, None] * tl.load(at, mask=used[:, None], other=0.0), 0)
+        norm = tl.sum(share * weight, 0)
     end(EARLY)
     at = ((row * num_nodes + index // GROUP) * HEADS * GROUP + head * GROUP + index % GROUP) * D
     tl.store(out + at + dims, (total / norm).to(out.dtype.element_ty))

@@ -16,12 +16,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.core.device_round import Frame
+from outrider.core.device_round import Frame, SlotTrees
 from outrider.core.tree import ancestors_of
 from outrider.models.attention.tree_tiles import Sights, paths_of
 from outrider.models.attention.tree_triton import pack_words
-from outrider.models.gpu.chain import ModelDrafter
-from outrider.models.gpu.choose import block_bests, pick_children
+from outrider.models.gpu.chain import Again, ModelDrafter
+from outrider.models.gpu.choose import Guessing, block_bests, pick_children
 from outrider.models.gpu.decoder import FastDecoder
 
 
@@ -40,6 +40,7 @@ class StaticTree:
 
     @staticmethod
     def of(parents: Sequence[int], device: torch.device) -> StaticTree:
+        """Several -1 are several trees side by side."""
         ancestors = ancestors_of(torch.tensor([parents]))
         depths, paths = ancestors[0].sum(-1).int() - 1, paths_of(ancestors)[0]
         return StaticTree(*(t.to(device) for t in (torch.tensor(parents), depths, pack_words(ancestors)[0], paths)))
@@ -47,6 +48,11 @@ class StaticTree:
     @property
     def max_depth(self) -> int:
         return int(self.depths.max())
+
+    def trees(self, batch_size: int) -> SlotTrees:
+        """The same tree in every slot."""
+        rows = (t.expand(batch_size, *t.shape).contiguous() for t in (self.parents, self.depths, self.words, self.paths))
+        return SlotTrees(*rows)
 
     def sights(self, batch_size: int, *, start: int = 0, end: int | None = None) -> Sights:
         """Of nodes ``start`` to ``end`` in every slot."""
@@ -61,8 +67,7 @@ class Level:
 
     fed: Tensor
     """[M] int64 their numbers in the tree."""
-    depths: Tensor
-    """[M] int32, all the same."""
+    depth: int
     children: Tensor
     """[M, K] int64 node that gets the k-th best token, -1 for none."""
     first: int
@@ -89,8 +94,7 @@ class FedTree:
             children = torch.full((len(fed), 1 + max(ranks[node] for node, _ in below)), -1)
             for node, row in below:
                 children[row, ranks[node]] = node
-            same = torch.full((len(fed),), depth, dtype=torch.int32, device=device)
-            levels.append(Level(torch.tensor(fed, device=device), same, children.to(device), inner.index(fed[0])))
+            levels.append(Level(torch.tensor(fed, device=device), depth, children.to(device), inner.index(fed[0])))
         place = {node: index for index, node in enumerate(inner)}
         return FedTree(tuple(levels), StaticTree.of([place[parents[node]] if node else -1 for node in inner], device))
 
@@ -106,22 +110,21 @@ class DeviceTree(ModelDrafter):
 
     def __init__(self, model: FastDecoder, *, vocab_size: int, parents: Sequence[int], ranks: Sequence[int]) -> None:
         super().__init__(model, vocab_size=vocab_size)
-        self.parents = tuple(parents)
         fed = FedTree.of(parents, ranks, model.device)
-        self._levels, self._fed, self._depth = fed.levels, fed.shape, fed.max_depth
-        self.shortest = self._depth + 1
-        self._back = torch.arange(self._depth + 1, device=model.device)
+        self._levels, self._fed, depth = fed.levels, fed.shape, fed.max_depth
+        self._tree, self._back = StaticTree.of(parents, model.device), Again(depth + 1, model.device)
+        self.tree_size, self.shortest = (len(parents), depth), depth + 1
+
+    def trees(self, batch_size: int) -> SlotTrees:
+        return self._tree.trees(batch_size)
 
     def propose(self, frame: Frame, nodes: Tensor) -> None:
-        before = (frame.lengths - 1 - self._depth).clamp(min=0)  # slots nobody holds are shorter
-        again = frame.tokens.gather(1, before[:, None] + self._back)
-        hidden, _ = self.model.hidden(again, self._step(before, again.shape[1], Sights(None, None)))
-        logits = self.model.logits(hidden.view(*again.shape, -1)[:, -1:])
+        logits = self._at_root(frame, self._back)
         for level in self._levels:
             if level.first:
                 sights = self._fed.sights(frame.batch_size, start=level.first, end=level.first + len(level.fed))
                 step = self._step(frame.lengths - 1, len(level.fed), sights)
                 logits, _ = self.model.forward(nodes.index_select(1, level.fed), step)
-            num_best = level.children.shape[1]
-            tops = block_bests(logits, frame, depths=level.depths, vocab_size=self._vocab_size, num_best=num_best)
+            guessing = Guessing(level.children.shape[1])
+            tops = block_bests(logits, frame, depths=level.depth, vocab_size=self._vocab_size, guessing=guessing)
             pick_children(tops, nodes, level.children)

@@ -69,6 +69,24 @@ class Seats:
         self.places(batch_size).copy_(torch.tensor([cache.places[0] for cache in caches], dtype=torch.int32))
 
 
+@final
+class Again:
+    """Which of the last committed tokens a drafter's first pass reads again: as many as a round may have added, so that one
+    shape of pass covers every case."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.count = count
+        self._steps = torch.arange(count, device=device)
+
+    def first(self, frame: Frame, *, behind: int = 0) -> Tensor:
+        """[B] where they begin, ``behind`` places before the end."""
+        return (frame.lengths - self.count - behind).clamp(min=0)  # slots nobody holds are shorter
+
+    def columns(self, first: Tensor) -> Tensor:
+        """[B, count]"""
+        return first[:, None] + self._steps
+
+
 class ModelDrafter(DeviceDrafter, ABC):
     """A drafter that is a model with rows of its own."""
 
@@ -93,6 +111,13 @@ class ModelDrafter(DeviceDrafter, ABC):
     def fits(self, capacity: int) -> bool:
         return capacity <= self.model.max_len
 
+    def _at_root(self, frame: Frame, again: Again) -> Tensor:
+        """[B, 1, V] logits after the root, the last tokens read again."""
+        first = again.first(frame)
+        tokens = frame.tokens.gather(1, again.columns(first))
+        hidden, _ = self.model.hidden(tokens, self._step(first, again.count, Sights(None, None)))
+        return self.model.logits(hidden.view(*tokens.shape, -1)[:, -1:])
+
     def _step(self, lengths: Tensor, num_nodes: int, sights: Sights) -> Step:
         rows = Rows(lengths.int(), self._seats.places(len(lengths)))
         return self.model.step((len(lengths), num_nodes), rows, sights, num_slots=self.model.arena.capacity)
@@ -108,7 +133,7 @@ class DeviceChain(ModelDrafter):
         lengths = columns[:, 0]
         for guess in range(1, nodes.shape[1]):
             logits, _ = self.model.forward(fed, self._step(lengths, fed.shape[1], Sights(None, None)))
-            bests = block_bests(logits[:, -1:].contiguous(), frame, depth=guess - 1, vocab_size=self._vocab_size)
+            bests = block_bests(logits[:, -1:].contiguous(), frame, depths=guess - 1, vocab_size=self._vocab_size)
             pick(bests, nodes, guess)
             lengths = lengths + fed.shape[1]
             fed = nodes[:, guess : guess + 1].contiguous()

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.cache.paged import PagedCache, PagePool
@@ -27,10 +26,11 @@ from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words, rotate_and_write
 from outrider.models.config import ModelConfig
 from outrider.models.gpu.arena import Arena, ArenaShape, DeviceCache, flat_rows, rows_in
-from outrider.models.gpu.packed import Matrix, Packed, matrices_of
+from outrider.models.gpu.packed import Matrix, matrices_of
+from outrider.models.gpu.products import added, multiply
 from outrider.models.gpu.replay import PassGraphs
-from outrider.models.gpu.skinny import Norm, add_norm, product
-from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
+from outrider.models.gpu.skinny import Norm, add_norm
+from outrider.models.gpu.tiles import Kind
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
@@ -153,7 +153,7 @@ class FastDecoder(LayeredTarget):
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """[B * N, H] the last layer's output, and the tapped states [B, N, H]."""
         x, parts, tapped = self._climb(tokens, step, taps, route)
-        x = _added(x, parts)
+        x = added(x, parts)
         if self.num_layers in taps:
             tapped[self.num_layers] = x.view(*step.shape, -1)
         return x, tapped
@@ -167,7 +167,7 @@ class FastDecoder(LayeredTarget):
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.weights.layers):
             if index in taps:
-                x, parts = _added(x, parts), None
+                x, parts = added(x, parts), None
                 tapped[index] = x.clone().view(*step.shape, -1)
             if route is None or route.attention[index]:
                 parts = self._attention(add_norm(x, parts, self._norm(layer.rest.attention_norm)), index, step)
@@ -189,27 +189,7 @@ class FastDecoder(LayeredTarget):
         return self._product(seen.view(len(x), -1), layer.out, Kind.NARROW)
 
     def _product(self, x: Tensor, weight: Matrix, kind: Kind) -> Tensor:
-        gated = kind is Kind.GATED
-        out_dtype = torch.float32 if kind is Kind.HEAD else x.dtype
-        if len(x) <= MOST_ROWS or self.is_invariant:
-            bits = weight.bits if isinstance(weight, Packed) else 16
-            tile = tile_for(kind, len(x), weight.shape[0] // 2 if gated else weight.shape[0], bits=bits)
-            return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype)
-        y = F.linear(x, weight.unpacked() if isinstance(weight, Packed) else weight)
-        if gated:
-            gate, up = y.chunk(2, -1)
-            return F.silu(gate).mul_(up)
-        return y.to(out_dtype)
+        return multiply(x, weight, kind, exact=self.is_invariant)
 
     def _norm(self, weight: Tensor) -> Norm:
         return Norm(weight, self.config.norm_eps)
-
-
-def _added(x: Tensor, parts: Tensor | None) -> Tensor:
-    """As ``add_norm`` adds, in the same order and rounded once: whoever taps a pass does not change it."""
-    if parts is None:
-        return x
-    added = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for part in parts[None] if parts.dim() == 2 else parts:
-        added += part.float()
-    return (x.float() + added).to(x.dtype)

@@ -1,33 +1,32 @@
-"""EAGLE inside a captured round: the head reads the newest columns again, then grows a tree of a fixed shape level by level.
+"""EAGLE inside a captured round: the head reads the newest columns again, then grows a tree level by level.
 
 The target's states of a round are written where the text has them, so that a column (state c, token c + 1) can be read at any
 time. A round adds at most depth + 1 tokens; reading the last so many columns again covers every case with one shape of pass, as
 ``models/gpu/branches.py`` does for draft models. Keys and values of columns stay in a memory of their own; those of guesses
-live for the round. The same trees as ``drafters/eagle.py`` with a static shape. Plain operations, fast because nobody launches
-them one by one.
+stand behind them for the round. The same trees as ``drafters/eagle.py``: best-first ones, or of a static shape.
 
     children(u) = first k of   log q(. | u) + g_position                     coupled, as the target will choose
 """
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.core.device_round import DeviceDrafter, Frame
-from outrider.core.tree import ancestors_of
-from outrider.models.config import ModelConfig
-from outrider.models.gpu.branches import FedTree, Level
-from outrider.models.gpu.choose import block_bests, pick_children
+from outrider.core.device_round import DeviceDrafter, Frame, SlotTrees
+from outrider.models.attention.tree_tiles import Rows, Sights
+from outrider.models.gpu.best_first import Growth, Search
+from outrider.models.gpu.branches import FedTree, StaticTree
+from outrider.models.gpu.chain import Again
+from outrider.models.gpu.choose import Bests, Guessing, block_bests, pick_children
 from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.head_layer import Above, FastHead, Standing
 from outrider.models.heads.eagle import EagleHead
-from outrider.models.heads.layer import Attending, Rotations
-from outrider.models.layers import rotate
 
 _CHUNK = 512
 """Most columns read in one pass."""
@@ -43,62 +42,31 @@ class Memory:
     values: Tensor
     features: Tensor
     """[B, S, F] the target's states."""
+    places: Tensor
+    """[B] int32 rows of keys and values."""
 
     @property
     def capacity(self) -> int:
         return self.features.shape[1]
 
+    def standing(self, lengths: Tensor, sights: Sights) -> Standing:
+        """Behind ``lengths`` [B] columns."""
+        return Standing((self.keys, self.values), Rows(lengths.int(), self.places), sights)
 
-@final
-class SlotAttending(Attending):
-    """Nodes over the memory of their slots. Columns are written to it; guesses stand beside it, with their own sight."""
-
-    def __init__(self, memory: Memory, rotation: tuple[Tensor, Tensor], config: ModelConfig, *, seen: Tensor) -> None:
-        """``seen`` [B, N] is how many columns each node sees."""
-        self._memory, self._rotation, self._config = memory, rotation, config
-        places = torch.arange(memory.capacity, device=seen.device)
-        self.mask = places < seen[..., None]
-        self.columns: Tensor | None = None
-        """[B, N] where the nodes are written, if they are columns."""
-        self.beside: tuple[list[Tensor], list[Tensor], Tensor] | None = None
-        """Keys and values of guesses so far, which the call appends to, and [N, M] which of them the nodes see."""
-
-    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        queries, keys = rotate(queries, self._rotation), rotate(keys, self._rotation)
-        memory, mask = self._memory, self.mask
-        all_keys, all_values = memory.keys, memory.values
-        if self.columns is not None:
-            index = self.columns[:, None, :, None].expand_as(keys)
-            all_keys.scatter_(2, index, keys)
-            all_values.scatter_(2, index, values)
-        if self.beside is not None:
-            past_keys, past_values, sees = self.beside
-            past_keys.append(keys)
-            past_values.append(values)
-            all_keys, all_values = torch.cat([all_keys, *past_keys], 2), torch.cat([all_values, *past_values], 2)
-            mask = torch.cat([mask, sees.expand(len(mask), -1, -1)], 2)
-        batch_size, num_heads, num_nodes, head_dim = queries.shape
-        groups = num_heads // self._config.num_kv_heads
-        folded = queries.reshape(batch_size, self._config.num_kv_heads, groups * num_nodes, head_dim)
-        mask = mask.repeat(1, groups, 1)[:, None]
-        seen = F.scaled_dot_product_attention(folded, all_keys, all_values, attn_mask=mask, scale=self._config.query_scale)
-        return seen.reshape(batch_size, num_heads, num_nodes, head_dim)
+    def slot(self, index: int) -> Memory:
+        keys, values, features = (tensor[index : index + 1] for tensor in (self.keys, self.values, self.features))
+        return Memory(keys, values, features, self.places[:1])
 
 
-@final
-class DeviceEagle(DeviceDrafter):
-    """Trees from an EAGLE head. ``ranks[n]`` says which of its parent's best tokens node n is."""
+class DeviceEagle(DeviceDrafter, ABC):
+    """Trees from an EAGLE head; how they grow is up to those below."""
 
-    def __init__(self, head: EagleHead, target: FastDecoder, *, parents: Sequence[int], ranks: Sequence[int]) -> None:
+    def __init__(self, head: EagleHead, target: FastDecoder, *, tree_size: tuple[int, int]) -> None:
         assert head.config.layer is not None
-        self.head, self._target, self._layer = head, target, head.config.layer
-        self.taps, self.parents = head.config.taps, tuple(parents)
-        self._tree = FedTree.of(parents, ranks, target.device)
-        self.shortest = self._tree.max_depth + 2
-        self._back = torch.arange(self._tree.max_depth + 1, device=target.device)
-        shape = self._tree.shape.parents
-        self._sees = ancestors_of(shape[None])[0, :, 1:]  # the root is a column
-        self._rotations = Rotations(self._layer)
+        self.head, self._target, self._layer = FastHead(head), target, head.config.layer
+        self.taps, self.tree_size = head.config.taps, tree_size
+        self.shortest = tree_size[1] + 2
+        self._again = Again(tree_size[1] + 1, target.device)
         self._memories: dict[int, Memory] = {}
         self._version = 0
 
@@ -120,28 +88,13 @@ class DeviceEagle(DeviceDrafter):
             found = self._target.prefill([row[:-1] for row in rows], cache, taps=self.taps)
             for index, (slot, row) in enumerate(zip(slots, rows, strict=True)):
                 memory.features[slot, : len(row) - 1] = torch.cat([found[tap][index] for tap in self.taps], -1)
-                self._read(memory, slot, row, begin=0)
+                self._read(memory.slot(slot), row, begin=0)
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         with torch.inference_mode():
             for slot, row, length in zip(slots, rows, known, strict=True):
-                self._read(self._memories[batch_size], slot, row, begin=max(0, length - 1 - len(self._back)))
-
-    def propose(self, frame: Frame, nodes: Tensor) -> None:
-        memory = self._memories[frame.batch_size]
-        before = (frame.lengths - 1 - len(self._back)).clamp(min=0)  # slots nobody holds are shorter
-        columns = before[:, None] + self._back
-        features = memory.features.gather(1, columns[..., None].expand(-1, -1, memory.features.shape[2]))
-        states = self._columns(memory, columns, frame.tokens.gather(1, columns + 1), features)[:, -1:]
-        found, past = states, (list[Tensor](), list[Tensor]())
-        for level in self._tree.levels:
-            if level.first:
-                states = self._guesses(memory, frame, nodes, level, above=found, past=past)
-                found = torch.cat([found, states], 1)
-            logits = self.head.over_target(self.head.readout(int(level.first), states)).float().contiguous()
-            num_best = level.children.shape[1]
-            tops = block_bests(logits, frame, depths=level.depths, vocab_size=self._target.vocab_size, num_best=num_best)
-            pick_children(tops, nodes, level.children)
+                memory = self._memories[batch_size].slot(slot)
+                self._read(memory, row, begin=max(0, length - 1 - self._again.count))
 
     def take(self, before: Tensor, features: Tensor, path: Tensor | None) -> None:
         memory = self._memories[len(before)]
@@ -158,46 +111,111 @@ class DeviceEagle(DeviceDrafter):
         memory = self._memories.get(batch_size)
         if memory is None or memory.capacity < capacity + _STEP:
             size, config = -(-(capacity + _STEP) // _STEP) * _STEP, self._layer
-            like = next(self.head.parameters())
+            like = next(self.head.head.parameters())
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
                 keys = like.new_zeros(batch_size, config.num_kv_heads, size, config.head_dim)
                 features = like.new_zeros(batch_size, size, len(self.taps) * config.hidden_size)
-                memory = self._memories[batch_size] = Memory(keys, torch.zeros_like(keys), features)
+                places = torch.arange(batch_size, dtype=torch.int32, device=like.device)
+                memory = self._memories[batch_size] = Memory(keys, torch.zeros_like(keys), features, places)
             self._version += 1
         return memory
 
-    def _read(self, memory: Memory, slot: int, row: Sequence[int], *, begin: int) -> None:
+    def _read(self, memory: Memory, row: Sequence[int], *, begin: int) -> None:
         """Columns ``begin``.. of a slot whose tokens are ``row``."""
-        mine = Memory(memory.keys[slot : slot + 1], memory.values[slot : slot + 1], memory.features[slot : slot + 1])
         for first in range(begin, len(row) - 1, _CHUNK):
             last = min(first + _CHUNK, len(row) - 1)
-            columns = torch.arange(first, last, device=memory.keys.device)[None]
-            tokens = torch.tensor([list(row[first + 1 : last + 1])], device=columns.device)
-            self._columns(mine, columns, tokens, mine.features[:, first:last])
+            start = torch.tensor([first], device=memory.keys.device)
+            tokens = torch.tensor([list(row[first + 1 : last + 1])], device=memory.keys.device)
+            self._columns(memory, start, tokens, memory.features[:, first:last])
 
-    def _columns(self, memory: Memory, columns: Tensor, tokens: Tensor, features: Tensor) -> Tensor:
-        """[B, N, H] states of columns [B, N], which each see those up to themselves."""
-        fused = self.head.fuse(features)
-        attending = SlotAttending(memory, self._rotations.at(columns, fused.dtype), self._layer, seen=columns + 1)
-        attending.columns = columns
-        return self.head.step(tokens, fused, attending)
+    def _columns(self, memory: Memory, first: Tensor, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the head makes of columns from ``first`` [B] on, which each see those up to themselves."""
+        standing = memory.standing(first, Sights(None, None))
+        return self.head.step(tokens, Above(self.head.fuse(features)), standing)
 
-    def _guesses(
-        self,
-        memory: Memory,
-        frame: Frame,
-        nodes: Tensor,
-        level: Level,
-        *,
-        above: Tensor,
-        past: tuple[list[Tensor], list[Tensor]],
-    ) -> Tensor:
-        """[B, M, H] states of a level's fed nodes; ``above`` are those of all fed before them."""
-        end = level.first + len(level.fed)
-        parents = self._tree.shape.parents[level.first : end]
-        positions = (frame.lengths - 2)[:, None] + self._tree.shape.depths[level.first : end]
-        seen = (frame.lengths - 1)[:, None].expand(-1, len(level.fed))
-        rotation = self._rotations.at(positions, above.dtype)
-        attending = SlotAttending(memory, rotation, self._layer, seen=seen)
-        attending.beside = (*past, self._sees[level.first : end, : end - 1])
-        return self.head.step(nodes.index_select(1, level.fed), above.index_select(1, parents), attending)
+    def _at_root(self, frame: Frame) -> tuple[Tensor, Tensor]:
+        """[B, 1, H] state and [B, 1, Vd] logits after the root, the last columns read again."""
+        memory = self._memories[frame.batch_size]
+        first = self._again.first(frame, behind=1)
+        columns = self._again.columns(first)
+        features = memory.features.gather(1, columns[..., None].expand(-1, -1, memory.features.shape[2]))
+        stream, parts = self._columns(memory, first, frame.tokens.gather(1, columns + 1), features)
+        shape = (frame.batch_size, self._again.count)
+        stream, parts = stream.view(*shape, -1)[:, -1], parts.unflatten(-2, shape)[..., -1, :]
+        return self._found(stream.contiguous(), parts.contiguous(), frame.batch_size)
+
+    def _below(self, frame: Frame, tokens: Tensor, above: Above, sights: Sights) -> tuple[Tensor, Tensor]:
+        """[B, M, H] states and [B, M, Vd] logits of guesses, which stand behind the columns of their rows."""
+        standing = self._memories[frame.batch_size].standing(frame.lengths - 1, sights)
+        return self._found(*self.head.step(tokens, above, standing), frame.batch_size)
+
+    def _found(self, stream: Tensor, parts: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
+        states, logits = self.head.read(stream, parts)
+        return states.view(batch_size, -1, states.shape[-1]), logits.view(batch_size, -1, logits.shape[-1])
+
+    def _bests(self, logits: Tensor, frame: Frame, *, depth: int, num_best: int, tau: float | None = None) -> Bests:
+        guessing = Guessing(num_best, self.head.ids, tau)
+        num_tokens = min(logits.shape[-1], self._target.vocab_size) if self.head.ids is None else len(self.head.ids)
+        return block_bests(logits, frame, depths=depth, vocab_size=num_tokens, guessing=guessing)
+
+
+@final
+class StaticEagle(DeviceEagle):
+    """Trees of one shape. ``ranks[n]`` says which of its parent's best tokens node n is."""
+
+    def __init__(self, head: EagleHead, target: FastDecoder, *, parents: Sequence[int], ranks: Sequence[int]) -> None:
+        self._fed, self._tree = FedTree.of(parents, ranks, target.device), StaticTree.of(parents, target.device)
+        super().__init__(head, target, tree_size=(len(parents), self._fed.max_depth))
+        shape = self._fed.shape.parents.tolist()
+        self._guesses = StaticTree.of([parent - 1 for parent in shape[1:]] or [-1], target.device)  # the root is a column
+
+    def trees(self, batch_size: int) -> SlotTrees:
+        return self._tree.trees(batch_size)
+
+    def propose(self, frame: Frame, nodes: Tensor) -> None:
+        states, logits = self._at_root(frame)
+        found = states
+        for level in self._fed.levels:
+            if level.first:
+                first, end = level.first - 1, level.first - 1 + len(level.fed)
+                above = Above(found, self._fed.shape.parents[first + 1 : end + 1].expand(frame.batch_size, -1).contiguous())
+                sights = self._guesses.sights(frame.batch_size, start=first, end=end)
+                states, logits = self._below(frame, nodes.index_select(1, level.fed), above, sights)
+                found = torch.cat([found, states], 1)
+            pick_children(
+                self._bests(logits, frame, depth=level.depth, num_best=level.children.shape[1]), nodes, level.children
+            )
+
+
+@final
+class BestFirstEagle(DeviceEagle):
+    """Trees that follow the head's confidence."""
+
+    def __init__(self, head: EagleHead, target: FastDecoder, *, search: Search) -> None:
+        super().__init__(head, target, tree_size=(search.num_nodes, search.max_depth))
+        self._search = search
+        self._growths: dict[int, Growth] = {}
+
+    def trees(self, batch_size: int) -> SlotTrees:
+        return self._growth(batch_size).trees
+
+    def _growth(self, batch_size: int) -> Growth:
+        if batch_size not in self._growths:
+            self._growths[batch_size] = Growth(self._search, batch_size, self._target.device, with_root=False)
+        return self._growths[batch_size]
+
+    def propose(self, frame: Frame, nodes: Tensor) -> None:
+        growth, search = self._growth(frame.batch_size), self._search
+        states, logits = self._at_root(frame)
+        found, first = states, 0
+        for level, count in enumerate(search.num_expanded):
+            if level:
+                fed = growth.expanded.level(first, count)
+                depths = torch.full_like(
+                    fed.tokens, level - 1, dtype=torch.int32
+                )  # behind the root's column, which is the last
+                states, logits = self._below(frame, fed.tokens, Above(found, fed.above), Sights(fed.words, depths, first))
+                found, first = torch.cat([found, states], 1), first + count
+            tops = self._bests(logits, frame, depth=level, num_best=search.num_children, tau=search.tau)
+            growth.add(level, tops, frame)
+        growth.choose(nodes)

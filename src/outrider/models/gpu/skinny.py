@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
@@ -41,6 +42,8 @@ class Tile:
     bm: int = 16
     num_parts: int = 1
     """Parts of the sum, worked out side by side."""
+    copied: bool = False
+    """Tiles of the operands are fetched by the copy engine of Hopper and later, which leaves the threads to multiply."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +74,11 @@ def product(
         _launch_nibbles(x, weight, out, tile=tile, gated=gated, grid=grid)
         return out
     data, scales = (weight.data, weight.scales) if isinstance(weight, Packed) else (weight, weight)
+    copied = tile.copied and can_copy(x, weight)
     stage_bytes = (tile.bn * (2 if gated else 1) * data.element_size() + tile.bm * x.element_size()) * tile.bk
     _product[grid](
-        x,
-        data,
+        TensorDescriptor.from_tensor(x, [tile.bm, tile.bk]) if copied else x,
+        TensorDescriptor.from_tensor(data, [tile.bn, tile.bk]) if copied else data,
         scales,
         out,
         num_rows,
@@ -84,6 +88,7 @@ def product(
         GATED=gated,
         SCALED=isinstance(weight, Packed),
         EVEN=num_outputs % tile.bn == 0 and depth % tile.bk == 0,
+        COPIED=copied,
         BM=tile.bm,
         BN=tile.bn,
         BK=tile.bk,
@@ -93,6 +98,12 @@ def product(
         launch_pdl=launch.EARLY,
     )
     return out
+
+
+def can_copy(x: Tensor, weight: Tensor | Packed) -> bool:
+    """The copy engine is there and takes such operands: 16-bit rows that begin at multiples of 16 bytes."""
+    fits = isinstance(weight, Tensor) and weight.element_size() == 2 and x.shape[1] % 8 == 0
+    return launch.HOPPER and fits and x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0 and x.is_contiguous()
 
 
 def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated: bool, grid: tuple[int, int, int]) -> None:
@@ -122,7 +133,7 @@ def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
 @triton.jit(do_not_specialize=["num_rows"])
 def _product(
     x, weight, scales, out, num_rows, num_outputs, depth, part_len,
-    GATED: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr,
+    GATED: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr, COPIED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -131,14 +142,19 @@ def _product(
     ks = tl.arange(0, BK)
     is_row = rows < num_rows
     is_output = outputs < num_outputs
-    weights_at = weight + outputs[:, None].to(tl.int64) * depth + ks[None, :]
-    ups_at = weights_at + num_outputs.to(tl.int64) * depth
-    x_at = x + rows[None, :] * depth + ks[:, None]
+    first, first_row = tl.program_id(0) * BN, tl.program_id(1) * BM
+    if not COPIED:
+        weights_at = weight + outputs[:, None].to(tl.int64) * depth + ks[None, :]
+        ups_at = weights_at + num_outputs.to(tl.int64) * depth
+        x_at = x + rows[None, :] * depth + ks[:, None]
     total = tl.zeros((BN, BM), tl.float32)
     total_up = tl.zeros((BN, BM), tl.float32)
     begin(EARLY)
     for k in range(part * part_len, tl.minimum((part + 1) * part_len, depth), BK):
-        if EVEN:
+        if COPIED:
+            w = weight.load([first, k])
+            piece = x.load([first_row, k]).T
+        elif EVEN:
             w = tl.load(weights_at + k)
             piece = tl.load(x_at + k, mask=is_row[None, :], other=0.0)
         else:
@@ -147,7 +163,9 @@ def _product(
             piece = tl.load(x_at + k, mask=is_row[None, :] & inside[:, None], other=0.0)
         total = tl.dot(w.to(piece.dtype), piece, total, input_precision="ieee")
         if GATED:
-            if EVEN:
+            if COPIED:
+                w_up = weight.load([num_outputs + first, k])
+            elif EVEN:
                 w_up = tl.load(ups_at + k)
             else:
                 w_up = tl.load(ups_at + k, mask=is_output[:, None] & (k + ks < depth)[None, :], other=0.0)

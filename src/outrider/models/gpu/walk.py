@@ -1,8 +1,8 @@
-"""The coupled walk over a tree on the device, and its commit: the accepted branch moves down next to the committed tokens.
+"""The coupled walk on the device, and its commit: the accepted branch moves down next to the committed tokens.
 
-From the root on, the child that holds the target's own choice is followed; where there is none, the choice ends the round.
-The keys and values of the nodes on that path then move from where they stood in the tree to where the text has them, in all
-layers at once. The oracles are the coupled rule and ``cache/slots.py``.
+From the root on, the child that holds the target's own choice is followed; where there is none, the choice ends the round. A
+chain is a tree in which every node has one child. The keys and values of the nodes on the path then move from where they stood
+in the tree to where the text has them, in all layers at once. The oracles are the coupled rule and ``cache/slots.py``.
 
     slot(base + i) <- slot(base + path[i]),      i = 1 .. accepted,      base: the root's slot
 """
@@ -18,48 +18,57 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.core.device_round import Frame
-from outrider.models.gpu.branches import StaticTree
-from outrider.models.gpu.choose import NOTE, RING, choice_of
+from outrider.models.gpu.choose import Bests, choice_of
+
+RING = 4
+"""Rounds whose results are kept for the host."""
+NOTE = 4
+"""Numbers of a note before its choices: emitted, guessed, agreed, and whether a guess was rejected."""
 
 
-def walk_and_commit(
-    bests: tuple[Tensor, Tensor], nodes: Tensor, frame: Frame, *, tree: StaticTree, ring: Tensor, rounds: Tensor
-) -> Tensor:
-    """Walk every row's tree, append what it emits to the frame and note it as ``accept_and_commit`` does. Returns [B, 2 + D]
-    the path: the root's slot, how many nodes follow it, and which."""
-    values, tokens = bests
+def chain_parents(batch_size: int, num_nodes: int, device: torch.device) -> Tensor:
+    """[B, N] parents of chains."""
+    return torch.arange(-1, num_nodes - 1, device=device).expand(batch_size, -1).contiguous()
+
+
+def walk_and_commit(bests: Bests, nodes: Tensor, frame: Frame, *, parents: Tensor, ring: Tensor, rounds: Tensor) -> Tensor:
+    """Walk every row's tree ([B, N] tokens, -1 for no guess, and parents), append what it emits to the frame, and note it in
+    ``ring`` [RING, B, NOTE + D + 1] at the row's round number ``rounds`` [B]: how many were emitted, how many guesses there
+    were and agreed, whether one was rejected, the choices. Returns [B, 2 + D] the path: the root's slot, how many nodes follow
+    it, and which."""
+    values, tokens = bests.values, bests.tokens
     batch_size, num_nodes, num_blocks = values.shape
     num_steps = ring.shape[2] - NOTE
     path = torch.empty(batch_size, 1 + num_steps, dtype=torch.int64, device=nodes.device)
     _walk_and_commit[(batch_size,)](
-        values, tokens, nodes, tree.parents, frame.tokens, frame.lengths, frame.limits, ring, rounds, path,
-        num_nodes, num_blocks, frame.capacity,
-        STEPS=num_steps, NODES=triton.next_power_of_2(num_nodes), PADDED=triton.next_power_of_2(num_blocks),
-        RINGS=RING, HEAD=NOTE, num_warps=1,
+        values, tokens, nodes, parents, frame.tokens, frame.lengths, frame.limits, ring, rounds, path,
+        num_nodes, num_steps, num_blocks, frame.capacity,
+        NODES=triton.next_power_of_2(num_nodes), PADDED=triton.next_power_of_2(num_blocks), RINGS=RING, HEAD=NOTE, num_warps=1,
     )  # fmt: skip
     return path
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_nodes", "num_steps"])
 def _walk_and_commit(
-    values, best_tokens, nodes, parents, tokens, lengths, limits, ring, rounds, path, num_nodes, num_blocks, capacity,
-    STEPS: tl.constexpr, NODES: tl.constexpr, PADDED: tl.constexpr, RINGS: tl.constexpr, HEAD: tl.constexpr,
+    values, best_tokens, nodes, parents, tokens, lengths, limits, ring, rounds, path,
+    num_nodes, num_steps, num_blocks, capacity,
+    NODES: tl.constexpr, PADDED: tl.constexpr, RINGS: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     length = tl.load(lengths + row)
     room = tl.maximum(tl.load(limits + row) - length, 0)
     number = tl.load(rounds + row)
-    note = ring + (number % RINGS * tl.num_programs(0) + row) * (HEAD + STEPS)
+    note = ring + (number % RINGS * tl.num_programs(0) + row) * (HEAD + num_steps)
     all_nodes = tl.arange(0, NODES)
     inside = all_nodes < num_nodes
-    above = tl.load(parents + all_nodes, mask=inside, other=-1)
     guesses = tl.load(nodes + row * num_nodes + all_nodes, mask=inside, other=-1)
+    above = tl.load(parents + row * num_nodes + all_nodes, mask=inside & (guesses >= 0), other=-1)
     node = tl.full((), 0, tl.int64)
     goes_on = tl.full((), 1, tl.int64)
     accepted = tl.full((), 0, tl.int64)
     emitted = tl.full((), 0, tl.int64)
     rejected = tl.full((), 0, tl.int64)
-    for step in range(STEPS):
+    for step in range(num_steps):
         choice = choice_of(values, best_tokens, row * num_nodes + node, num_blocks, PADDED)
         takes = (goes_on == 1) & (emitted < room)
         tl.store(tokens + row * capacity + length + step, choice, mask=takes)
@@ -70,13 +79,13 @@ def _walk_and_commit(
         found = goes_on * (child < NODES).to(tl.int64)
         rejected += goes_on * (1 - found) * tl.max(below.to(tl.int64), 0)
         node = tl.where(found == 1, child, node)
-        tl.store(path + row * (1 + STEPS) + 2 + accepted, node, mask=found == 1)
+        tl.store(path + row * (1 + num_steps) + 2 + accepted, node, mask=found == 1)
         accepted += found
         goes_on = found
-    tl.store(path + row * (1 + STEPS), length - 1)
-    tl.store(path + row * (1 + STEPS) + 1, accepted)
+    tl.store(path + row * (1 + num_steps), length - 1)
+    tl.store(path + row * (1 + num_steps) + 1, accepted)
     tl.store(note, emitted)
-    tl.store(note + 1, tl.full((), num_nodes - 1, tl.int64))
+    tl.store(note + 1, tl.sum(((all_nodes > 0) & (guesses >= 0)).to(tl.int64), 0))
     tl.store(note + 2, accepted)
     tl.store(note + 3, rejected)
     tl.store(lengths + row, length + emitted)

@@ -1,0 +1,59 @@
+"""A draft model's best-first tree inside a captured round: one draft pass for the expanded nodes of a level, and small kernels
+that choose who is expanded next and, at the end, who is in the tree (``models/gpu/best_first.py``).
+
+As in ``models/gpu/branches.py`` the last depth + 1 committed tokens are fed again, so no accepted branch has to be moved in the
+draft's cache. The same trees as ``drafters/best_first.py``; lossless, since any candidates are under the coupled rule.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.core.device_round import Frame, SlotTrees
+from outrider.models.attention.tree_tiles import Sights, paths_of
+from outrider.models.gpu.best_first import MOST, Growth, Search
+from outrider.models.gpu.chain import Again, ModelDrafter
+from outrider.models.gpu.choose import Guessing, block_bests
+from outrider.models.gpu.decoder import FastDecoder
+
+
+@final
+class DeviceBestFirst(ModelDrafter):
+    """Trees that follow a draft model's confidence."""
+
+    def __init__(self, model: FastDecoder, *, vocab_size: int, search: Search) -> None:
+        super().__init__(model, vocab_size=vocab_size)
+        self._search, self._again = search, Again(search.max_depth + 1, model.device)
+        self.tree_size, self.shortest = (search.num_nodes, search.max_depth), search.max_depth + 1
+        self._growths: dict[int, Growth] = {}
+        self._bits = torch.arange(MOST, device=model.device)
+
+    def trees(self, batch_size: int) -> SlotTrees:
+        return self._growth(batch_size).trees
+
+    def _growth(self, batch_size: int) -> Growth:
+        if batch_size not in self._growths:
+            self._growths[batch_size] = Growth(self._search, batch_size, self.model.device, with_root=True)
+        return self._growths[batch_size]
+
+    def propose(self, frame: Frame, nodes: Tensor) -> None:
+        growth, search, first = self._growth(frame.batch_size), self._search, 0
+        logits = self._at_root(frame, self._again)
+        for level, count in enumerate(search.num_expanded):
+            if level:
+                fed = growth.expanded.level(first, count)
+                sights = self._sights(fed.words, level, first + 1)
+                logits, _ = self.model.forward(fed.tokens, self._step(frame.lengths - 1, count, sights))
+                first += count
+            guessing = Guessing(search.num_children, tau=search.tau)
+            tops = block_bests(logits, frame, depths=level, vocab_size=self._vocab_size, guessing=guessing)
+            growth.add(level, tops, frame)
+        growth.choose(nodes)
+
+    def _sights(self, words: Tensor, depth: int, start: int) -> Sights:
+        depths = torch.full(words.shape[:2], depth, dtype=torch.int32, device=words.device)
+        paths = paths_of((words >> self._bits) & 1) if self.model.is_invariant else None
+        return Sights(words, depths, start, paths)

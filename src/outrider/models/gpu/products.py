@@ -1,0 +1,37 @@
+"""One product, whatever the matrix is made of and however many rows it meets: our kernels for few, cuBLAS for many."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.models.gpu.packed import Matrix, Packed
+from outrider.models.gpu.skinny import product
+from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
+
+
+def multiply(x: Tensor, weight: Matrix, kind: Kind, *, exact: bool = False) -> Tensor:
+    """[M, out] from [M, K] and [out, K], or [parts, M, out] yet to be added up where the matrix is narrow. ``exact``: a row's
+    numbers must not depend on how many there are, so our kernels take them all."""
+    gated = kind is Kind.GATED
+    out_dtype = torch.float32 if kind is Kind.HEAD else x.dtype
+    if len(x) <= MOST_ROWS or exact:
+        bits = weight.bits if isinstance(weight, Packed) else 16
+        tile = tile_for(kind, len(x), weight.shape[0] // 2 if gated else weight.shape[0], bits=bits)
+        return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype)
+    y = F.linear(x, weight.unpacked() if isinstance(weight, Packed) else weight)
+    if gated:
+        gate, up = y.chunk(2, -1)
+        return F.silu(gate).mul_(up)
+    return y.to(out_dtype)
+
+
+def added(x: Tensor, parts: Tensor | None) -> Tensor:
+    """As ``add_norm`` adds, in the same order and rounded once: whoever taps a pass does not change it."""
+    if parts is None:
+        return x
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for part in parts[None] if parts.dim() == 2 else parts:
+        total += part.float()
+    return (x.float() + total).to(x.dtype)
