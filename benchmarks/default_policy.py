@@ -5,7 +5,7 @@ adaptive policy, beside plain decoding on the same prompts. They run in lockstep
 next round, so that all of them meet the machine's moods at the same time; each is charged its own rounds. Times are medians
 over repetitions, summed over prompts.
 
-    python benchmarks/default_policy.py [--rounds 5] [--prompts 4] [--max-tokens 192] [--model DIR --draft DIR]
+    python benchmarks/default_policy.py [--rounds 3] [--prompts 8] [--max-tokens 192] [--model DIR --draft DIR]
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _line(drafter: str, suite: str, times: dict[str, list[list[float]]]) -> dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--suites", default="stories,chat,summary,code")

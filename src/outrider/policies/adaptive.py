@@ -51,8 +51,10 @@ _ABOUT = 1.34
 """Batches whose sizes differ by no more than this factor share a decision."""
 _PLAIN_SAMPLE = 4
 """One in so many plain rounds is timed."""
-_START_CREDIT = 4.0
+_START_CREDIT = 6.0
 """Plain rounds that may be lost before anything was gained."""
+_MOST_CREDIT = 16.0
+"""... and after much was: a stretch of text that is hard to guess must not end speculation for the next one."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Adaptive(Policy):
         self.options = options or AdaptiveOptions()
         self.experience = Experience(
             probes=Purse(self.options.probe_share, 0.0, cap=_PROBE_CAP),
-            losses=Purse(self.options.loss_share, _START_CREDIT, cap=3 * _START_CREDIT),
+            losses=Purse(self.options.loss_share, _START_CREDIT, cap=_MOST_CREDIT),
         )
 
     def start(self, num_rows: int) -> _State:
@@ -156,7 +158,10 @@ class Adaptive(Policy):
             probe = self._probe(state, outlook)
             state.is_probe = probe is not None
             return self._take(state, state.best if probe is None else probe)
-        return state.plan or self._take(state, state.best)
+        if state.is_probe or state.plan is None:
+            state.is_probe = False
+            return self._take(state, state.best)
+        return state.plan
 
     def _take(self, state: _State, depth: int) -> Plan:
         state.depth, options = depth, self.options
@@ -184,10 +189,10 @@ class Adaptive(Policy):
         state.unread.append(Played(*seen, state.outlook, state.best, state.is_probe))
 
     def _is_due(self, state: _State) -> bool:
-        """Whether there is news, or enough time has gone by to pay for a decision."""
+        """Whether there is news of a drafter that was not in use, or enough time has gone by to pay for a decision."""
         known = self.experience
         share = _THINKING_SHARE if known.num_rounds >= _WARM else _EAGER_SHARE
-        return state.is_probe or state.seconds * share >= known.thinking.value
+        return (state.is_probe and not state.best) or state.seconds * share >= known.thinking.value
 
     def _decide(self, state: _State) -> Outlook:
         began = time.perf_counter()
@@ -215,7 +220,7 @@ class Adaptive(Policy):
         growth = ((1 - nobody[k]) * (table[k + 1] - table[k]) for k in range(longest))
         seconds = list(accumulate(growth, initial=table[0]))
         tokens = accumulate(gains, initial=float(len(rows)))
-        return Outlook(list(tokens), [costs.plain, *seconds[1:]], table)
+        return Outlook(list(tokens), [costs.plain, *seconds[1:]], table, costs.per_guess)
 
     def _probe(self, state: _State, outlook: Outlook) -> int | None:
         """A length worth trying for what it teaches, if one is due and the purse can pay for it.

@@ -120,6 +120,17 @@ class Curve:
             self._anchors = [(at, value / max(self._shape(at), 1e-12)) for at, value in zip(places, values, strict=True)]
         return self._anchors
 
+    @property
+    def slope(self) -> float | None:
+        """Seconds that a further guess adds, over all measured lengths (least squares); None before there are two."""
+        cells = [(length, cell.value, min(cell.count, _MEMORY)) for length, cell in self.cells.items() if length]
+        total = sum(weight for _, _, weight in cells)
+        if len(cells) < 2:
+            return None
+        mean_at, mean = (sum(weight * pair[i] for *pair, weight in cells) / total for i in (0, 1))
+        spread = sum(weight * (at - mean_at) ** 2 for at, _, weight in cells)
+        return sum(weight * (at - mean_at) * (value - mean) for at, value, weight in cells) / spread
+
     def knows(self, length: int) -> bool:
         return length in self.cells and self.cells[length].count >= _TRUSTED
 
@@ -246,6 +257,14 @@ class BatchCosts:
         if length == 0:
             return self.missed.value
         return self.draft.at(length) if self.draft.cells else _ASSUMED_DRAFT * length * self.rest.at(0)
+
+    @property
+    def per_guess(self) -> float:
+        """Seconds of one guess more: the drafter's, and in the pass at most as many, which is known less well."""
+        drafting = self.draft.slope
+        if drafting is None or drafting <= 0:
+            drafting = self._draft(1)
+        return drafting + min(max(self.rest.slope or 0.0, 0.0), drafting)
 
     @property
     def knows_plain(self) -> bool:

@@ -10,8 +10,8 @@ from typing import final
 
 _ABOUT = 0.95
 """Part of the best speed that is as good: estimates are no better."""
-_USUAL = 4
-"""A length that is drafted often enough for its cost to be well known."""
+_HIGHEST_FLOOR = 0.5
+"""No estimate of costs may end every draft at once: what is never drafted is never measured again."""
 
 
 @final
@@ -23,6 +23,8 @@ class Outlook:
     seconds: list[float]
     by_depth: list[float]
     """Seconds of a round that asked the drafter and got this many guesses."""
+    per_guess: float
+    """Seconds of one guess more."""
 
     def best(self, purse: float, *, ends_itself: bool) -> int:
         """The fastest length whose worst case, nothing accepted, the purse could pay for. Where the drafter ends what it
@@ -39,9 +41,7 @@ class Outlook:
 
     def floor(self, length: int) -> float:
         """How likely a further guess must be to pay for its time: the rate at which tokens come anyway, times its seconds."""
-        last = min(_USUAL, len(self.by_depth) - 1)
-        slope = (self.by_depth[last] - self.by_depth[1]) / max(last - 1, 1)
-        return slope * self.tokens[length] / self.tokens[0] / self.seconds[length]
+        return min(self.per_guess * self.tokens[length] / self.tokens[0] / self.seconds[length], _HIGHEST_FLOOR)
 
     def risk(self, length: int, gain: float = 1.0) -> float:
         """Plain rounds lost, against decoding at ``gain`` times plain speed, if nothing is accepted."""

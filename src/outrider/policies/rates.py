@@ -24,8 +24,6 @@ PRIOR_WEIGHT = 10.0
 """Tests a prior is worth. Few, so that the first round after a long silence counts."""
 TRUST_WEIGHT = 10.0
 """Expected guesses that the prior of a trust is worth."""
-MOST_TRUST = 1.2
-"""Modest drafters are believed a little more than they ask for: their beliefs say which guess is better, not by how much."""
 _HIGHEST = 0.99
 """No prior promises more: with a rate of 1 every further guess would look free."""
 
@@ -107,8 +105,8 @@ class Trust:
         self.expected *= keep
 
     def given(self, prior: float) -> float:
-        trust = (self.accepted + TRUST_WEIGHT * prior) / (self.expected + TRUST_WEIGHT)
-        return min(trust, MOST_TRUST)
+        """At most 1: modest drafters lose little by being believed."""
+        return min((self.accepted + TRUST_WEIGHT * prior) / (self.expected + TRUST_WEIGHT), 1.0)
 
     def copy(self) -> Trust:
         return Trust(self.horizon, self.accepted, self.expected)
