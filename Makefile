@@ -16,8 +16,8 @@ $(READY): pyproject.toml scripts/setup.sh
 demo: $(READY)  ## the bundled pair continues a prompt, plain and speculative side by side
 	@$(BIN)/outrider generate "Once upon a time, there was a little fox who" --max-tokens 120 --show --compare
 
-test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest
+test: $(READY)  ## run the tests, as many at a time as there are cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(READY)  ## lint, format and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
