@@ -57,10 +57,9 @@ def test_numerics_that_cannot_be_had_are_refused() -> None:
         load_model(bundled_path("draft"), device="cpu", numerics="invarant")
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_few_bits_that_cannot_be_had_are_refused(dtype: str) -> None:
-    with pytest.raises(OptionError, match=dtype):
-        load_model(bundled_path("draft"), device="cpu", dtype=dtype)
+def test_few_bits_that_cannot_be_had_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"int4.*'int8' is there"):
+        load_model(bundled_path("draft"), device="cpu", dtype="int4")
 
 
 def test_tiles_are_cut_to_the_shared_memory_there_is() -> None:

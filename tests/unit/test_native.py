@@ -27,6 +27,7 @@ from outrider.core.truncation import Cut, Tempering, min_p, top_k, top_p
 from outrider.drafters.best_first import BestFirst, BestFirstOptions
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
+from outrider.models.gpu.packed import pack
 from outrider.models.load import load_model
 from outrider.models.native import BUILD, NativeDecoder, SwappingDecoder, can_run
 from outrider.models.random_decoder import tiny_weights
@@ -106,10 +107,11 @@ def test_scores_do_not_depend_on_what_shares_the_pass(library, kind: str, dtype:
             assert torch.equal(found, logits[row, node]), f"row {row}, node {node}"
 
 
-def test_scores_do_not_depend_on_how_many_share_the_pass(library) -> None:
+@pytest.mark.parametrize("bits", [16, 8])
+def test_scores_do_not_depend_on_how_many_share_the_pass(library, bits: int) -> None:
     """Rows are multiplied in groups whose shape depends on their number; every shape gives the same bits."""
     config, chance = config_named("heads of 32"), random.Random(3)
-    model = NativeDecoder(library, config, random_weights(config, dtype=torch.bfloat16, seed=2))
+    model = NativeDecoder(library, config, random_weights(config, dtype=torch.bfloat16, seed=2), bits)
     tokens, cache = [chance.randrange(VOCAB) for _ in range(130)], model.new_cache(1)
     one_by_one = []
     for token in tokens:
@@ -135,6 +137,53 @@ def test_bfloat16_is_near_the_twin(library, kind: str) -> None:
     eager, native = ((other - logits[0]).norm() / logits[0].norm() for other in logits[1:])
     assert native < 0.05
     assert native < 1.2 * eager, "float32 between the matrices may not be worse than bfloat16"
+
+
+def rounded_weights(weights: Weights) -> Weights:
+    """What the model of 8 bits stands for, in float32."""
+
+    def rounded(matrix: torch.Tensor) -> torch.Tensor:
+        packed = pack(matrix, 8)
+        return packed.integers().float() * packed.scales[0].float()[:, None]
+
+    def wide(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        matrices = ("qkv", "out", "gate_up", "down")
+        return None if tensor is None else rounded(tensor) if name in matrices else tensor.float()
+
+    layers = [replace(layer, **{name: wide(name, value) for name, value in vars(layer).items()}) for layer in weights.layers]
+    return Weights(weights.embedding.float(), layers, weights.norm.float(), rounded(weights.head))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eight_bits_are_the_rounded_model(library, kind: str) -> None:
+    """Natively and through PyTorch's own product of bfloat16 and int8: no further from it than bfloat16 is from float32."""
+    config = config_named(kind)
+    weights = random_weights(config, dtype=torch.bfloat16, seed=4)
+    exact = Decoder(config, rounded_weights(weights))
+    tree, logits = TokenTree.of_rows([([5, 6, 7, 8], [-1, 0, 0, 1])]), list[torch.Tensor]()
+    for model in (
+        exact,
+        Decoder(config, weights, bits=8),
+        NativeDecoder(library, config, weights, 8),
+        Decoder(config, weights),
+    ):
+        cache = model.new_cache(1)
+        model.prefill([[(7 * i) % VOCAB for i in range(70)]], cache)
+        logits.append(model.score(tree, cache).logits.float())
+    eager, native, unrounded = ((other - logits[0]).norm() / logits[0].norm() for other in logits[1:])
+    assert eager < 0.05
+    assert native < 1.2 * eager
+    assert native < unrounded, "nearer to the rounded model than the model of 16 bits is"
+
+
+def test_text_of_eight_bits_is_that_of_its_plain_decoding(library) -> None:
+    llm = LLM(dtype="int8")
+    params, prompts = SamplingParams(max_tokens=40), ["Once upon a time", "The old man looked at the sea and"]
+    texts = [
+        [output.token_ids for output in llm.generate(prompts, params, method=llm.compose(name))]
+        for name in ("plain", "draft-model", "best-first")
+    ]
+    assert texts[1] == texts[0] and texts[2] == texts[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

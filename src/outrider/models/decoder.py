@@ -7,7 +7,7 @@ an ``nn.Module``: on small models calling modules costs more than multiplying.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -25,7 +25,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.attention import SightMaker
 from outrider.models.config import ModelConfig
 from outrider.models.layers import GatedMlp, Layer, Pass, PostNormLayer, SelfAttention, rms_norm
-from outrider.models.linear import linear_of
+from outrider.models.linear import Linear, linear_of
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import LayerWeights, Weights
@@ -40,16 +40,18 @@ _TWOFOLD = 500_000_000
 class Decoder(LayeredTarget):
     """A frozen decoder. All methods may be called from any thread: what changes lives in the cache."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, page_len: int = 0) -> None:
-        """``page_len`` keeps keys and values in pages of so many tokens, which rows can share."""
+    def __init__(self, config: ModelConfig, weights: Weights, page_len: int = 0, *, bits: int = 16) -> None:
+        """``page_len`` keeps keys and values in pages of so many tokens, which rows can share; ``bits`` 8 rounds the matrices
+        of a bfloat16 model (on a CPU)."""
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         twofold = sum(tensor.numel() for tensor in weights.tensors) <= _TWOFOLD
-        self._layers = [_layer_of(config, index, layer, twofold) for index, layer in enumerate(weights.layers)]
+        linear = partial(linear_of, twofold=twofold, bits=bits)
+        self._layers = [_layer_of(config, index, layer, linear) for index, layer in enumerate(weights.layers)]
         self._embedding = weights.embedding  # other weights are not kept: their layers hold them in layouts of their own
         self._norm = rms_norm(weights.norm, config.norm_eps)
-        self._head = linear_of(weights.head, twofold=twofold)
+        self._head = linear(weights.head)
         num_groups = config.num_heads // config.num_kv_heads
         self._sights = SightMaker(config.windows, num_groups, dtype=self.dtype)
         self._tables = [
@@ -160,11 +162,12 @@ class Decoder(LayeredTarget):
         return table.cos[positions][:, None], table.sin[positions][:, None]
 
 
-def _layer_of(config: ModelConfig, index: int, weights: LayerWeights, twofold: bool) -> Layer | PostNormLayer:
+def _layer_of(
+    config: ModelConfig, index: int, weights: LayerWeights, linear: Callable[[Tensor, Tensor | None], Linear]
+) -> Layer | PostNormLayer:
     def norm(weight: Tensor | None) -> Any:
         return None if weight is None else rms_norm(weight, config.norm_eps)
 
-    linear = partial(linear_of, twofold=twofold)
     q_norm, k_norm = norm(weights.q_norm), norm(weights.k_norm)
     qkv, out = linear(weights.qkv, weights.qkv_bias), linear(weights.out, weights.out_bias)
     attention = SelfAttention(config, index, qkv=qkv, out=out, norms=(q_norm, k_norm) if q_norm else None)

@@ -14,11 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.models.gpu.packed import pack
+
 _TRANSPOSED = 1 << 22
 """Elements up to which a float32 matrix is stored transposed; the product with a larger one only waits for memory."""
 _WORTH_PACKING = 1 << 19
 """Elements from which packing a float32 matrix pays for the dearer call."""
 _FEW_ROWS = 2
+_VECTOR = 32
+"""Inputs that PyTorch's product with 8 bits reads at once."""
 _PACKED_FOR = 8
 """Rows the packed layout is laid out for; it serves any number."""
 
@@ -67,6 +71,26 @@ class PackedLinear(Linear):
 
 
 @final
+class RoundedLinear(Linear):
+    """The weight in 8 bits with a scale per output, multiplied by PyTorch's own product of bfloat16 and int8 (CPU).
+
+    That product reads whole vectors, past the end of what does not fill them: inputs are padded with zeros."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        rounded = pack(weight, 8)
+        self._missing = -weight.shape[1] % _VECTOR
+        self._weight, self._scales, self._bias = F.pad(rounded.data, (0, self._missing)), rounded.scales[0].contiguous(), bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = F.pad(x, (0, self._missing)) if self._missing else x.contiguous()
+        found = torch.ops.aten._weight_int8pack_mm(x, self._weight, self._scales)
+        return found if self._bias is None else found + self._bias
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return residual + self(x)
+
+
+@final
 class TwofoldLinear(Linear):
     """One form of the weight for a few rows, another for many."""
 
@@ -80,8 +104,10 @@ class TwofoldLinear(Linear):
         return self._few.add_to(residual, x) if x.numel() <= self._few_elements else self._many.add_to(residual, x)
 
 
-def linear_of(weight: Tensor, bias: Tensor | None = None, *, twofold: bool = False) -> Linear:
-    """The fastest linear for the weight's device, type and size; ``twofold`` allows two copies of it."""
+def linear_of(weight: Tensor, bias: Tensor | None = None, *, twofold: bool = False, bits: int = 16) -> Linear:
+    """The fastest linear for the weight's device, type and size; ``twofold`` allows two copies of it, ``bits`` 8 rounds it."""
+    if bits == 8:
+        return RoundedLinear(weight, bias)
     if weight.device.type != "cpu":
         return PlainLinear(weight, bias)
     if weight.dtype == torch.bfloat16 and _can_pack(weight.dtype):

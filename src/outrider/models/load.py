@@ -23,7 +23,8 @@ from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource,
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FEW_BITS = {"int8": 8, "int4": 4}
-"""Weights rounded to so many bits, activations in bfloat16: another model, whose own plain decoding is its reference (GPU)."""
+"""Weights rounded to so many bits, activations in bfloat16: another model, whose own plain decoding is its reference. 8 bits on
+GPU and CPU, 4 on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def load_model(
     numerics: str = "fast",
     page_len: int = 0,
 ) -> Target:
-    """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8" and "int4", on a GPU,
+    """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8", and "int4" on a GPU,
     round the weights and so change the model); ``max_len`` opens a model whose
     rotary scaling depends on the context (longrope, dynamic) for more than its original length; ``fast`` False takes the
     plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant" asks for scores that do not depend on what
@@ -105,18 +106,21 @@ def _decoder(
         on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits, page_len=speed.page_len)
     if on_gpu is not None:
         return on_gpu
-    _refuse(speed)
-    return fastest_decoder(config, weights) if speed.fast and not speed.page_len else Decoder(config, weights, speed.page_len)
+    _refuse(replace(speed, bits=16) if speed.bits == 8 and device.type == "cpu" else speed)
+    if speed.fast and not speed.page_len:
+        return fastest_decoder(config, weights, speed.bits)
+    return Decoder(config, weights, speed.page_len, bits=speed.bits)
 
 
 def _refuse(speed: _Speed) -> None:
-    """Only the GPU's fast decoder has invariant numerics and weights of few bits."""
+    """Only the GPU's fast decoder has invariant numerics and weights of few bits (8 on a CPU, too)."""
     wanted = "" if speed.numerics == "fast" else f"numerics = {speed.numerics!r}"
     wanted = wanted or ("" if speed.bits == 16 else f"dtype = 'int{speed.bits}'")
     if wanted:
+        on_cpu = " (on a CPU, dtype = 'int8' is there)" if speed.bits == 4 else ""
         raise OptionError(
             f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type "
-            "and a model of the Llama family without sliding windows"
+            f"and a model of the Llama family without sliding windows{on_cpu}"
         )
 
 

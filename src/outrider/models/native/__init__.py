@@ -13,11 +13,11 @@ from outrider.models.weights import Weights
 __all__ = ["BUILD", "NativeDecoder", "SwappingDecoder", "can_run", "fastest_decoder", "ready_to_measure"]
 
 
-def fastest_decoder(config: ModelConfig, weights: Weights) -> LayeredTarget:
+def fastest_decoder(config: ModelConfig, weights: Weights, bits: int = 16) -> LayeredTarget:
     """The native decoder where it can run: at once if it was built before, after the first request if it is being built."""
     if not can_run(config, weights.embedding.dtype, weights.embedding.device):
-        return Decoder(config, weights)
+        return Decoder(config, weights, bits=bits)
     BUILD.start()
     if BUILD.library is not None:
-        return NativeDecoder(BUILD.library, config, weights)
-    return SwappingDecoder(config, weights) if BUILD.is_running else Decoder(config, weights)
+        return NativeDecoder(BUILD.library, config, weights, bits)
+    return SwappingDecoder(config, weights, bits) if BUILD.is_running else Decoder(config, weights, bits=bits)

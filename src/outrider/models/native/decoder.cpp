@@ -52,9 +52,10 @@ void outrider_large_pages(void* from, size_t size) {
     madvise(from, size, MADV_HUGEPAGE);
 #endif
 }
-void outrider_pack(void* to, const void* from, int out, int in, int is_bf16) {
-    if (is_bf16) pack(static_cast<bf16*>(to), static_cast<const bf16*>(from), out, in);
-    else pack(static_cast<float*>(to), static_cast<const float*>(from), out, in);
+void outrider_pack(void* to, const void* from, int out, int in, int num_bytes) {  // of one number: 4, 2 or 1
+    if (num_bytes == 4) pack(static_cast<float*>(to), static_cast<const float*>(from), out, in);
+    else if (num_bytes == 2) pack(static_cast<bf16*>(to), static_cast<const bf16*>(from), out, in);
+    else pack(static_cast<int8_t*>(to), static_cast<const int8_t*>(from), out, in);
 }
 void outrider_gumbel(const int64_t* keys, int64_t count, int size, float* out) {
     for (int64_t i = 0; i < count; i++) gumbel_stream(uint64_t(keys[i]), size, out + i * size);

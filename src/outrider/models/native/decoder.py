@@ -59,7 +59,8 @@ class _Wanted:
 class NativeDecoder(LayeredTarget, GuessingTarget):
     """A frozen decoder on a CPU, on as many threads as PyTorch had when it was loaded. Passes of one process take turns."""
 
-    def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16) -> None:
+        """``bits`` (16, 8) of the matrices of a bfloat16 model."""
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
@@ -67,7 +68,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         self._call.restype = self._chain.restype = self._tree.restype = None
         self._num_threads = torch.get_num_threads()
         self.gumbel_stream = partial(_gumbel_stream, library)
-        self._model = PackedModel(library, config, weights)
+        self._model = PackedModel(library, config, weights, bits)
         self._embedding = weights.embedding
         self._tables = [
             RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=torch.float32, device=self.device)

@@ -1,8 +1,9 @@
 // y = x W^T for a few rows x and a frozen W [out, in], at the speed memory delivers W.
 //
 // W is stored in blocks of 16 outputs, each block a stream over the inputs: for float32 [in][16], for bfloat16
-// [in / 2][16][2], which is both what AMX tiles want and what vectors can read. Each output is one chain of additions over the
-// inputs in order, whatever the number of rows: so a row's result does not depend on who shares the pass.
+// [in / 2][16][2], which is both what AMX tiles want and what vectors can read, for 8 bits [in / 2][2][16]. Each output is one chain
+// of additions over the inputs in order, whatever the number of rows: so a row's result does not depend on who shares the pass.
+// Weights of 8 bits become bfloat16, exactly, on their way into a tile; their scale multiplies the sum.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -25,7 +26,8 @@ static inline int up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
 struct Matrix {
     const void* packed;
-    const float* bias;  // [out] or null
+    const float* bias;    // [out] or null
+    const float* scales;  // [out] of weights of 8 bits, or null
     int32_t in, out;
     int padded_in() const { return up(in, 32); }
     int num_blocks() const { return up(out, BLOCK) / BLOCK; }
@@ -48,13 +50,14 @@ template <int HINT> static inline void fetch(const void* from, int num_lines) {
     __asm__ volatile("");
 }
 
-template <class T> static void pack(T* to, const T* from, int out, int in) {
-    constexpr int PAIR = sizeof(T) == 2 ? 2 : 1;
+template <class W> static void pack(W* to, const W* from, int out, int in) {
+    constexpr int PAIR = sizeof(W) == 4 ? 1 : 2, NEXT = sizeof(W) == 1 ? 1 : PAIR;
     const int width = up(in, 32);
     for (int j = 0; j < up(out, BLOCK); j++)
         for (int k = 0; k < width; k++) {
-            size_t at = size_t(j / BLOCK) * width * BLOCK + size_t(k / PAIR) * BLOCK * PAIR + (j % BLOCK) * PAIR + k % PAIR;
-            to[at] = j < out && k < in ? from[size_t(j) * in + k] : T(0);
+            const int odd = k % PAIR * (sizeof(W) == 1 ? BLOCK : 1);
+            const size_t at = size_t(j / BLOCK) * width * BLOCK + size_t(k / PAIR) * BLOCK * PAIR + j % BLOCK * NEXT + odd;
+            to[at] = j < out && k < in ? from[size_t(j) * in + k] : W(0);
         }
 }
 
@@ -108,16 +111,18 @@ template <int R, int B> static void multiply(const float* x, int stride, const f
     for (int r = 0; r < R; r++)
         for (int b = 0; b < B; b++) store(sums + size_t(r) * wide + b * BLOCK, acc[r][b]);
 }
-template <int R, int B> static void multiply(const bf16* x, int stride, const bf16* w, int width, float* sums, int wide) {
+// The weights of 16 outputs for an even input and the next
+static inline void load_pair(const bf16* from, V& even, V& odd) {
+    U pair;
+    memcpy(&pair, from, 64);
+    even = bits(pair << 16), odd = bits(pair & 0xffff0000u);
+}
+static inline void load_pair(const int8_t* from, V& even, V& odd) { even = load(from), odd = load(from + BLOCK); }
+template <int R, int B, class W> static void multiply(const bf16* x, int stride, const W* w, int width, float* sums, int wide) {
     V acc[R][B] = {};
     for (int k = 0; k < width; k += 2) {
         V even[B], odd[B];
-        for (int b = 0; b < B; b++) {
-            U pair;
-            memcpy(&pair, w + size_t(b) * width * BLOCK + size_t(k) * BLOCK, 64);
-            even[b] = bits(pair << 16);
-            odd[b] = bits(pair & 0xffff0000u);
-        }
+        for (int b = 0; b < B; b++) load_pair(w + size_t(b) * width * BLOCK + size_t(k) * BLOCK, even[b], odd[b]);
         for (int r = 0; r < R; r++) {
             float x0 = to_float(x[size_t(r) * stride + k]), x1 = to_float(x[size_t(r) * stride + k + 1]);
             for (int b = 0; b < B; b++) {
@@ -130,7 +135,7 @@ template <int R, int B> static void multiply(const bf16* x, int stride, const bf
         for (int b = 0; b < B; b++) store(sums + size_t(r) * wide + b * BLOCK, acc[r][b]);
 }
 
-template <class T, int B> static void multiply_rows(int rows, const T* x, int stride, const T* w, int width, float* sums, int wide) {
+template <int B, class T, class W> static void multiply_rows(int rows, const T* x, int stride, const W* w, int width, float* sums, int wide) {
     int r = 0;
     for (; r + 4 <= rows; r += 4) multiply<4, B>(x + size_t(r) * stride, stride, w, width, sums + size_t(r) * wide, wide);
     for (; r + 2 <= rows; r += 2) multiply<2, B>(x + size_t(r) * stride, stride, w, width, sums + size_t(r) * wide, wide);
@@ -171,45 +176,75 @@ static void release_tiles() {
 // at a time. The rows come from the second-level cache one step early, or their loads would queue behind the weights.
 constexpr int AHEAD = 16;
 // What is needed `steps` steps after step k of block b: further on in it, or of what is multiplied after these blocks
-static inline const bf16* later(Blocks<bf16> w, Blocks<bf16> then, int b, int k, int steps) {
+template <class W> static inline const W* later(Blocks<W> w, Blocks<W> then, int b, int k, int steps) {
     const int at = k + steps * 32;
     return at < w.width ? w.at + b * w.next() + size_t(at) * BLOCK : then.at + b * then.next() + size_t(at - w.width) * BLOCK;
 }
-template <int B> static void multiply_flat(const bf16* x, Blocks<bf16> w, Blocks<bf16> then, float* sums, int wide) {
+// A tile of weights as it is multiplied: where it lies, or in `space`.
+static inline const bf16* tile_of(const bf16* w, bf16*) { return w; }
+static inline const bf16* tile_of(const int8_t* w, bf16* space) {
+    for (int pair = 0; pair < 16; pair++) {
+        V even, odd;
+        load_pair(w + pair * 2 * BLOCK, even, odd);
+        const U both = (bits(even) >> 16) | bits(odd);  // whole numbers up to 127 have nothing in their lower halves
+        memcpy(space + pair * 2 * BLOCK, &both, 64);
+    }
+    written();
+    return space;
+}
+template <int B, class W> static void multiply_flat(const bf16* x, Blocks<W> w, Blocks<W> then, float* sums, int wide) {
+    alignas(64) bf16 space[4][512];
     const size_t next = w.next();
-    const bf16* at = w.at;
+    const W* at = w.at;
     _tile_zero(0);
     if (B > 1) _tile_zero(1);
     if (B > 2) _tile_zero(2);
     if (B > 3) _tile_zero(3);
     for (int k = 0; k < w.width; k += 32, at += 512, x += 512) {
+        for (int b = 0; b < B; b++) fetch<2>(later(w, then, b, k, AHEAD / 4 * 2 / sizeof(W)), 8 * sizeof(W));
         _tile_loadd(4, x, 64);
-        for (int b = 0; b < B; b++) fetch<2>(later(w, then, b, k, AHEAD / 4), 16);
-        _tile_loadd(5, at, 64);
+        _tile_loadd(5, tile_of(at, space[0]), 64);
         _tile_dpbf16ps(0, 4, 5);
-        if (B > 1) { _tile_loadd(6, at + next, 64); _tile_dpbf16ps(1, 4, 6); }
-        if (B > 2) { _tile_loadd(7, at + 2 * next, 64); _tile_dpbf16ps(2, 4, 7); }
-        if (B > 3) { _tile_loadd(5, at + 3 * next, 64); _tile_dpbf16ps(3, 4, 5); }
+        if (B > 1) { _tile_loadd(6, tile_of(at + next, space[1]), 64); _tile_dpbf16ps(1, 4, 6); }
+        if (B > 2) { _tile_loadd(7, tile_of(at + 2 * next, space[2]), 64); _tile_dpbf16ps(2, 4, 7); }
+        if (B > 3) { _tile_loadd(5, tile_of(at + 3 * next, space[3]), 64); _tile_dpbf16ps(3, 4, 5); }
     }
     _tile_stored(0, sums, wide * 4);
     if (B > 1) _tile_stored(1, sums + BLOCK, wide * 4);
     if (B > 2) _tile_stored(2, sums + 2 * BLOCK, wide * 4);
     if (B > 3) _tile_stored(3, sums + 3 * BLOCK, wide * 4);
 }
+// Where two blocks of weights go as they are multiplied, or one step of them
+class Space {
+  public:
+    bf16 *at, *next;
+    size_t step;
+    static Space small() {
+        alignas(64) static thread_local bf16 memory[2][512];
+        return {memory[0], memory[1], 0};
+    }
+    static Space large(size_t block) {
+        static thread_local std::vector<bf16> memory;
+        if (memory.size() < 2 * block + 32) memory.resize(2 * block + 32);
+        bf16* begin = reinterpret_cast<bf16*>((uintptr_t(memory.data()) + 63) & ~uintptr_t(63));
+        return {begin, begin + block, 512};
+    }
+};
 // Two tiles of rows, `step` apart from those of the next step, times two blocks, `next` apart. fetch_weights(k, quarter) brings weights.
-template <bool IS_PAIR, class F>
-static inline void multiply_square(const bf16* x, int step, const bf16* w, size_t next, int width, float* sums, int wide, F fetch_weights) {
+template <bool IS_PAIR, class W, class F>
+static inline void multiply_square(const bf16* x, int step, Blocks<W> w, size_t next, Space space, float* sums, int wide, F fetch_weights) {
+    const W* at = w.at;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int k = 0; k < width; k += 32, w += 512, x += step) {
+    for (int k = 0; k < w.width; k += 32, at += 512, x += step, space.at += space.step, space.next += space.step) {
         fetch_weights(k, 0), fetch<3>(x + step, 8);
         _tile_loadd(4, x, 64);
-        _tile_loadd(6, w, 64);
+        _tile_loadd(6, tile_of(at, space.at), 64);
         _tile_dpbf16ps(0, 4, 6);
         fetch_weights(k, 1), fetch<3>(x + step + 256, 8);
-        _tile_loadd(7, w + next, 64);
+        _tile_loadd(7, tile_of(at + next, space.next), 64);
         _tile_dpbf16ps(1, 4, 7);
         fetch_weights(k, 2);
         if (IS_PAIR) {
@@ -231,21 +266,24 @@ static inline void multiply_square(const bf16* x, int step, const bf16* w, size_
 }
 // More than 32 rows, in R tiles: two tiles times two blocks, then the rest with the same weights, which are near by then. Meanwhile
 // the next two blocks are fetched from memory, evenly.
-template <int R> static void multiply_tall(const bf16* x, Blocks<bf16> w, size_t next, Blocks<bf16> then, float* sums, int wide) {
-    const bf16* ahead = then.at;
-    const auto even = [&](int k, int quarter) { fetch<2>(ahead + size_t(k) * BLOCK + quarter * 128, 4); };
-    multiply_square<true>(x, R * 512, w.at, next, w.width, sums, wide, even);
+template <int R, class W> static void multiply_tall(const bf16* x, Blocks<W> w, size_t next, Blocks<W> then, float* sums, int wide) {
+    const W* ahead = then.at;
+    const auto even = [&](int k, int quarter) { fetch<2>(ahead + size_t(k) * BLOCK + quarter * 128, 2 * sizeof(W)); };
+    const Space space = sizeof(W) == 1 ? Space::large(w.next()) : Space::small();
+    multiply_square<true>(x, R * 512, w, next, space, sums, wide, even);
     ahead += w.next();
-    multiply_square<R == 4>(x + 1024, R * 512, w.at, next, w.width, sums + 32 * wide, wide, even);
+    x += 1024, sums += 32 * wide;
+    if constexpr (sizeof(W) == 1) multiply_square<R == 4>(x, R * 512, Blocks<bf16>{space.at, w.width}, next, space, sums, wide, even);
+    else multiply_square<R == 4>(x, R * 512, w, next, space, sums, wide, even);
 }
-template <int B> static void multiply_blocks(int rows, const bf16* x, Blocks<bf16> w, Blocks<bf16> then, float* sums, int wide) {
+template <int B, class W> static void multiply_blocks(int rows, const bf16* x, Blocks<W> w, Blocks<W> then, float* sums, int wide) {
     const size_t next = B > 1 ? w.next() : 0;
     shape_tiles(rows > 32 ? MOST_ROWS : rows);
     if (rows <= 16) return multiply_flat<B>(x, w, then, sums, wide);
     if (rows > 48) return multiply_tall<4>(x, w, next, then, sums, wide);
     if (rows > 32) return multiply_tall<3>(x, w, next, then, sums, wide);
-    multiply_square<true>(x, 1024, w.at, next, w.width, sums, wide, [&](int k, int quarter) {
-        fetch<2>(later(w, then, quarter / 2, k, AHEAD / 2) + quarter % 2 * 256, 8);
+    multiply_square<true>(x, 1024, w, next, Space::small(), sums, wide, [&](int k, int quarter) {
+        fetch<2>(later(w, then, quarter / 2, k, AHEAD / 2) + quarter % 2 * 256, 4 * sizeof(W));
     });
 }
 #else
@@ -256,7 +294,7 @@ static void release_tiles() {}
 template <class T> static int together(int rows) { return has_tiles<T> && rows > 16 ? 2 : GROUP; }
 
 // Up to 64 rows of x, a group of them, times `count` blocks of w. What is multiplied after them is fetched ahead.
-template <class T> static void multiply_group(int rows, const T* x, int stride, Blocks<T> w, int count, Blocks<T> then, float* sums) {
+template <class T, class W> static void multiply_group(int rows, const T* x, int stride, Blocks<W> w, int count, Blocks<W> then, float* sums) {
     const int wide = together<T>(rows) * BLOCK;
 #if defined(__AMX_BF16__)
     if constexpr (has_tiles<T>) {
@@ -269,9 +307,9 @@ template <class T> static void multiply_group(int rows, const T* x, int stride, 
     }
 #endif
     switch (count) {
-        case 4: return multiply_rows<T, 4>(rows, x, stride, w.at, w.width, sums, wide);
-        case 3: return multiply_rows<T, 3>(rows, x, stride, w.at, w.width, sums, wide);
-        case 2: return multiply_rows<T, 2>(rows, x, stride, w.at, w.width, sums, wide);
-        default: return multiply_rows<T, 1>(rows, x, stride, w.at, w.width, sums, wide);
+        case 4: return multiply_rows<4>(rows, x, stride, w.at, w.width, sums, wide);
+        case 3: return multiply_rows<3>(rows, x, stride, w.at, w.width, sums, wide);
+        case 2: return multiply_rows<2>(rows, x, stride, w.at, w.width, sums, wide);
+        default: return multiply_rows<1>(rows, x, stride, w.at, w.width, sums, wide);
     }
 }

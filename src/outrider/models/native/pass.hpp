@@ -27,9 +27,9 @@ template <class T> struct Buffers {  // kept between passes
 };
 
 struct Sums {  // of some rows and a few blocks: what a product found
-    const float* at;
+    float* at;
     int rows, wide;
-    const float* operator()(int row) const { return at + row * wide; }
+    float* operator()(int row) const { return at + row * wide; }
 };
 
 template <class T> class Runner {
@@ -109,26 +109,38 @@ template <class T> class Runner {
         product(phase, w, then, x, int(rows.size()), take);
     }
     template <class F> void product(int& phase, const Matrix& w, const Matrix& then, Inputs<T>& x, int num_rows, F take) {
+        if constexpr (sizeof(T) == 2) {
+            if (w.scales) return product_of<int8_t>(phase, w, then, x, num_rows, take);
+        }
+        product_of<T>(phase, w, then, x, num_rows, take);
+    }
+    template <class W, class F> void product_of(int& phase, const Matrix& w, const Matrix& then, Inputs<T>& x, int num_rows, F take) {
         const int step = together<T>(num_rows), count = up(w.num_blocks(), step) / step;
         const int last = count * (this_thread + 1) / pool.size() - 1;  // of this thread's own
-        const Blocks<T> after = own(then, step);
+        const int begin_then = up(then.num_blocks(), step) / step * this_thread / pool.size() * step;
         share(phase, count, [&](int piece) {
             const int first = piece * step, from = first * BLOCK, num_blocks = std::min(step, w.num_blocks() - first);
-            const Blocks<T> blocks = Blocks<T>::of(w, first), next = piece == last ? after : Blocks<T>::of(w, first + step);
+            const auto next = piece == last ? Blocks<W>::of(then, begin_then) : Blocks<W>::of(w, first + step);
             alignas(64) float sums[MOST_ROWS * GROUP * BLOCK];
             for (int row = 0; row < num_rows; row += MOST_ROWS) {
                 const int num = std::min(MOST_ROWS, num_rows - row), wide = together<T>(num) * BLOCK;
-                multiply_group<T>(num, x.group(row), x.stride, blocks, num_blocks, next, sums);
+                multiply_group(num, x.group(row), x.stride, Blocks<W>::of(w, first), num_blocks, next, sums);
+                const Sums found{sums, num, wide};
                 const int outputs = std::min(num_blocks * BLOCK, w.out - from);
-                if (w.bias)
-                    for (int r = 0; r < num; r++)
-                        for (int j = 0; j < outputs; j++) sums[r * wide + j] += w.bias[from + j];
-                take(row, from, outputs, Sums{sums, num, wide});
+                finish(w, from, outputs, found);
+                take(row, from, outputs, found);
             }
         });
     }
-    // Where this thread begins to read a matrix
-    Blocks<T> own(const Matrix& w, int step) { return Blocks<T>::of(w, up(w.num_blocks(), step) / step * this_thread / pool.size() * step); }
+    static void finish(const Matrix& w, int from, int count, Sums sums) {
+        for (int r = 0; r < sums.rows && (w.scales || w.bias); r++) {
+            float* at = sums(r);
+            if (w.scales)
+                for (int j = 0; j < count; j++) at[j] *= w.scales[from + j];
+            if (w.bias)
+                for (int j = 0; j < count; j++) at[j] += w.bias[from + j];
+        }
+    }
     float rms(const float* x, int size) const {
         V squares[4] = {};
         float rest = 0;

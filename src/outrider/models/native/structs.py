@@ -14,6 +14,7 @@ from outrider.core.route import Route
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Cut
 from outrider.models.config import ModelConfig
+from outrider.models.gpu.packed import pack
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import LayerWeights, Weights
 
@@ -24,7 +25,7 @@ _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
 
 class MatrixStruct(Structure):
-    _fields_ = [("packed", c_void_p), ("bias", c_void_p), ("inputs", c_int32), ("outputs", c_int32)]
+    _fields_ = [*((name, c_void_p) for name in ("packed", "bias", "scales")), ("inputs", c_int32), ("outputs", c_int32)]
 
 
 class LayerStruct(Structure):
@@ -140,12 +141,12 @@ class _Arena:
 
 
 class PackedModel:
-    """A model in the layout of the native pass. Owns the memory its structure points to."""
+    """A model in the layout of the native pass, its matrices in 8 ``bits`` if wanted. Owns the memory it points to."""
 
-    def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights) -> None:
-        self._library, self._kept = library, list[Tensor]()
+    def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16) -> None:
+        self._library, self._kept, self._bits = library, list[Tensor](), bits
         matrices = [weights.head, *(m for layer in weights.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down))]
-        self._arena = _Arena(library, sum(_packed_size(*matrix.shape) * matrix.element_size() for matrix in matrices))
+        self._arena = _Arena(library, sum(self._size(*matrix.shape, matrix.dtype) for matrix in matrices))
         self._is_bf16 = weights.embedding.dtype == torch.bfloat16
         layers = (LayerStruct * config.num_layers)(*(self._layer(config, i, layer) for i, layer in enumerate(weights.layers)))
         self.struct = ModelStruct(
@@ -175,10 +176,20 @@ class PackedModel:
 
     def _matrix(self, weight: Tensor, bias: Tensor | None) -> MatrixStruct:
         outputs, inputs = weight.shape
+        packed = self._arena.take(self._size(outputs, inputs, weight.dtype))
+        scales = None
+        if self._bits == 8:
+            rounded = pack(weight, 8)
+            weight, scales = rounded.data, self._floats(rounded.scales[0])
         weight = weight.contiguous()
-        packed = self._arena.take(_packed_size(outputs, inputs) * weight.element_size())
-        self._library.outrider_pack(c_void_p(packed), c_void_p(weight.data_ptr()), outputs, inputs, int(self._is_bf16))
-        return MatrixStruct(packed, self._floats(bias), inputs, outputs)
+        source, num_bytes = c_void_p(weight.data_ptr()), weight.element_size()
+        self._library.outrider_pack(c_void_p(packed), source, outputs, inputs, num_bytes)
+        return MatrixStruct(packed, self._floats(bias), scales, inputs, outputs)
+
+    def _size(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+        """Bytes of a packed matrix. Gates and ups are padded apart, so two blocks of outputs are the unit."""
+        num_bytes = 1 if self._bits == 8 else dtype.itemsize
+        return -(-outputs // (2 * _BLOCK)) * 2 * _BLOCK * -(-inputs // 32) * 32 * num_bytes
 
     def _floats(self, values: Tensor | None) -> int | None:
         return None if values is None else self._keep(values.float().contiguous())
@@ -186,11 +197,6 @@ class PackedModel:
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)
         return tensor.data_ptr()
-
-
-def _packed_size(outputs: int, inputs: int) -> int:
-    """Numbers of a packed matrix. Gates and ups are padded apart, so two blocks of outputs are the unit."""
-    return -(-outputs // (2 * _BLOCK)) * 2 * _BLOCK * -(-inputs // 32) * 32
 
 
 def _by_head(qkv: Tensor, config: ModelConfig) -> Tensor:

@@ -29,12 +29,12 @@ from outrider.models.weights import Weights
 class SwappingDecoder(LayeredTarget, GuessingTarget):
     """Two decoders of the same weights, one at a time."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, weights: Weights, bits: int = 16) -> None:
+        self.config, self._bits = config, bits
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self._weights: Weights | None = weights
-        self._now: Decoder | NativeDecoder = Decoder(config, weights)
+        self._now: Decoder | NativeDecoder = Decoder(config, weights, bits=bits)
 
     @property
     def is_native(self) -> bool:
@@ -47,7 +47,7 @@ class SwappingDecoder(LayeredTarget, GuessingTarget):
     def new_cache(self, batch_size: int) -> Cache:
         library = BUILD.library
         if library is not None and self._weights is not None:
-            self._now, self._weights = NativeDecoder(library, self.config, self._weights), None
+            self._now, self._weights = NativeDecoder(library, self.config, self._weights, self._bits), None
             self.gumbel_stream = self._now.gumbel_stream
         return self._now.new_cache(batch_size)
 

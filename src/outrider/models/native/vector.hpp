@@ -39,6 +39,16 @@ static inline V load(const bf16* p) {
     memcpy(&h, p, 32);
     return bits(__builtin_convertvector(h, U) << 16);
 }
+static inline V load(const int8_t* p) {
+#if defined(__AVX512F__)
+    return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+    typedef int8_t Bytes __attribute__((vector_size(16)));
+    Bytes bytes;
+    memcpy(&bytes, p, 16);
+    return __builtin_convertvector(__builtin_convertvector(bytes, I), V);
+#endif
+}
 static inline void store(bf16* p, V v) {
 #if defined(__AVX512BF16__)  // the same, but what is too small for a normal number is zero, as it is to tiles
     const auto h = _mm512_cvtneps_pbh((__m512)v);
