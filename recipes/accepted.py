@@ -40,6 +40,12 @@ class Counts:
     passes: NDArray[np.float64]
     texts: list[list[int]]
 
+    @staticmethod
+    def from_rows(rows: Sequence[tuple[int, int, int]], texts: list[list[int]]) -> Counts:
+        """Of tokens, accepted guesses and passes by prompt."""
+        tokens, accepted, passes = np.array(rows, dtype=np.float64).T
+        return Counts(tokens, accepted, passes, texts)
+
     @property
     def per_pass(self) -> float:
         return float(self.tokens.sum() / self.passes.sum())
@@ -62,16 +68,15 @@ class Counts:
         return rate(self) / max(rate(other), 1e-9) - 1, float(np.std(shares))
 
 
-def new_llm(model: str | None = None, *, batch: int = 64) -> LLM:
+def new_llm(model: str | None = None, *, batch: int = 64, dtype: str = "float32") -> LLM:
     """The bundled target in float32, so that texts can be compared; on a GPU the plain decoder, which is quick to start."""
-    return LLM(model, method="plain", max_batch_size=batch, dtype="float32", fast=not torch.cuda.is_available())
+    return LLM(model, method="plain", max_batch_size=batch, dtype=dtype, fast=not torch.cuda.is_available())
 
 
 def counts_of(llm: LLM, prompts: Sequence[list[int]], method: Method, *, max_tokens: int = 96) -> Counts:
     outputs = llm.generate(list(prompts), SamplingParams(max_tokens=max_tokens), method=method)
-    stats = [output.stats for output in outputs]
-    arrays = (np.array([vars(s)[key] for s in stats], dtype=np.float64) for key in ("num_tokens", "num_accepted", "num_passes"))
-    return Counts(*arrays, [output.token_ids for output in outputs])
+    rows = [(o.stats.num_tokens, o.stats.num_accepted, o.stats.num_passes) for o in outputs]
+    return Counts.from_rows(rows, [output.token_ids for output in outputs])
 
 
 def walk(draft: DraftLM, prompts: Sequence[list[int]], texts: Sequence[list[int]], num_draft_tokens: int) -> Counts:
@@ -86,7 +91,7 @@ def walk(draft: DraftLM, prompts: Sequence[list[int]], texts: Sequence[list[int]
             states = draft(Packed(tokens, empty, empty, torch.zeros_like(tokens), places, torch.ones_like(tokens).bool()))
             said = draft.logits(states[0, len(prompt) - 1 : -1]).argmax(-1).tolist()
         found.append(_rounds([mine == true for mine, true in zip(said, text, strict=True)], num_draft_tokens))
-    return Counts(*(np.array(column, dtype=np.float64) for column in zip(*found, strict=True)), list(texts))
+    return Counts.from_rows(found, list(texts))
 
 
 def _rounds(hits: list[bool], longest: int) -> tuple[int, int, int]:

@@ -77,6 +77,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-held", type=int, default=64, help="latest requests that judge")
     parser.add_argument("--update-every", type=int, default=512, help="rejections between two updates")
     parser.add_argument("--loss", default="mixed")
+    parser.add_argument("--dtype", default="auto", help="of the target")
     parser.add_argument("--rejected-only", action="store_true", help="learn where guesses were rejected, as the paper does")
     parser.add_argument("--learn-prompts", action="store_true", help="learn at the prompts' places too")
     return parser.parse_args()
@@ -152,7 +153,7 @@ class Measure:
 def main() -> None:
     """Serve, learn, measure."""
     arguments, began = parse_arguments(), time.monotonic()
-    llm = new_llm()
+    llm = new_llm(dtype=arguments.dtype)
     texts = {kind: held_prompts(arguments.prompts, kind, arguments.measure) for kind in ("story", "chat")}
     stories, chats = (
         Measure(asked, counts_of(llm, asked, llm.compose("plain"), max_tokens=arguments.max_tokens).texts)
