@@ -24,6 +24,7 @@ from torch import Tensor
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "recipes")]
+from bundled_chat import read_story  # noqa: E402  # pyright: ignore
 from inflate import LLAMA_8B, ONE_LAYER_DRAFT, inflated_raw_config, inflated_weights  # noqa: E402  # pyright: ignore
 
 from outrider import SamplingParams  # noqa: E402
@@ -48,14 +49,12 @@ STORIES = (
     "One day, a girl named Mia found a box in the garden. She wanted to open the box, but the box was shut. Mia",
     "The old man had a small boat. Every morning he went to the sea in his boat to catch fish. One morning",
 )
-REFRAINS = (
-    '"I love you," said the bird.',
-    "He was very happy and he smiled.",
-    "The fox ran and ran.",
-    'The dog said, "Woof!"',
-)
-"""Sentences that, told over and over, the model goes on with in refrains of its own: the text a look-up can copy. Four of ten
-that were tried on the small model; after most others it tells something new."""
+HELD_OUT = ROOT / "benchmarks/held_out_stories.jsonl"
+"""The first sixteen stories of those held out when the bundled models were trained: the models' own domain, unpicked."""
+NUM_COPIED = 12
+EOS = frozenset({0, 4})
+COPYING = {"again": "Repeat the story.", "renamed": "Rewrite the story with the name {new} instead of {old}."}
+"""What the copying prompts ask for, in the chat form of the bundled target: a story word for word, and a story edited."""
 TREES = {"5 levels, 32 nodes": ("4,2,2,1,1", 5, 32), "8 levels, 32 nodes": ("3,2,1,1,1,1,1,1", 8, 32)}
 """Branching, depth and nodes of trees in captured rounds."""
 
@@ -81,7 +80,7 @@ class Bench:
         self.draft_floor = bytes_read(self.draft_weights) / BANDWIDTH
         codec = load_codec(bundled_path("target"))
         self.prompts = [_of_length(codec.encode(story), context) for story in STORIES]
-        self.refrains = [codec.encode(" ".join([line] * (context // len(codec.encode(line))))) for line in REFRAINS]
+        self.copying = {label: [codec.encode(text) for text in texts] for label, texts in copying_prompts().items()}
 
     def add(self, mode: str, *, numerics: str, bits: int = 16) -> None:
         """Decoders of their own for a mode, on the same weights or on rounded ones."""
@@ -93,12 +92,32 @@ class Bench:
         return compose(name, self.targets[mode], draft=self.drafts[mode], policy=policy, options=options)
 
     def run(
-        self, method: Any, prompts: list[list[int]], num_tokens: int, *, mode: str = "fast", batch: int = 1
+        self, method: Any, prompts: list[list[int]], num_tokens: int, *, mode: str = "fast", batch: int = 1, ends: bool = False
     ) -> list[RequestState]:
-        requests = [Request(prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True)) for prompt in prompts]
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=not ends)
+        requests = [Request(prompt, params, eos_ids=EOS) for prompt in prompts]
         steps = self.rounds[mode].run(method, requests, max_batch_size=batch)
         done = {step.request: step.state for step in steps if step.state.is_finished}
         return [done[index] for index in range(len(prompts))]
+
+
+def held_out_stories() -> list[str]:
+    return [json.loads(line)["text"] for line in HELD_OUT.read_text(encoding="utf-8").splitlines()]
+
+
+def copying_prompts() -> dict[str, list[str]]:
+    """Every one of the first held-out stories with either wish. The hero is whoever the recipe that made the conversations of
+    the training data says it is; a story without one stays out of "renamed"."""
+    stories = [read_story(text) for text in held_out_stories()[:NUM_COPIED]]
+    asked = {"again": [(story.text, COPYING["again"]) for story in stories]}
+    named = [story for story in stories if story.hero]
+    asked["renamed"] = [
+        (story.text, COPYING["renamed"].format(old=story.hero, new="Otto" if story.hero != "Otto" else "Hugo"))
+        for story in named
+    ]
+    return {
+        label: [f"<|user|>\n{text}\n\n{wish}<|end|>\n<|assistant|>\n" for text, wish in pairs] for label, pairs in asked.items()
+    }
 
 
 def bytes_read(weights: Weights) -> int:
@@ -193,15 +212,22 @@ def generation(bench: Bench, num_tokens: int, lengths: tuple[int, ...]) -> None:
 
 
 def compared(
-    bench: Bench, rows: Sequence[tuple[str, str, Any]], prompts: list[list[int]], num_tokens: int, *, title: str
+    bench: Bench,
+    rows: Sequence[tuple[str, str, Any]],
+    prompts: list[list[int]],
+    num_tokens: int,
+    *,
+    title: str,
+    ends: bool = False,
 ) -> None:
-    """One line per (label, mode, method): speed, and whether the text is that of plain decoding, the first row of its mode."""
+    """One line per (label, mode, method): speed, and whether the text is that of plain decoding, the first row of its mode.
+    ``ends``: a text may end before it has ``num_tokens``."""
     for _, mode, method in rows:
         bench.run(method, prompts[:1], 24, mode=mode)  # captures
     print(f"\n{title:<36}{'tok/s':>8}{'ms/round':>9}{'tok/round':>10}{'to plain':>9}   same text as plain")
     plain: dict[str, tuple[float, list[list[int]]]] = {}
     for label, mode, method in rows:
-        states = bench.run(method, prompts, num_tokens, mode=mode)
+        states = bench.run(method, prompts, num_tokens, mode=mode, ends=ends)
         tokens, seconds = sum(s.stats.num_tokens for s in states), sum(s.stats.seconds for s in states)
         num_rounds = sum(s.stats.num_passes for s in states)
         texts = [s.output_ids for s in states]
@@ -219,7 +245,7 @@ def compared(
 
 
 def copying(bench: Bench, num_tokens: int) -> None:
-    """Prompt lookup where there is something to copy: refrains."""
+    """Prompt lookup where there is something to copy: stories told again, word for word or with another name."""
     rows: list[tuple[str, str, Any]] = []
     for mode in ("fast", "invariant"):
         rows.append((f"plain, {mode}", mode, bench.method("plain", mode=mode)))
@@ -228,7 +254,8 @@ def copying(bench: Bench, num_tokens: int) -> None:
             (f"prompt-lookup K={k}, {mode}", mode, bench.method("prompt-lookup", mode=mode, num_draft_tokens=k))
             for k in options
         ]
-    compared(bench, rows, bench.refrains, num_tokens, title="refrains, batch 1, greedy")
+    for label, prompts in bench.copying.items():
+        compared(bench, rows, prompts, num_tokens, title=f"stories {label}, batch 1, greedy", ends=True)
 
 
 def few_bits(bench: Bench, num_tokens: int) -> None:

@@ -3,8 +3,9 @@
     PYTHONPATH=src python benchmarks/gpu_heads.py [--json FILE] [--tokens N] [--modes fast invariant] [--shapes TEXT ...]
 
 Target and head are the bundled ones, inflated (recipes/inflate.py, recipes/inflate_head.py): real shapes, a small model's
-language. Every round is one captured graph, head included. Prompts are the four stories of benchmarks/gpu.py and the eight of
-the built-in suite of stories. The last line of stdout is one JSON document.
+language. Every round is one captured graph, head included. Prompts are the first 24 tokens of the first twelve held-out
+stories, as in ``recipes/heads.py --stage judge``; with ``--mixed`` the four stories of benchmarks/gpu.py and the built-in
+suite's eight, which are further from what the models were trained on. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "recipes"), str(ROOT / "benchmarks")]
-from gpu import DEVICE, STORIES, median_ms  # noqa: E402  # pyright: ignore
+from gpu import DEVICE, STORIES, held_out_stories, median_ms  # noqa: E402  # pyright: ignore
 from inflate import LLAMA_8B, inflated_weights  # noqa: E402  # pyright: ignore
 from inflate_head import inflated_eagle3  # noqa: E402  # pyright: ignore
 
@@ -37,6 +38,7 @@ from outrider.drafters.head_tree import HeadOptions  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 
+NUM_PROMPTS, NUM_PROMPT_TOKENS = 12, 24
 Shape = tuple[str | None, int, int]
 SHAPES: dict[str, Shape] = {
     "chain of 5": ("1,1,1,1,1", 5, 5),
@@ -52,14 +54,16 @@ SHAPES: dict[str, Shape] = {
 class Bench:
     """The models and what was measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_mixed: bool) -> None:
         config, weights = inflated_weights(bundled_path("target"), LLAMA_8B, dtype=torch.bfloat16, device=DEVICE)
         self.head = inflated_eagle3(LLAMA_8B, weights.embedding, dtype=torch.bfloat16, device=DEVICE)
         self.targets = {mode: FastDecoder(config, weights, numerics=mode) for mode in ("fast", "invariant")}
         self.rounds = {mode: Rounds(target) for mode, target in self.targets.items()}
         codec = load_codec(bundled_path("target"))
         (suite,) = load_suites(["stories"])
-        self.prompts = [codec.encode(story) for story in (*STORIES, *(item.text or "" for item in suite.items))]
+        texts = [codec.encode(text)[:NUM_PROMPT_TOKENS] for text in held_out_stories()[:NUM_PROMPTS]]
+        mixed = [codec.encode(text) for text in (*STORIES, *(item.text or "" for item in suite.items))]
+        self.prompts = mixed if is_mixed else texts
         self.results: dict[str, Any] = {}
 
     def method(self, mode: str, shape: Shape | None) -> Method:
@@ -134,8 +138,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--modes", nargs="+", default=["fast", "invariant"])
     parser.add_argument("--shapes", nargs="+", default=[""], help="only those whose names contain one of these")
+    parser.add_argument("--mixed", action="store_true", help="other prompts")
     arguments = parser.parse_args()
-    bench = Bench()
+    bench = Bench(is_mixed=arguments.mixed)
     shapes = {label: shape for label, shape in SHAPES.items() if any(text in label for text in arguments.shapes)}
     bench.measure(arguments.tokens, arguments.modes, shapes)
     document = {"date": str(date.today()), "device": torch.cuda.get_device_name(), "results": bench.results}

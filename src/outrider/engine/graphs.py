@@ -23,6 +23,7 @@ from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.gpu.chain import Seats
 from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.replay import capturing
 from outrider.models.gpu.walk import NOTE, RING, chain_parents, move_path, walk_and_commit
 
 _STEP = 256
@@ -63,7 +64,7 @@ class RoundGraph:
         self._round()
         torch.cuda.synchronize(device)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=graphs.pool):
+        with capturing(self.graph, graphs.pool):
             self._round()
         frame.limits.copy_(held)
         rounds.zero_()

@@ -23,16 +23,19 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.attention.tree_in_order import join_in_order
 from outrider.models.attention.tree_tiles import Cut, Rows, Sights, attend_block, joined, slots_at
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
-from outrider.models.gpu.limits import stages_that_fit
+from outrider.models.gpu.limits import can_copy, stages_that_fit
 from outrider.models.gpu.tuned import choices, cut_key
 
 _WORD = 64
 _LOG2E = 1.4426950408889634
+_JOINED = 4
+"""Queries whose pieces one program joins."""
 
 
 def pack_words(ancestors: Tensor) -> Tensor:
@@ -84,10 +87,14 @@ def attend_tree(
         "SHORTEST": cut.shortest,
     }
     grid = (cut.num_pieces, num_kv_heads * triton.cdiv(num_queries, cut.block_queries), batch_size)
+    copied = cut.block_queries >= 64 and not rows.page_len and can_copy(keys)
+    block = [cut.block_keys, head_dim]
+    tiles = [TensorDescriptor.from_tensor(part.view(-1, head_dim), block) for part in memory] if copied else memory
     _attend_pieces[grid](
         queries,
         keys,
         values,
+        *tiles,
         rows.lengths,
         rows.places,
         rows.lengths if sights.words is None else sights.words,
@@ -101,6 +108,7 @@ def attend_tree(
         **sizes,
         WORDS=0 if sights.words is None else sights.words.shape[2],
         BY_PATHS=by_paths,
+        COPIED=copied,
         PAGED=rows.page_len > 0,
         BQ=cut.block_queries,
         BK=cut.block_keys,
@@ -112,10 +120,9 @@ def attend_tree(
     if by_paths:
         join_in_order(queries, memory, rows, (parts, peaks), out, sights=sights, cut=cut, scale=scale * _LOG2E)
         return out
-    padded = triton.next_power_of_2(cut.num_pieces)
-    _join_pieces[(num_queries, num_kv_heads, batch_size)](
-        parts, peaks, rows.lengths, out, num_nodes, sights.start, cut.num_pieces, **sizes, BK=cut.block_keys, PADDED=padded,
-        EARLY=launch.EARLY, num_warps=1, launch_pdl=launch.EARLY,
+    _join_pieces[(triton.cdiv(num_queries, _JOINED), num_kv_heads, batch_size)](
+        parts, peaks, rows.lengths, out, num_nodes, sights.start, cut.num_pieces, **sizes, BK=cut.block_keys,
+        PADDED=triton.next_power_of_2(cut.num_pieces), BQ=_JOINED, EARLY=launch.EARLY, num_warps=4, launch_pdl=launch.EARLY,
     )  # fmt: skip
     return out
 
@@ -140,9 +147,11 @@ def _seen(words, query, node, other, start, is_query, WORDS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_nodes", "start"])
 def _attend_pieces(
-    queries, keys, values, lengths, places, words, parts, peaks, num_nodes, start, capacity, num_pages, scale,
+    queries, keys, values, key_tiles, value_tiles, lengths, places, words, parts, peaks,
+    num_nodes, start, capacity, num_pages, scale,
     GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr,
-    WORDS: tl.constexpr, BY_PATHS: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    WORDS: tl.constexpr, BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     num_pieces = tl.num_programs(0)
@@ -167,10 +176,15 @@ def _attend_pieces(
     total = tl.zeros((BQ, D), tl.float32)
     whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot is seen by all
     for first in range(low, whole, BK):
-        slots = first + tl.arange(0, BK)
-        at = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
-        k = tl.load(keys + at[None, :] * D + dims[:, None])
-        v = tl.load(values + at[:, None] * D + dims[None, :])
+        if COPIED:
+            place = (tl.load(places + row) * HEADS + head) * capacity + first
+            k = key_tiles.load([place, 0]).T
+            v = value_tiles.load([place, 0])
+        else:
+            slots = first + tl.arange(0, BK)
+            at = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
+            k = tl.load(keys + at[None, :] * D + dims[:, None])
+            v = tl.load(values + at[:, None] * D + dims[None, :])
         peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, False)
     if BY_PATHS:
         high = whole  # the rest is each node's own (tree_in_order.py)
@@ -191,43 +205,60 @@ def _attend_pieces(
         tl.store(peaks + num_parts + part, weight, mask=is_query)
 
 
+@triton.jit
+def _part(parts, peaks, first, piece, num_used, num_queries, num_parts, is_query, D: tl.constexpr):
+    """Peak, weight and total of queries in a piece; one that is not there is one in which nothing is seen."""
+    at = first + piece * num_queries
+    there = is_query & (piece < num_used)
+    total_at = parts + at[:, None].to(tl.int64) * D + tl.arange(0, D)[None, :]
+    peak = tl.load(peaks + at, mask=there, other=float("-inf"))
+    weight = tl.load(peaks + num_parts + at, mask=there, other=0.0)
+    return peak, weight, tl.load(total_at, mask=there[:, None], other=0.0)
+
+
 @triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces"])
 def _join_pieces(
     parts, peaks, lengths, out, num_nodes, start, num_pieces,
     GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr,
-    BK: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+    BK: tl.constexpr, PADDED: tl.constexpr, BQ: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    index = tl.program_id(0)
+    num_queries = num_nodes * GROUP
+    index = tl.program_id(0) * BQ + tl.arange(0, BQ)
+    is_query = index < num_queries
     head = tl.program_id(1)
     row = tl.program_id(2)
-    num_queries = num_nodes * GROUP
     begin(EARLY)
     num_slots = tl.load(lengths + row) + start + num_nodes
     num_used = tl.cdiv(num_slots, _piece_len(num_slots, num_pieces, PIECE_LEN, SHORTEST, BK))
     num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
     first = (row * HEADS + head) * num_pieces * num_queries + index
-    pieces = tl.arange(0, PADDED)
-    used = pieces < num_used
     dims = tl.arange(0, D)
     if PIECE_LEN > 0:  # one after the other, so that a piece in which nothing is seen changes nothing
-        top = tl.full((1,), float("-inf"), tl.float32)
-        norms = tl.zeros((1,), tl.float32)
-        totals = tl.zeros((1, D), tl.float32)
-        for piece in range(num_used):
-            part = first + piece * num_queries + tl.arange(0, 1)
-            one = tl.load(parts + part[:, None].to(tl.int64) * D + dims[None, :])
-            top, norms, totals = joined(top, norms, totals, tl.load(peaks + part), tl.load(peaks + num_parts + part), one)
-        total, norm = tl.sum(totals, 0), tl.sum(norms, 0)
+        top = tl.full((BQ,), float("-inf"), tl.float32)
+        norm = tl.zeros((BQ,), tl.float32)
+        total = tl.zeros((BQ, D), tl.float32)
+        for piece in range(0, num_used, 4):  # loads of four at a time: none waits for another
+            p0, w0, t0 = _part(parts, peaks, first, piece, num_used, num_queries, num_parts, is_query, D)
+            p1, w1, t1 = _part(parts, peaks, first, piece + 1, num_used, num_queries, num_parts, is_query, D)
+            p2, w2, t2 = _part(parts, peaks, first, piece + 2, num_used, num_queries, num_parts, is_query, D)
+            p3, w3, t3 = _part(parts, peaks, first, piece + 3, num_used, num_queries, num_parts, is_query, D)
+            top, norm, total = joined(top, norm, total, p0, w0, t0)
+            top, norm, total = joined(top, norm, total, p1, w1, t1)
+            top, norm, total = joined(top, norm, total, p2, w2, t2)
+            top, norm, total = joined(top, norm, total, p3, w3, t3)
     else:
-        peak = tl.load(peaks + first + pieces * num_queries, mask=used, other=float("-inf"))
-        weight = tl.load(peaks + num_parts + first + pieces * num_queries, mask=used, other=0.0)
-        share = tl.where(used, tl.exp2(peak - tl.max(peak, 0)), 0.0)
-        at = parts + (first + pieces * num_queries)[:, None].to(tl.int64) * D + dims[None, :]  # all loads at once
-        total = tl.sum(share[:, None] * tl.load(at, mask=used[:, None], other=0.0), 0)
-        norm = tl.sum(share * weight, 0)
+        pieces = tl.arange(0, PADDED)
+        used = is_query[:, None] & (pieces < num_used)[None, :]
+        at = first[:, None] + pieces[None, :] * num_queries
+        peak = tl.load(peaks + at, mask=used, other=float("-inf"))
+        weight = tl.load(peaks + num_parts + at, mask=used, other=0.0)
+        share = tl.where(used, tl.exp2(peak - tl.max(peak, 1)[:, None]), 0.0)
+        every = tl.load(parts + at[:, :, None].to(tl.int64) * D + dims[None, None, :], mask=used[:, :, None], other=0.0)
+        total = tl.sum(share[:, :, None] * every, 1)
+        norm = tl.sum(share * weight, 1)
     end(EARLY)
-    at = ((row * num_nodes + index // GROUP) * HEADS * GROUP + head * GROUP + index % GROUP) * D
-    tl.store(out + at + dims, (total / norm).to(out.dtype.element_ty))
+    at = ((row * num_nodes + index // GROUP) * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
+    tl.store(out + at, (total / norm[:, None]).to(out.dtype.element_ty), mask=is_query[:, None])
 
 
 def rotate_and_write(

@@ -24,6 +24,8 @@ from torch import Tensor
 from outrider.core.device_round import Frame, SlotTrees
 from outrider.models.gpu.choose import Bests
 
+_RANKED = 16
+"""Places that one program ranks."""
 MOST = 64
 """Nodes of a tree, and nodes expanded for it: their ancestors are bits of one word."""
 
@@ -72,7 +74,7 @@ class Pool:
     places: Tensor
     """[B, W] int32 of those expanded last"""
     moved: Tensor
-    """[B, P] int32 node of the tree, while it is being chosen"""
+    """[B, P] int32 rank, and then node of the tree, while it is being chosen"""
 
     @staticmethod
     def empty(batch_size: int, search: Search, device: torch.device) -> Pool:
@@ -134,10 +136,14 @@ class Growth:
         """The best of the pool as trees: tokens into columns 1.. of ``nodes`` [B, N], shapes into ``trees``."""
         pool, trees = self._pool, self.trees
         batch_size, num_places = pool.tokens.shape
+        padded = triton.next_power_of_2(num_places)
+        _rank_all[(triton.cdiv(num_places, _RANKED), batch_size)](
+            pool.chances, pool.moved, num_places, PLACES=padded, BLOCK=_RANKED, num_warps=4
+        )
         _choose[(batch_size,)](
-            pool.tokens, pool.parents, pool.chances, pool.moved, self._depths, nodes,
+            pool.tokens, pool.parents, pool.moved, self._depths, nodes,
             trees.parents, trees.depths, trees.words, trees.paths, num_places, nodes.shape[1], trees.paths.shape[2],
-            PLACES=triton.next_power_of_2(num_places), NODES=triton.next_power_of_2(nodes.shape[1]), STEP=64, num_warps=8,
+            PLACES=padded, NODES=triton.next_power_of_2(nodes.shape[1]), num_warps=4,
         )  # fmt: skip
 
 
@@ -212,23 +218,27 @@ def _rank(chance, place, others, other_places):
 
 
 @triton.jit
+def _rank_all(chances, ranks, num_places, PLACES: tl.constexpr, BLOCK: tl.constexpr):
+    """One place of the pool against all, a block of places per program: in one program it took longer than a level does."""
+    mine = tl.program_id(1) * num_places
+    place, others = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PLACES)
+    chance = tl.load(chances + mine + place, mask=place < num_places, other=float("-inf"))
+    other = tl.load(chances + mine + others, mask=others < num_places, other=float("-inf"))
+    tl.store(ranks + mine + place, _rank(chance, place, other, others), mask=place < num_places)
+
+
+@triton.jit
 def _choose(
-    tokens, parents, chances, moved, all_depths, nodes, tree_parents, tree_depths, words, paths,
-    num_places, num_nodes, path_len, PLACES: tl.constexpr, NODES: tl.constexpr, STEP: tl.constexpr,
+    tokens, parents, moved, all_depths, nodes, tree_parents, tree_depths, words, paths,
+    num_places, num_nodes, path_len, PLACES: tl.constexpr, NODES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     place = tl.arange(0, PLACES)
     inside = place < num_places
     mine, tree = row * num_places, row * num_nodes
-    chance = tl.load(chances + mine + place, mask=inside, other=float("-inf"))
-    rank = tl.zeros((PLACES,), tl.int32)
-    for first in range(0, num_places, STEP):
-        others = first + tl.arange(0, STEP)
-        is_other = others < num_places
-        other = tl.load(chances + mine + others, mask=is_other, other=float("-inf"))
-        rank += _rank(chance, place, other, tl.where(is_other, others, PLACES))
-    kept = inside & (rank < num_nodes)
+    kept = inside & (tl.load(moved + mine + place, mask=inside, other=num_nodes) < num_nodes)
     node = tl.cumsum(kept.to(tl.int32), 0) - 1
+    tl.debug_barrier()
     tl.store(moved + mine + place, node, mask=kept)
     tl.store(nodes + tree + node, tl.load(tokens + mine + place, mask=kept, other=0), mask=kept & (place > 0))
     tl.store(tree_depths + tree + node, tl.load(all_depths + place, mask=kept, other=0), mask=kept)

@@ -1,7 +1,7 @@
 """What the device allows: tiles measured on a large GPU are cut to the shared memory of a small one.
 
 A tile keeps ``num_stages`` copies of its operands in flight. Fewer copies hide less of the memory's latency, and change no
-number.
+number. Hopper and later have an engine that fetches tiles, so that threads need not.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+from torch import Tensor
+
+from outrider.models.gpu import launch
 
 _RESERVE = 2048
 """Bytes a kernel may need beside its operands."""
@@ -20,6 +23,14 @@ def shared_memory() -> int:
     if not torch.cuda.is_available():
         return 1 << 30
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin)
+
+
+def can_copy(*operands: Tensor) -> bool:
+    """The copy engine of Hopper and later is there and takes such operands: 16 bits a number, rows of whole 16 bytes."""
+    fits = all(
+        t.element_size() == 2 and t.is_contiguous() and t.shape[-1] % 8 == 0 and t.data_ptr() % 16 == 0 for t in operands
+    )
+    return launch.HOPPER and fits and all(t.numel() // t.shape[-1] < 1 << 31 for t in operands)
 
 
 def stages_that_fit(num_stages: int, stage_bytes: int, *, other_bytes: int = 0, limit: int | None = None) -> int:

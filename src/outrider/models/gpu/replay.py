@@ -7,7 +7,9 @@ Graphs are made when first needed, share one pool of memory, and are forgotten w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -29,6 +31,19 @@ _MOST_GRAPHS = 32
 _FEWEST_PAGES = 16
 _MOST_ROWS = 512
 """Rows of a pass beyond which launching is not what costs."""
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """What runs inside goes into the graph. Nothing is collected meanwhile: an old graph freed during a capture spoils it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def rounded(num_nodes: int) -> int:
@@ -93,7 +108,7 @@ class PassGraph:
         step = decoder.step((batch_size, num_nodes), rows, sights, num_slots=num_slots)
         decoder.forward(self.tokens, step, taps=shape.taps)  # compiles the kernels
         torch.cuda.synchronize(device)
-        with torch.cuda.graph(self.graph, pool=pool):
+        with capturing(self.graph, pool):
             self.logits, self.tapped = decoder.forward(self.tokens, step, taps=shape.taps)
 
     def load(self, tree: TokenTree, cache: DeviceCache | PagedCache) -> None:

@@ -26,7 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
-from outrider.models.gpu.limits import stages_that_fit
+from outrider.models.gpu.limits import can_copy, stages_that_fit
 from outrider.models.gpu.nibbles import nibble_product
 from outrider.models.gpu.packed import GROUP, Packed
 
@@ -74,7 +74,7 @@ def product(
         _launch_nibbles(x, weight, out, tile=tile, gated=gated, grid=grid)
         return out
     data, scales = (weight.data, weight.scales) if isinstance(weight, Packed) else (weight, weight)
-    copied = tile.copied and can_copy(x, weight)
+    copied = tile.copied and isinstance(weight, Tensor) and can_copy(x, weight)
     stage_bytes = (tile.bn * (2 if gated else 1) * data.element_size() + tile.bm * x.element_size()) * tile.bk
     _product[grid](
         TensorDescriptor.from_tensor(x, [tile.bm, tile.bk]) if copied else x,
@@ -98,12 +98,6 @@ def product(
         launch_pdl=launch.EARLY,
     )
     return out
-
-
-def can_copy(x: Tensor, weight: Tensor | Packed) -> bool:
-    """The copy engine is there and takes such operands: 16-bit rows that begin at multiples of 16 bytes."""
-    fits = isinstance(weight, Tensor) and weight.element_size() == 2 and x.shape[1] % 8 == 0
-    return launch.HOPPER and fits and x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0 and x.is_contiguous()
 
 
 def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated: bool, grid: tuple[int, int, int]) -> None:

@@ -51,9 +51,11 @@ def tile_for(kind: Kind, num_rows: int, num_outputs: int, *, bits: int = 16) -> 
         return Tile(64, 128, num_stages=3, bm=bm, num_parts=num_parts)
     if kind is Kind.WIDE:
         return Tile(64, 64, num_stages=8, bm=bm) if bm == 64 else Tile(64, 128, bm=bm)
-    if bm == 64:
-        return Tile(64, 64, num_stages=6, bm=bm, copied=True) if kind is Kind.HEAD else Tile(64, 128, bm=bm, copied=True)
-    return Tile(64, 128, num_stages=3, bm=bm)
+    if kind is Kind.HEAD:
+        return Tile(64, 64, num_stages=6, bm=bm, copied=True) if bm == 64 else Tile(64, 128, bm=bm, copied=True)
+    if bm == 16:
+        return Tile(64, 128, num_stages=3, bm=bm)
+    return Tile(128, 128, num_stages=3, bm=bm, copied=True) if bm == 32 else Tile(64, 128, bm=bm, copied=True)
 
 
 def _tile_of_few_bits(kind: Kind, bm: int, num_parts: int, bits: int) -> Tile:
