@@ -15,7 +15,7 @@ features are remembered. Lossless like all heads: what they say decides only how
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ class DflashHead(Head):
 
     def entries(self, context: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of fused states in every layer."""
-        return [layer.self_attn.entries(context) for layer in self.layers]  # type: ignore[union-attr, operator]
+        return [cast("HeadLayer", layer).self_attn.entries(context) for layer in self.layers]
 
     def block(self, tokens: Tensor, attending: Sequence[Attending], dtype: torch.dtype) -> Tensor:
         """[B, N, H] states of the places that hold ``tokens``, through all layers, each with its own attention."""
