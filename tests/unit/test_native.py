@@ -341,6 +341,22 @@ def test_random_numbers_are_those_of_the_core(library) -> None:
     assert (ours == reference).float().mean() > 0.9999
 
 
+@pytest.mark.parametrize("temperatures", [(0.0, 0.0, 0.0), (0.7, 0.0, 1.3)])
+def test_choices_are_those_of_the_core(library, temperatures: tuple[float, ...]) -> None:
+    config, chance = config_named("heads of 16"), random.Random(8)
+    model = NativeDecoder(library, config, random_weights(config, dtype=torch.float32, seed=6))
+    rows = [state_of([1, 2], SamplingParams(temperature=t, seed=seed)) for seed, t in enumerate(temperatures, 1)]
+    tree = TokenTree.of_rows([random_tree(chance, size) for size in (20, 1, 9)])
+    logits = torch.randn(3, 20, VOCAB).round(decimals=1)  # many ties: the first of equals is chosen
+    sampler = Sampler(rows, VOCAB, torch.device("cpu"))
+    seeds, positions = torch.tensor([row.seed for row in rows]), torch.tensor([0, 7, 30])
+    stream = model.gumbel_stream
+    ours, reference = (
+        sampler.law(logits, tree, Noise(seeds, positions, stream, choose)).choices for choose in (model.choose, None)
+    )
+    assert torch.equal(ours, reference)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_float32_text_is_the_twins(library, temperature: float) -> None:
     params = SamplingParams(max_tokens=80, temperature=temperature, seed=5)

@@ -29,6 +29,9 @@ from outrider.core.sampling import Law
 from outrider.core.tree import TokenTree
 from outrider.core.verdict import RowVerdict, Verdict
 
+_FEW = 256
+"""Nodes of a batch of chains up to which a loop over them takes less time than a dozen operators."""
+
 
 @final
 class Coupled(AcceptanceRule):
@@ -51,10 +54,13 @@ class Coupled(AcceptanceRule):
     def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
         del noise  # the law's choices are made with it
         tree, choices = draft.tree, law.choices
+        is_small = tree.tokens.device.type == "cpu" and (tree.tokens.numel() <= _FEW or not tree.is_chain)
+        if is_small:
+            return followed_one_by_one(tree, choices)
         if tree.is_chain:
             num_accepted = first_run(tree, tree.tokens[:, 1:] == choices[:, :-1])
             return chain_verdict(tree, num_accepted, choices.gather(1, num_accepted[:, None])[:, 0])
-        return followed_one_by_one(tree, choices) if tree.tokens.device.type == "cpu" else followed(tree, choices)
+        return followed(tree, choices)
 
 
 def followed(tree: TokenTree, choices: Tensor) -> Verdict:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Resume, Shape
 from outrider.core.random_source import RandomSource
-from outrider.core.rng import GumbelStream, Noise, gumbel_stream
+from outrider.core.rng import Choose, GumbelStream, Noise, gumbel_stream
 from outrider.core.route import Route
 from outrider.core.sampling import Law, Sampler
 from outrider.core.scores import Scores
@@ -74,6 +74,7 @@ class Target(ABC):
     device: torch.device
     dtype: torch.dtype
     gumbel_stream: GumbelStream = staticmethod(gumbel_stream)
+    choose: Choose | None = None
     """How random numbers are made where this target runs."""
 
     @property

@@ -10,9 +10,10 @@ identically on CPU and GPU; logarithms are taken in float64 and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -74,6 +75,13 @@ GumbelStream = Callable[[Tensor, int], Tensor]
 """``gumbel_stream``, or a faster one that a device has for the same numbers."""
 
 
+class Choose(Protocol):
+    """The target's choices [B, M] from logits [B, M, V] that nothing but a temperature shapes, for nodes at ``depths`` [B, M]
+    (None where all temperatures are 0, which need no noise)."""
+
+    def __call__(self, logits: Tensor, temperatures: Sequence[float], *, noise: Noise, depths: Tensor | None) -> Tensor: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Noise:
     """The random numbers of one round of B requests.
@@ -90,6 +98,8 @@ class Noise:
     """[B] int64, the output position of the next token: how many tokens the request has emitted."""
 
     stream: GumbelStream = gumbel_stream
+    choose: Choose | None = None
+    """A device's own way to make the target's choices, of the same numbers."""
     _known: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
     """On a CPU, [B, D, V] target noise of the first D depths by vocabulary: drafter and target ask for the same."""
 

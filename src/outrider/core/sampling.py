@@ -46,6 +46,10 @@ class Law:
     @cached_property
     def choices(self) -> Tensor:
         """[B, M] Gumbel-max draw with the noise of each node's output position; the argmax where temperature is 0."""
+        choose, tempering = self._noise.choose, self._sampler.tempering
+        if choose is not None and tempering is not None and tempering.cuts is None and self.adjusted.dtype == torch.float32:
+            depths = None if self._sampler.all_greedy else self._tree.depths[:, self._start :]
+            return choose(self.adjusted, tempering.temperatures, noise=self._noise, depths=depths)
         if self._sampler.all_greedy:
             return self.adjusted.argmax(-1)
         return self.perturbed.argmax(-1)

@@ -132,7 +132,7 @@ class Engine:
         device = self.target.device
         seeds = torch.tensor([row.seed for row in batch.rows], device=device)
         positions = torch.tensor([row.num_output for row in batch.rows], device=device)
-        noise = Noise(seeds, positions, self.target.gumbel_stream)
+        noise = Noise(seeds, positions, self.target.gumbel_stream, self.target.choose)
         return Context([row.tokens for row in batch.rows], batch.sampler, noise, device, batch.cache)
 
     def _emit(self, batch: Batch, verdict: Verdict, seen: Observation, began: float) -> list[list[int]]:

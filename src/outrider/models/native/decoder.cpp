@@ -60,6 +60,7 @@ void outrider_pack(void* to, const void* from, int out, int in, int num_bytes) {
 void outrider_gumbel(const int64_t* keys, int64_t count, int size, float* out) {
     for (int64_t i = 0; i < count; i++) gumbel_stream(uint64_t(keys[i]), size, out + i * size);
 }
+void outrider_choose(const Choices* choices) { choose_all(*choices); }
 void outrider_pass(const Model* model, const Pass* pass) {
     std::lock_guard<std::mutex> only(Pool::lock());
     run(*model, *pass);

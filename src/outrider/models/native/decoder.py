@@ -27,7 +27,7 @@ from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Tempering
 from outrider.models.config import ModelConfig
-from outrider.models.native.structs import ChainStruct, PackedModel, PassStruct, TreeStruct, cut_array
+from outrider.models.native.structs import ChainStruct, ChoicesStruct, PackedModel, PassStruct, TreeStruct, cut_array
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
@@ -67,7 +67,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         self._call, self._chain, self._tree = library.outrider_pass, library.outrider_chain, library.outrider_tree
         self._call.restype = self._chain.restype = self._tree.restype = None
         self._num_threads = torch.get_num_threads()
-        self.gumbel_stream = partial(_gumbel_stream, library)
+        self.gumbel_stream, self.choose = partial(_gumbel_stream, library), partial(_choose, library)
         self._model = PackedModel(library, config, weights, bits)
         self._embedding = weights.embedding
         self._tables = [
@@ -232,3 +232,18 @@ def _gumbel_stream(library: ctypes.CDLL, keys: Tensor, length: int) -> Tensor:
     numbers = torch.empty(*keys.shape, length)
     library.outrider_gumbel(ctypes.c_void_p(keys.data_ptr()), keys.numel(), length, ctypes.c_void_p(numbers.data_ptr()))
     return numbers
+
+
+def _choose(
+    library: ctypes.CDLL, logits: Tensor, temperatures: Sequence[float], *, noise: Noise, depths: Tensor | None
+) -> Tensor:
+    """[B, M] the target's choices, as ``core.sampling.Law`` makes them with the numbers of ``_gumbel_stream``."""
+    logits, chosen = logits.contiguous(), torch.empty(logits.shape[:2], dtype=torch.int64)
+    warmth = (ctypes.c_float * len(temperatures))(*temperatures)
+    call = ChoicesStruct(*logits.shape, logits.data_ptr(), addressof(warmth))
+    if depths is not None:
+        depths = depths.contiguous()
+        call.seeds, call.positions, call.depths = noise.seeds.data_ptr(), noise.positions.data_ptr(), depths.data_ptr()
+    call.out = chosen.data_ptr()
+    library.outrider_choose(byref(call))
+    return chosen

@@ -1,5 +1,7 @@
 // The random numbers of core/rng.py, eight at a time.
 #pragma once
+#include <vector>
+
 #include "vector.hpp"
 
 typedef uint64_t W __attribute__((vector_size(64)));
@@ -95,4 +97,31 @@ static float belief_in(int64_t token, const float* logits, int size, float tempe
         for (; i + LANES <= size; i += LANES) total = total + exp(load(logits + i) - top);
     for (; i < size; i += LANES) total = total + exp(look(i) - top);
     return 1.0f / sum(total);
+}
+
+// The target's choices after the nodes of B trees: what sampling.py's Law.choices are where nothing but a temperature shapes the law.
+extern "C" struct Choices {
+    int32_t batch, nodes, vocab;
+    const float* logits;               // [batch][nodes][vocab]
+    const float* temperatures;         // [batch]
+    const int64_t *seeds, *positions;  // [batch]
+    const int64_t* depths;             // [batch][nodes]
+    int64_t* out;                      // [batch][nodes]
+};
+static void choose_all(const Choices& c) {
+    static thread_local std::vector<float> noise, scores;
+    noise.resize(c.vocab), scores.resize(c.vocab);
+    for (int b = 0; b < c.batch; b++)
+        for (int n = 0, known = -1; n < c.nodes; n++) {
+            const size_t at = size_t(b) * c.nodes + n;
+            const float *logits = c.logits + at * c.vocab, temperature = c.temperatures[b];
+            if (temperature > 0) {
+                const int depth = int(c.depths[at]);  // nodes of one depth stand together
+                if (depth != known) gumbel_stream(noise_key(c.seeds[b], c.positions[b] + depth), c.vocab, noise.data());
+                known = depth;
+                for (int i = 0; i < c.vocab; i++) scores[i] = logits[i] / temperature + noise[i];
+                logits = scores.data();
+            }
+            c.out[at] = choice(logits, c.vocab, 0, 0);
+        }
 }

@@ -115,6 +115,13 @@ class ChainStruct(Structure):
         return [self._beliefs[row * self.longest : row * self.longest + depth] for row, depth in enumerate(depths)]
 
 
+class ChoicesStruct(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("batch", "nodes", "vocab")),
+        *((name, c_void_p) for name in ("logits", "temperatures", "seeds", "positions", "depths", "out")),
+    ]
+
+
 class TreeStruct(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("longest", "width", "children", "capacity")),
@@ -146,7 +153,7 @@ class PackedModel:
     def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16) -> None:
         self._library, self._kept, self._bits = library, list[Tensor](), bits
         matrices = [weights.head, *(m for layer in weights.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down))]
-        self._arena = _Arena(library, sum(self._size(*matrix.shape, matrix.dtype) for matrix in matrices))
+        self._arena = _Arena(library, sum(self._size(matrix) for matrix in matrices))
         self._is_bf16 = weights.embedding.dtype == torch.bfloat16
         layers = (LayerStruct * config.num_layers)(*(self._layer(config, i, layer) for i, layer in enumerate(weights.layers)))
         self.struct = ModelStruct(
@@ -176,7 +183,7 @@ class PackedModel:
 
     def _matrix(self, weight: Tensor, bias: Tensor | None) -> MatrixStruct:
         outputs, inputs = weight.shape
-        packed = self._arena.take(self._size(outputs, inputs, weight.dtype))
+        packed = self._arena.take(self._size(weight))
         scales = None
         if self._bits == 8:
             rounded = pack(weight, 8)
@@ -186,9 +193,10 @@ class PackedModel:
         self._library.outrider_pack(c_void_p(packed), source, outputs, inputs, num_bytes)
         return MatrixStruct(packed, self._floats(bias), scales, inputs, outputs)
 
-    def _size(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+    def _size(self, weight: Tensor) -> int:
         """Bytes of a packed matrix. Gates and ups are padded apart, so two blocks of outputs are the unit."""
-        num_bytes = 1 if self._bits == 8 else dtype.itemsize
+        outputs, inputs = weight.shape
+        num_bytes = 1 if self._bits == 8 else weight.element_size()
         return -(-outputs // (2 * _BLOCK)) * 2 * _BLOCK * -(-inputs // 32) * 32 * num_bytes
 
     def _floats(self, values: Tensor | None) -> int | None:

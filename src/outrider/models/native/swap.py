@@ -48,7 +48,7 @@ class SwappingDecoder(LayeredTarget, GuessingTarget):
         library = BUILD.library
         if library is not None and self._weights is not None:
             self._now, self._weights = NativeDecoder(library, self.config, self._weights, self._bits), None
-            self.gumbel_stream = self._now.gumbel_stream
+            self.gumbel_stream, self.choose = self._now.gumbel_stream, self._now.choose
         return self._now.new_cache(batch_size)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
