@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -19,6 +20,12 @@ class Verdict:
     """[B] the token after the path: *recovered* where guesses were rejected there, *bonus* where there were none."""
     rejected: Tensor
     """[B] true where the path ended because every guess at that node was rejected; false at a leaf."""
+
+    @classmethod
+    def without_guesses(cls, next_token: Tensor) -> Verdict:
+        """Of trees that are only a root."""
+        none = torch.zeros_like(next_token)
+        return cls(none[:, None][:, :0], none, next_token, none.bool())
 
 
 @dataclass(frozen=True)

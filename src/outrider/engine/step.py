@@ -112,7 +112,10 @@ class Engine:
         scores = self.target.score(draft.tree, batch.cache, taps=method.drafter.taps, resume=draft.resume)
         scored = self._clock()
         law = batch.sampler.law(scores.logits, draft.tree, context.noise)
-        verdict = method.rule.walk(draft, law, context.noise)
+        if draft.tree.num_nodes == 1 and batch.sampler.all_greedy:  # no guess to test, nothing to draw
+            verdict = Verdict.without_guesses(law.choices[:, 0])
+        else:
+            verdict = method.rule.walk(draft, law, context.noise)
         paths = _paths(verdict)
         batch.cache.commit(paths)
         seconds = (drafted - planned, scored - drafted, self._clock() - planned)

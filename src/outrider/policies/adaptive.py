@@ -44,6 +44,8 @@ _CLOSE = 1.5
 """Speed, plain decoding being 1, below which it matters what a plain round costs now."""
 _THINKING_SHARE = 0.008
 """Part of the time that deciding may take: a decision holds until rounds of a model have paid for it."""
+_IDLE_SHARE = 0.003
+"""... while nothing is drafted, ..."""
 _EAGER_SHARE = 0.03
 _WARM = 64
 """... and in an engine's first rounds, when there is more to learn."""
@@ -191,7 +193,7 @@ class Adaptive(Policy):
     def _is_due(self, state: _State) -> bool:
         """Whether there is news of a drafter that was not in use, or enough time has gone by to pay for a decision."""
         known = self.experience
-        share = _THINKING_SHARE if known.num_rounds >= _WARM else _EAGER_SHARE
+        share = _EAGER_SHARE if known.num_rounds < _WARM else _THINKING_SHARE if state.best else _IDLE_SHARE
         return (state.is_probe and not state.best) or state.seconds * share >= known.thinking.value
 
     def _decide(self, state: _State) -> Outlook:
