@@ -204,6 +204,8 @@ def generation(bench: Bench, num_tokens: int, lengths: tuple[int, ...]) -> None:
     rows += [("plain, invariant", "invariant", bench.method("plain", mode="invariant"))]
     for name, k in (("draft-model", 6), ("prompt-lookup", 8)):
         rows += [(f"{name} K={k}, invariant", "invariant", bench.method(name, mode="invariant", num_draft_tokens=k))]
+    search = bench.method("best-first", num_draft_tokens=8, num_tree_nodes=31)
+    rows.insert(1 + len(lengths), ("best-first 8 levels, 31 guesses", "fast", search))
     for label, (branching, depth, nodes) in TREES.items():
         options: dict[str, Any] = {"branching": branching, "num_draft_tokens": depth, "num_tree_nodes": nodes}
         rows.insert(1 + len(lengths), (f"draft-tree {label}", "fast", bench.method("draft-tree", **options)))

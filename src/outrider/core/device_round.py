@@ -71,8 +71,6 @@ class DeviceDrafter(ABC):
     """Nodes of its trees, the root included, and levels of guesses; None for chains."""
     taps: tuple[int, ...] = ()
     """Target layers whose states it reads."""
-    shortest: int = 2
-    """Tokens a prompt must have: a drafter's first pass may read the last few of them again."""
 
     @property
     @abstractmethod

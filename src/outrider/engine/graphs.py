@@ -158,8 +158,7 @@ class RoundGraphs:
         frame, slots = self.frame(batch_size, capacity), range(batch_size)
         for place in (self.seats, self.drafter):  # memory moves when rows are added, and graphs hold its address
             if place is not None:
-                rows = [[1] * self.shortest] * batch_size
-                place.seat(slots, rows, batch_size=batch_size, capacity=frame.capacity + self._slack)
+                place.seat(slots, [[1, 1]] * batch_size, batch_size=batch_size, capacity=frame.capacity + self._slack)
         for num_guesses in guesses:
             self.round(frame, num_guesses)
             yield
@@ -174,11 +173,6 @@ class RoundGraphs:
 
     def fits(self, capacity: int) -> bool:
         return self.drafter is None or self.drafter.fits(capacity + self._slack)
-
-    @property
-    def shortest(self) -> int:
-        """Tokens a prompt must have."""
-        return 2 if self.drafter is None else self.drafter.shortest
 
     def round(self, frame: Frame, num_guesses: int) -> RoundGraph:
         """The captured round, captured now if it must be."""

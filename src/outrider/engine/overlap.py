@@ -27,9 +27,9 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def can_overlap(graphs: RoundGraphs, requests: Sequence[Request]) -> bool:
-    """Sampling is nothing but a temperature, a prompt has the tokens a drafter's first pass reads, and no other loop (a
+    """Sampling is nothing but a temperature, a prompt has the two tokens a drafter's first pass reads, and no other loop (a
     stream that was left half read) holds the slots."""
-    long = all(len(request.prompt_ids) >= graphs.shortest for request in requests)
+    long = all(len(request.prompt_ids) >= 2 for request in requests)
     plain = long and not graphs.is_busy and all(_is_plain(request) for request in requests)
     return plain and graphs.fits(capacity_of(graphs, requests))
 

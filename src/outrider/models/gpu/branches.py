@@ -113,7 +113,7 @@ class DeviceTree(ModelDrafter):
         fed = FedTree.of(parents, ranks, model.device)
         self._levels, self._fed, depth = fed.levels, fed.shape, fed.max_depth
         self._tree, self._back = StaticTree.of(parents, model.device), Again(depth + 1, model.device)
-        self.tree_size, self.shortest = (len(parents), depth), depth + 1
+        self.tree_size = (len(parents), depth)
 
     def trees(self, batch_size: int) -> SlotTrees:
         return self._tree.trees(batch_size)

@@ -79,8 +79,14 @@ class Again:
         self._steps = torch.arange(count, device=device)
 
     def first(self, frame: Frame, *, behind: int = 0) -> Tensor:
-        """[B] where they begin, ``behind`` places before the end."""
-        return (frame.lengths - self.count - behind).clamp(min=0)  # slots nobody holds are shorter
+        """[B] where they begin: ``behind`` places before the end is the last. A text that is shorter is read from its beginning
+        on, beyond its end, where the next tokens are written over what that leaves."""
+        return (frame.lengths - self.count - behind).clamp(min=0)
+
+    def last(self, states: Tensor, frame: Frame, first: Tensor, *, behind: int = 0) -> Tensor:
+        """[..., B, 1, H] of what was read [..., B, count, H], that of each row's last."""
+        index = (frame.lengths - 1 - behind - first)[:, None, None].expand(*states.shape[:-2], 1, states.shape[-1])
+        return states.gather(-2, index)
 
     def columns(self, first: Tensor) -> Tensor:
         """[B, count]"""
@@ -116,7 +122,7 @@ class ModelDrafter(DeviceDrafter, ABC):
         first = again.first(frame)
         tokens = frame.tokens.gather(1, again.columns(first))
         hidden, _ = self.model.hidden(tokens, self._step(first, again.count, Sights(None, None)))
-        return self.model.logits(hidden.view(*tokens.shape, -1)[:, -1:])
+        return self.model.logits(again.last(hidden.view(*tokens.shape, -1), frame, first))
 
     def _step(self, lengths: Tensor, num_nodes: int, sights: Sights) -> Step:
         rows = Rows(lengths.int(), self._seats.places(len(lengths)))

@@ -27,7 +27,7 @@ class DeviceBestFirst(ModelDrafter):
     def __init__(self, model: FastDecoder, *, vocab_size: int, search: Search) -> None:
         super().__init__(model, vocab_size=vocab_size)
         self._search, self._again = search, Again(search.max_depth + 1, model.device)
-        self.tree_size, self.shortest = (search.num_nodes, search.max_depth), search.max_depth + 1
+        self.tree_size = (search.num_nodes, search.max_depth)
         self._growths: dict[int, Growth] = {}
         self._bits = torch.arange(MOST, device=model.device)
 

@@ -65,7 +65,6 @@ class DeviceEagle(DeviceDrafter, ABC):
         assert head.config.layer is not None
         self.head, self._target, self._layer = FastHead(head), target, head.config.layer
         self.taps, self.tree_size = head.config.taps, tree_size
-        self.shortest = tree_size[1] + 2
         self._again = Again(tree_size[1] + 1, target.device)
         self._memories: dict[int, Memory] = {}
         self._version = 0
@@ -141,8 +140,8 @@ class DeviceEagle(DeviceDrafter, ABC):
         features = memory.features.gather(1, columns[..., None].expand(-1, -1, memory.features.shape[2]))
         stream, parts = self._columns(memory, first, frame.tokens.gather(1, columns + 1), features)
         shape = (frame.batch_size, self._again.count)
-        stream, parts = stream.view(*shape, -1)[:, -1], parts.unflatten(-2, shape)[..., -1, :]
-        return self._found(stream.contiguous(), parts.contiguous(), frame.batch_size)
+        last = [self._again.last(read.unflatten(-2, shape), frame, first, behind=1).squeeze(-2) for read in (stream, parts)]
+        return self._found(last[0], last[1], frame.batch_size)
 
     def _below(self, frame: Frame, tokens: Tensor, above: Above, sights: Sights) -> tuple[Tensor, Tensor]:
         """[B, M, H] states and [B, M, Vd] logits of guesses, which stand behind the columns of their rows."""
