@@ -74,8 +74,9 @@ class Target(ABC):
     device: torch.device
     dtype: torch.dtype
     gumbel_stream: GumbelStream = staticmethod(gumbel_stream)
-    choose: Choose | None = None
     """How random numbers are made where this target runs."""
+    choose: Choose | None = None
+    """... and choices with them, where it has a way of its own."""
 
     @property
     def has_own_threads(self) -> bool:

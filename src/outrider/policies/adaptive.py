@@ -6,15 +6,19 @@ drafter is useless or too dear, and rare probes, paid from a bounded budget, not
 SmartSpec's (Liu et al. 2024, arXiv 2406.14066), the expectation Leviathan's (arXiv 2211.17192); the measuring, the probes
 and the budgets are ours.
 
-    tokens(K)  = sum_b (1 + sum_{k <= K} prod_{j <= k} f_bj a_bj)        a: accepted, if tested;  f: found, if asked for
+    tokens(K)  = sum_b (1 + sum_{k <= K} prod_{j <= k} a_bj)             a_bj: found and accepted, if asked for and j - 1 were
     seconds(K) = t(0) + sum_{k <= K} P(some row finds k) (t(k) - t(k-1))         t(k): the longest draft has k guesses
     K* = argmax tokens(K) / seconds(K),  against B / t_plain for K = 0
 
 Batches: rows share the pass, so cost is a matter of the batch: the pass is as wide as its longest row, and a shorter row saves
 nothing. Acceptance is a matter of the row. Hence one length for all, chosen by the sum of what every row expects from it.
 
-A drafter that copies may find nothing: such a round costs about nothing and promises nothing, which f says on both sides of
-the ratio, so rare matches do not argue against asking.
+A drafter that copies may find nothing: such a round costs about nothing and promises nothing, so rare matches do not argue
+against asking. One that knows how sure it is (``Doubt``) ends a draft itself, once a further guess is not worth its time:
+
+    stop after guess k if  prod_{j <= k} trust * belief_j  <  tokens per second now * seconds of one guess more
+
+where ``trust`` is what the request has shown its beliefs to be worth. K is then only a cap, and a generous one is taken.
 """
 
 from __future__ import annotations

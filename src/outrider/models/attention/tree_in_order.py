@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -29,20 +30,19 @@ def join_in_order(
     queries: Tensor,
     memory: tuple[Tensor, Tensor],
     rows: Rows,
-    parts: tuple[Tensor, Tensor],
-    out: Tensor,
     *,
+    parts: tuple[Tensor, Tensor],
     sights: Sights,
     cut: Cut,
     scale: float,
-) -> None:
-    """``parts`` are totals, and peaks with weights, of the whole tiles of every piece; ``scale`` is that of powers of two."""
+) -> Tensor:
+    """[B, N, Hq, D] like ``queries``. ``parts`` are totals, and peaks with weights, of the whole tiles of every piece; ``scale`` is that of powers of two."""
     assert sights.words is None or sights.paths is not None, "trees need the paths of their nodes"
     keys, values = memory
     batch_size, num_nodes, num_heads, head_dim = queries.shape
     num_kv_heads, capacity = keys.shape[1], keys.shape[2]
     sizes: dict[str, Any] = {"GROUP": num_heads // num_kv_heads, "HEADS": num_kv_heads, "D": head_dim}
-    nothing = rows.lengths
+    nothing, out = rows.lengths, torch.empty_like(queries)
     _join_in_order[(num_nodes, num_kv_heads, batch_size)](
         queries,
         keys,
@@ -70,6 +70,7 @@ def join_in_order(
         num_stages=1,
         launch_pdl=launch.EARLY,
     )
+    return out
 
 
 @triton.jit(do_not_specialize=["start", "num_pieces"])

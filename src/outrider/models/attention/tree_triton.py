@@ -76,7 +76,6 @@ def attend_tree(
     shape = (batch_size, num_kv_heads, cut.num_pieces, num_queries)
     parts = torch.empty(*shape, head_dim, dtype=torch.float32, device=keys.device)
     peaks = torch.empty(2, *shape, dtype=torch.float32, device=keys.device)
-    out = torch.empty_like(queries)
     by_paths = cut.piece_len > 0 and sights.words is not None
     key_bytes = cut.block_keys * head_dim * keys.element_size()
     sizes = {
@@ -118,8 +117,8 @@ def attend_tree(
         launch_pdl=launch.EARLY,
     )
     if by_paths:
-        join_in_order(queries, memory, rows, (parts, peaks), out, sights=sights, cut=cut, scale=scale * _LOG2E)
-        return out
+        return join_in_order(queries, memory, rows, parts=(parts, peaks), sights=sights, cut=cut, scale=scale * _LOG2E)
+    out = torch.empty_like(queries)
     _join_pieces[(triton.cdiv(num_queries, _JOINED), num_kv_heads, batch_size)](
         parts, peaks, rows.lengths, out, num_nodes, sights.start, cut.num_pieces, **sizes, BK=cut.block_keys,
         PADDED=triton.next_power_of_2(cut.num_pieces), BQ=_JOINED, EARLY=launch.EARLY, num_warps=4, launch_pdl=launch.EARLY,
