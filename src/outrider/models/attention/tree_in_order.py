@@ -36,8 +36,8 @@ def join_in_order(
     cut: Cut,
     scale: float,
 ) -> Tensor:
-    """[B, N, Hq, D] like ``queries``. ``parts`` are totals, and peaks with weights, of the whole tiles of every piece; ``scale``
-    is that of powers of two."""
+    """[B, N, Hq, D] like ``queries``. ``parts`` are totals, and peaks with weights, of the whole tiles of every piece;
+    ``scale`` is that of powers of two."""
     assert sights.words is None or sights.paths is not None, "trees need the paths of their nodes"
     keys, values = memory
     batch_size, num_nodes, num_heads, head_dim = queries.shape
