@@ -11,6 +11,7 @@ import torch
 
 from outrider.acceptance import Block, Delta, Recursive, Rejection, Traversal, block, chains, recursive, residual
 from outrider.acceptance import coupled as coupled_module
+from outrider.acceptance.paths import chain_verdict
 from outrider.api import LLM
 from outrider.bench.audit import catalogue
 from outrider.bench.audit.audit import AuditConfig, audit
@@ -28,6 +29,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.rng import Noise, make_key
 from outrider.core.sampling import Law
 from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+from outrider.core.verdict import Verdict
 from outrider.methods import METHODS, RULES
 
 SMALL = AuditConfig(num_prompts=2, max_tokens=16, num_tokens=120, num_pairs=3)
@@ -210,7 +213,10 @@ def test_scores_that_depend_on_the_width_of_a_pass(llm: LLM, monkeypatch) -> Non
 
 
 def test_the_wrong_choice_of_right_scores(llm: LLM, monkeypatch) -> None:
-    monkeypatch.setattr(coupled_module, "first_run", lambda tree, entered: torch.full((tree.batch_size,), tree.num_nodes - 1))
+    def everything(tree: TokenTree, choices: torch.Tensor) -> Verdict:
+        return chain_verdict(tree, torch.full((tree.batch_size,), tree.num_nodes - 1), choices[:, -1])
+
+    monkeypatch.setattr(coupled_module, "followed_one_by_one", everything)
     found = look(llm, "draft-model")
     greedy = next(finding for finding in found.findings if finding.part == "greedy")
     assert caught(greedy) and "rule" in greedy.details[0]

@@ -254,7 +254,8 @@ class Observation:
     plan: Plan | None = None
     """What the drafter was asked for, after the cut to the room that was left; it may have found less."""
     round_seconds: float | None = None
-    """The whole round, from the draft to the commit, planning not included; None where nobody measured it."""
+    """The whole round, from the draft to what the drafter learns from it, planning not included; None where nobody measured it
+    (and for the drafter, who is told before)."""
 
     @property
     def seconds(self) -> float:

@@ -25,6 +25,7 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, RowState
 from outrider.core.route import Route
+from outrider.core.tree import TokenTree
 from outrider.drafters.draft_verify import layers_of
 from outrider.drafters.exit_statistics import ExitStatistics
 from outrider.drafters.self_chain import UnsureStop, draft_along
@@ -120,6 +121,9 @@ class DynamicExit(Drafter):
 
     def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
         memory = self.memory
+        if not any(plan.max_depth):  # nobody asks which exit is best
+            state.looks = False
+            return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
         memory.num_rounds += 1
         state.looks = memory.num_rounds % self.options.look_every == 0
         choice = memory.choose(max(plan.max_depth))

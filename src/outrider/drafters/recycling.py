@@ -28,6 +28,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless, Target
+from outrider.core.tree import TokenTree
 from outrider.drafters.rank_tree import rank_tree
 from outrider.drafters.successors import SuccessorTable
 from outrider.drafters.tree_growth import kept_part
@@ -97,13 +98,20 @@ class TokenRecycling(Drafter):
 
     def propose(self, state: Stateless, context: Context, plan: Plan) -> Draft:
         del state
+        if not any(plan.max_depth):
+            return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
         source = _Successors(self.table, context, perturb=self.options.perturb)
         grown = _by_ranks(source, context, plan) if self.options.grow == "ranks" else _by_confidence(source, context, plan)
         return Draft(kept_part(*grown)[0], self.draws)
 
     def observe(self, state: Stateless, observation: Observation) -> None:
-        """Recycle every node. Where a token occurs several times an accepted node beats the others, then a later one."""
+        """Recycle every node. Where a token occurs several times an accepted node beats the others, then a later one.
+        While nothing is drafted one round in a few is enough: writing takes a tenth of a small model's round."""
         del state
+        if observation.draft.tree.num_nodes == 1:
+            self.table.num_idle += 1
+            if self.table.num_idle % _IDLE_SHARE:
+                return
         tree, paths = observation.draft.tree, [set(path) for path in observation.paths]
         width = tree.num_nodes
         nodes = [(node, row) for node in range(width) for row, size in enumerate(tree.sizes) if node < size]
@@ -170,3 +178,7 @@ def _by_confidence(source: _Successors, context: Context, plan: Plan) -> tuple[T
     kept = torch.zeros_like(order, dtype=torch.bool)
     kept.scatter_(1, order, torch.arange(order.shape[1], device=device) < budget)
     return torch.cat(tokens, 1), torch.cat(parents, 1), kept & (torch.cat(tokens, 1) >= 0)
+
+
+_IDLE_SHARE = 4
+"""One in so many rounds that draft nothing is recycled."""

@@ -27,6 +27,8 @@ class SuccessorTable:
         """[V, k] successors, the likeliest first; -1 in an empty row."""
         self.logits = torch.zeros(shape, device=device)
         """[V, k] the logits that came with them."""
+        self.num_idle = 0
+        """Rounds that did not read it."""
 
     @property
     def num_known(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -118,10 +118,9 @@ class Engine:
             verdict = method.rule.walk(draft, law, context.noise)
         paths = _paths(verdict)
         batch.cache.commit(paths)
-        seconds = (drafted - planned, scored - drafted, self._clock() - planned)
-        seen = Observation(draft, scores, paths, [len(path) - 1 for path in paths], *seconds[:2], plan, seconds[2])
+        seen = Observation(draft, scores, paths, [len(path) - 1 for path in paths], drafted - planned, scored - drafted, plan)
         method.drafter.observe(batch.drafter_state, seen)
-        method.policy.update(batch.policy_state, seen)
+        method.policy.update(batch.policy_state, replace(seen, round_seconds=self._clock() - planned))
         return self._emit(batch, verdict, seen, began)
 
     def _plan(self, batch: Batch) -> Plan:

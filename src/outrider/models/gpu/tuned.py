@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ def tuned_path() -> Path:
 
 
 @lru_cache
-def choices() -> Mapping[str, Mapping[str, int]]:
+def choices() -> Mapping[str, Mapping[str, Any]]:
     """What was measured on this device; nothing where nobody did, or where the file cannot be read."""
     try:
         return json.loads(tuned_path().read_text())
@@ -35,7 +36,7 @@ def choices() -> Mapping[str, Mapping[str, int]]:
         return {}
 
 
-def save(found: Mapping[str, Mapping[str, int]]) -> Path:
+def save(found: Mapping[str, Mapping[str, Any]]) -> Path:
     """Keep choices beside those kept earlier."""
     path = tuned_path()
     path.parent.mkdir(parents=True, exist_ok=True)
