@@ -28,8 +28,6 @@ from outrider.bundled import bundled_path
 from outrider.core.method import Method
 from outrider.engine.step import Engine
 
-LENGTHS = (1, 2, 3, 4, 6, 8)
-
 
 def useless_draft(folder: str) -> str:
     """The draft model with every token standing for another one."""
@@ -44,13 +42,15 @@ def useless_draft(folder: str) -> str:
     return str(place)
 
 
-def methods_of(llm: LLM, drafter: str) -> dict[str, Method]:
-    fixed = {f"K={k}": llm.compose(drafter, num_draft_tokens=k) for k in LENGTHS}
+def methods_of(llm: LLM, drafter: str, lengths: list[int]) -> dict[str, Method]:
+    fixed = {f"K={k}": llm.compose(drafter, num_draft_tokens=k) for k in lengths}
     return {"plain": llm.compose("plain"), **fixed, "adaptive": llm.compose(drafter, policy="adaptive")}
 
 
 def measure(llm: LLM, drafter: str, suites: list[str], args: argparse.Namespace) -> list[dict]:
-    methods = {suite: methods_of(llm, drafter) for suite in suites}  # a policy knows one family, as where it is served alone
+    lengths = [int(length) for length in args.lengths.split(",")]
+    # a policy knows one family, as where it is served alone
+    methods = {suite: methods_of(llm, drafter, lengths) for suite in suites}
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=1)
     prompts = {suite.name: _encode(llm, suite.first(args.prompts)) for suite in load_suites(suites)}
     times: dict[str, dict[str, list[list[float]]]] = {suite: {name: [] for name in methods[suite]} for suite in prompts}
@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--suites", default="stories,chat,summary,code")
     parser.add_argument("--drafters", default="draft-model,useless,prompt-lookup,suffix")
+    parser.add_argument("--lengths", default="1,2,3,4,6,8", help="fixed lengths to compare with")
     parser.add_argument("--model")
     parser.add_argument("--draft")
     parser.add_argument("--dtype", default="auto")
