@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import os
 
-import torch
 import triton
 import triton.language as tl
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
-"""Instructions of Hopper and later are there; never so for interpreted kernels."""
+from outrider.models.gpu.limits import HOPPER
+
 EARLY = HOPPER and os.environ.get("OUTRIDER_EARLY_LAUNCH", "1") == "1"
 """Whether kernels are launched this way; fixed when the process starts, since kernels are compiled for it."""
 

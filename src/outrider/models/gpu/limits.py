@@ -11,8 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from outrider.models.gpu import launch
-
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+"""Instructions of Hopper and later are there; never so for interpreted kernels."""
 _RESERVE = 2048
 """Bytes a kernel may need beside its operands."""
 
@@ -30,7 +30,7 @@ def can_copy(*operands: Tensor) -> bool:
     fits = all(
         t.element_size() == 2 and t.is_contiguous() and t.shape[-1] % 8 == 0 and t.data_ptr() % 16 == 0 for t in operands
     )
-    return launch.HOPPER and fits and all(t.numel() // t.shape[-1] < 1 << 31 for t in operands)
+    return HOPPER and fits and all(t.numel() // t.shape[-1] < 1 << 31 for t in operands)
 
 
 def stages_that_fit(num_stages: int, stage_bytes: int, *, other_bytes: int = 0, limit: int | None = None) -> int:

@@ -26,7 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
-from outrider.models.gpu.limits import can_copy, stages_that_fit
+from outrider.models.gpu.limits import HOPPER, can_copy, stages_that_fit
 from outrider.models.gpu.nibbles import nibble_product
 from outrider.models.gpu.packed import GROUP, Packed
 
@@ -113,7 +113,7 @@ def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
         depth,
         triton.cdiv(depth, tile.num_parts * GROUP) * GROUP,
         GATED=gated,
-        BITWISE=launch.HOPPER and x.dtype == torch.bfloat16,
+        BITWISE=HOPPER and x.dtype == torch.bfloat16,
         HALF=half,
         BM=tile.bm,
         BN=tile.bn,
