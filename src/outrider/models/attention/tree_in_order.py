@@ -10,7 +10,7 @@ bit, wherever in a tree it stands. (On a chain keys stand in that order anyway: 
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
-# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 

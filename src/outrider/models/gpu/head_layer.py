@@ -9,7 +9,7 @@ them, so nothing is held twice. Guesses come from here, so nothing has to be exa
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
-# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 

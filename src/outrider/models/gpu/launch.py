@@ -5,7 +5,7 @@ Programmatic dependent launch (Hopper and later) hides the launch of a kernel be
 are nothing. Worth 0.15 to 0.3 ms of an 8B pass on an H200 (docs/log.md); ``OUTRIDER_EARLY_LAUNCH=0`` turns it off.
 """
 
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ so as in ``skinny.py`` a row's numbers depend neither on the others nor on their
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
-# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ on an H200 bit for bit the same for every tile, as long as the number of parts i
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
-# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 
