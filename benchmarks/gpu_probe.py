@@ -27,10 +27,10 @@ from torch import Tensor
 from outrider.core.tree import ancestors_of
 from outrider.models.attention.tree_tiles import Cut, Rows, Sights
 from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words
-from outrider.models.gpu.packed import Matrix, pack
 from outrider.models.gpu.skinny import Tile, product, reference_product
 from outrider.models.gpu.tiles import Kind, tile_for
 from outrider.models.gpu.tuned import cut_key, save, tile_key
+from outrider.models.packed import Matrix, pack
 
 SHAPES: dict[str, tuple[Kind, int, int]] = {
     "qkv": (Kind.WIDE, 6144, 4096),

@@ -356,9 +356,10 @@ def main() -> None:
             prompts = [held_prompts(arguments.prompts, kind, arguments.count) for kind in ("story", "chat")]
             judge_stage({**folders, "bundled": bundled_path("draft")}, prompts, out, lengths=arguments.K or (4, 8))
         else:
-            on_gpu = torch.cuda.is_available()
-            target = load_model(bundled_path("target"), device="cuda" if on_gpu else "cpu", fast=not on_gpu)
-            bench = bench or Bench(recipe, arguments.text, out, arguments.seed, target)
+            if bench is None:
+                on_gpu = torch.cuda.is_available()
+                target = load_model(bundled_path("target"), device="cuda" if on_gpu else "cpu", fast=not on_gpu)
+                bench = Bench(recipe, arguments.text, out, arguments.seed, target)
             STAGES[stage](bench)
         print(f"{stage}: done in {time.monotonic() - began:.0f} s", flush=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 from operator import mul
@@ -31,14 +31,18 @@ def draft_of(sizes: tuple[int, ...]) -> Draft:
 
 
 def observation(
-    drafted: Sequence[int], accepted: Sequence[int], *, draft_seconds: float = 0.1, score_seconds: float = 1.0, plan=None
+    drafted: Sequence[int],
+    accepted: Sequence[int],
+    *,
+    draft_seconds: float = 0.1,
+    score_seconds: float = 1.0,
+    plan=None,
+    beliefs: Sequence[Sequence[float]] | None = None,
 ) -> Observation:
     """What a policy is told of a round."""
     paths = [list(range(n + 1)) for n in accepted]
-    return Observation(
-        draft_of(tuple(drafted)), NO_SCORES, paths, list(accepted), draft_seconds, score_seconds, plan=plan,
-        round_seconds=draft_seconds + score_seconds,
-    )  # fmt: skip
+    draft, seconds = replace(draft_of(tuple(drafted)), beliefs=beliefs), draft_seconds + score_seconds
+    return Observation(draft, NO_SCORES, paths, list(accepted), draft_seconds, score_seconds, plan, seconds)
 
 
 def constant(*rates: float) -> Callable[[int, int], float]:

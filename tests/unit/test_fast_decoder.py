@@ -15,7 +15,7 @@ from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
 from outrider.models.gpu.arena import DeviceCache
 from outrider.models.gpu.decoder import FastDecoder
-from outrider.models.gpu.packed import Packed
+from outrider.models.packed import Packed
 from outrider.models.random_decoder import tiny_config, tiny_weights
 from outrider.models.weights import Weights
 

@@ -27,9 +27,9 @@ from outrider.core.truncation import Cut, Tempering, min_p, top_k, top_p
 from outrider.drafters.best_first import BestFirst, BestFirstOptions
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
-from outrider.models.gpu.packed import pack
 from outrider.models.load import load_model
 from outrider.models.native import BUILD, NativeDecoder, SwappingDecoder, can_run
+from outrider.models.packed import pack
 from outrider.models.random_decoder import tiny_weights
 from outrider.models.weights import Weights
 

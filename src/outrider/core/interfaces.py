@@ -239,6 +239,10 @@ class Context:
     def roots(self) -> list[int]:
         return [row[-1] for row in self.tokens]
 
+    def without_guesses(self, draws: Draws) -> Draft:
+        """Trees that are only their roots: what a drafter proposes that is not asked, or has nothing."""
+        return Draft(TokenTree.chain(torch.tensor(self.roots, device=self.device)[:, None]), draws)
+
 
 @dataclass(frozen=True, eq=False)
 class Observation:

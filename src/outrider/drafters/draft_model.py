@@ -57,7 +57,7 @@ class DraftModel(Drafter):
     def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
         depths = [room(self.model, tokens, depth) for tokens, depth in zip(context.tokens, plan.max_depth, strict=True)]
         if not any(depths):
-            return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
+            return context.without_guesses(self.draws)
         if self.draws is Draws.DETERMINISTIC and plan.stop is None:
             draft = self._guessed(state, context, plan.clipped(depths))
             if draft is not None:

@@ -68,7 +68,7 @@ class TreeDrafter(Drafter, ABC):
         limits = zip(context.tokens, plan.max_depth, plan.max_nodes, strict=True)
         depths = [room(self.model, tokens, min(depth, nodes)) for tokens, depth, nodes in limits]
         if not any(depths):
-            return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
+            return context.without_guesses(self.draws)
         plan = Plan(tuple(depths), tuple(n if d else 0 for n, d in zip(plan.max_nodes, depths, strict=True)))
         guessed = self._guessed(state, context, plan)
         if guessed is not None:

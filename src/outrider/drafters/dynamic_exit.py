@@ -25,7 +25,6 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, RowState
 from outrider.core.route import Route
-from outrider.core.tree import TokenTree
 from outrider.drafters.draft_verify import layers_of
 from outrider.drafters.exit_statistics import ExitStatistics
 from outrider.drafters.self_chain import UnsureStop, draft_along
@@ -123,7 +122,7 @@ class DynamicExit(Drafter):
         memory = self.memory
         if not any(plan.max_depth):  # nobody asks which exit is best
             state.looks = False
-            return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
+            return context.without_guesses(self.draws)
         memory.num_rounds += 1
         state.looks = memory.num_rounds % self.options.look_every == 0
         choice = memory.choose(max(plan.max_depth))

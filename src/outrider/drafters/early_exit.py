@@ -17,14 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
-import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, Stateless
 from outrider.core.route import Route
-from outrider.core.tree import TokenTree
 from outrider.drafters.draft_tree import DraftTreeOptions, grow_shape
 from outrider.drafters.self_chain import draft_along
 from outrider.drafters.self_growth import SelfGrowth
@@ -107,7 +105,7 @@ class EarlyExitTree(Drafter):
     def propose(self, state: Stateless, context: Context, plan: Plan) -> Draft:
         del state
         if not any(min(depth, nodes) for depth, nodes in zip(plan.max_depth, plan.max_nodes, strict=True)):
-            return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
+            return context.without_guesses(self.draws)
         growth = SelfGrowth(self.target, context, route=self.route)
         draft, numbers = grow_shape(growth, plan, tree=self.tree, drawing=self._drawing)
         return replace(draft, resume=growth.resume(draft.tree, numbers))

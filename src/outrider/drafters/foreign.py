@@ -56,7 +56,7 @@ class ForeignDrafter(Drafter, ABC):
         texts = [self._read(state, row, context.tokens[row]) if depth else None for row, depth in enumerate(planned)]
         depths = [self._room(text, depth) for text, depth in zip(texts, planned, strict=True)]
         if not any(depths):
-            return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
+            return context.without_guesses(self.draws)
         logits = self._catch_up(state, [text if depth else None for text, depth in zip(texts, depths, strict=True)])
         return self._guess(state, context, logits, depths)
 

@@ -157,7 +157,7 @@ class HeadDrafter(Drafter, ABC):
         most = max(plan.max_depth) if self.max_depth is None else self.max_depth
         depths = tuple(min(depth, nodes, most) for depth, nodes in limits)
         if not any(depths):
-            return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
+            return context.without_guesses(self.draws)
         plan = Plan(depths, tuple(n if d else 0 for n, d in zip(plan.max_nodes, depths, strict=True)))
         growth = self._growth(state, context, max(depths))
         if self._search is None:

@@ -26,7 +26,6 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.sampling import Law
-from outrider.core.tree import TokenTree
 from outrider.drafters.catch_up import new_cache, room
 from outrider.drafters.draft_tree import DraftTreeOptions
 from outrider.drafters.tree_candidates import Drawing
@@ -83,7 +82,7 @@ class MultiDraft(Drafter):
         depths = [min(room(model, tokens, depth) for model in self.models) for tokens, depth in limits]
         state.numbers = None
         if not any(depths):
-            return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
+            return context.without_guesses(self.draws)
         nodes = [n if d else 0 for n, d in zip(plan.max_nodes, depths, strict=True)]
         whole, wanted = union([self.tree.within(n, d) for n, d in zip(nodes, depths, strict=True)])
         growths = [

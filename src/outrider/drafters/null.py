@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, final
 
-import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless
-from outrider.core.tree import TokenTree
 
 
 @final
@@ -29,7 +27,7 @@ class NullDrafter(Drafter):
 
     def propose(self, state: Stateless, context: Context, plan: Plan) -> Draft:
         del state, plan
-        return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
+        return context.without_guesses(self.draws)
 
     def observe(self, state: Stateless, observation: Observation) -> None:
         del state, observation

@@ -28,7 +28,6 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless, Target
-from outrider.core.tree import TokenTree
 from outrider.drafters.rank_tree import rank_tree
 from outrider.drafters.successors import SuccessorTable
 from outrider.drafters.tree_growth import kept_part
@@ -99,7 +98,7 @@ class TokenRecycling(Drafter):
     def propose(self, state: Stateless, context: Context, plan: Plan) -> Draft:
         del state
         if not any(plan.max_depth):
-            return Draft(TokenTree.chain(torch.tensor(context.roots, device=context.device)[:, None]), self.draws)
+            return context.without_guesses(self.draws)
         source = _Successors(self.table, context, perturb=self.options.perturb)
         grown = _by_ranks(source, context, plan) if self.options.grow == "ranks" else _by_confidence(source, context, plan)
         return Draft(kept_part(*grown)[0], self.draws)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.models.gpu.packed import pack
+from outrider.models.packed import pack
 
 _TRANSPOSED = 1 << 22
 """Elements up to which a float32 matrix is stored transposed; the product with a larger one only waits for memory."""

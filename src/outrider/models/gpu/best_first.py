@@ -147,6 +147,20 @@ class Growth:
         )  # fmt: skip
 
 
+@final
+class Growths:
+    """The same search for any number of slots, each made when it is first asked for."""
+
+    def __init__(self, search: Search, device: torch.device, *, with_root: bool) -> None:
+        self._new = lambda batch_size: Growth(search, batch_size, device, with_root=with_root)
+        self._by_size: dict[int, Growth] = {}
+
+    def of(self, batch_size: int) -> Growth:
+        if batch_size not in self._by_size:
+            self._by_size[batch_size] = self._new(batch_size)
+        return self._by_size[batch_size]
+
+
 def _empty_trees(batch_size: int, search: Search, device: torch.device) -> SlotTrees:
     shape = (batch_size, search.num_nodes)
     parents = torch.full(shape, -1, dtype=torch.int64, device=device)

@@ -26,11 +26,11 @@ from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words, rotate_and_write
 from outrider.models.config import ModelConfig
 from outrider.models.gpu.arena import Arena, ArenaShape, DeviceCache, flat_rows, rows_in
-from outrider.models.gpu.packed import Matrix, matrices_of
 from outrider.models.gpu.products import added, multiply
 from outrider.models.gpu.replay import PassGraphs
 from outrider.models.gpu.skinny import Norm, add_norm
 from outrider.models.gpu.tiles import Kind
+from outrider.models.packed import Matrix, matrices_of
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider.core.device_round import Frame, SlotTrees
 from outrider.models.attention.tree_tiles import Sights, paths_of
-from outrider.models.gpu.best_first import MOST, Growth, Search
+from outrider.models.gpu.best_first import MOST, Growths, Search
 from outrider.models.gpu.chain import Again, ModelDrafter
 from outrider.models.gpu.choose import Guessing, block_bests
 from outrider.models.gpu.decoder import FastDecoder
@@ -28,19 +28,14 @@ class DeviceBestFirst(ModelDrafter):
         super().__init__(model, vocab_size=vocab_size)
         self._search, self._again = search, Again(search.max_depth + 1, model.device)
         self.tree_size = (search.num_nodes, search.max_depth)
-        self._growths: dict[int, Growth] = {}
+        self._growths = Growths(search, model.device, with_root=True)
         self._bits = torch.arange(MOST, device=model.device)
 
     def trees(self, batch_size: int) -> SlotTrees:
-        return self._growth(batch_size).trees
-
-    def _growth(self, batch_size: int) -> Growth:
-        if batch_size not in self._growths:
-            self._growths[batch_size] = Growth(self._search, batch_size, self.model.device, with_root=True)
-        return self._growths[batch_size]
+        return self._growths.of(batch_size).trees
 
     def propose(self, frame: Frame, nodes: Tensor) -> None:
-        growth, search, first = self._growth(frame.batch_size), self._search, 0
+        growth, search, first = self._growths.of(frame.batch_size), self._search, 0
         logits = self._at_root(frame, self._again)
         for level, count in enumerate(search.num_expanded):
             if level:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outrider.core.device_round import DeviceDrafter, Frame, SlotTrees
 from outrider.models.attention.tree_tiles import Rows, Sights
-from outrider.models.gpu.best_first import Growth, Search
+from outrider.models.gpu.best_first import Growths, Search
 from outrider.models.gpu.branches import FedTree, StaticTree
 from outrider.models.gpu.chain import Again
 from outrider.models.gpu.choose import Bests, Guessing, block_bests, pick_children
@@ -193,26 +193,20 @@ class BestFirstEagle(DeviceEagle):
     def __init__(self, head: EagleHead, target: FastDecoder, *, search: Search) -> None:
         super().__init__(head, target, tree_size=(search.num_nodes, search.max_depth))
         self._search = search
-        self._growths: dict[int, Growth] = {}
+        self._growths = Growths(search, target.device, with_root=False)
 
     def trees(self, batch_size: int) -> SlotTrees:
-        return self._growth(batch_size).trees
-
-    def _growth(self, batch_size: int) -> Growth:
-        if batch_size not in self._growths:
-            self._growths[batch_size] = Growth(self._search, batch_size, self._target.device, with_root=False)
-        return self._growths[batch_size]
+        return self._growths.of(batch_size).trees
 
     def propose(self, frame: Frame, nodes: Tensor) -> None:
-        growth, search = self._growth(frame.batch_size), self._search
+        growth, search = self._growths.of(frame.batch_size), self._search
         states, logits = self._at_root(frame)
         found, first = states, 0
         for level, count in enumerate(search.num_expanded):
             if level:
                 fed = growth.expanded.level(first, count)
-                depths = torch.full_like(
-                    fed.tokens, level - 1, dtype=torch.int32
-                )  # behind the root's column, which is the last
+                # behind the root's column, which is the last
+                depths = torch.full_like(fed.tokens, level - 1, dtype=torch.int32)
                 states, logits = self._below(frame, fed.tokens, Above(found, fed.above), Sights(fed.words, depths, first))
                 found, first = torch.cat([found, states], 1), first + count
             tops = self._bests(logits, frame, depth=level, num_best=search.num_children, tau=search.tau)

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.models.gpu.packed import Matrix, Packed
 from outrider.models.gpu.skinny import product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
+from outrider.models.packed import Matrix, Packed
 
 
 def multiply(x: Tensor, weight: Matrix, kind: Kind, *, exact: bool = False) -> Tensor:

@@ -28,7 +28,7 @@ from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import HOPPER, can_copy, stages_that_fit
 from outrider.models.gpu.nibbles import nibble_product
-from outrider.models.gpu.packed import GROUP, Packed
+from outrider.models.packed import GROUP, Packed
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from outrider.core.route import Route
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Cut
 from outrider.models.config import ModelConfig
-from outrider.models.gpu.packed import pack
+from outrider.models.packed import pack
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import LayerWeights, Weights
 
