@@ -5,8 +5,8 @@
 Two servers with the bundled pair: one speculates as it likes (`off` and `auto` are requests to the same one, nothing but the
 field `speculation` differs), one has a fixed length. Each of N clients sends its next request when the last is answered;
 prompts and lengths (32 to 96 tokens) are drawn, the same for every mode. Tokens are counted in a window in which all clients
-are busy. Printed: medians of tokens per second, and ratios of neighbouring runs with the 95 % interval of their mean. The last
-line is JSON.
+are busy; of a request that was under way when it began or ended, the part that fell into it. Printed: medians of tokens per
+second, and ratios of neighbouring runs with the 95 % interval of their mean. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -100,28 +100,30 @@ def _ratio(speeds: list[float], base: list[float]) -> Estimate:
 async def run(address: str, mode: str, count: int, *, temperature: float, seconds: float) -> float:
     """Tokens per second of ``count`` clients, all of them busy."""
     rng = random.Random(count)
-    ends: list[tuple[float, int]] = []
+    served: list[tuple[float, float, int]] = []
+    """When each request was sent and answered, and its tokens."""
+    is_over = False
     wanted = mode if mode == "off" else "auto"
     limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
 
     async def client(http: httpx.AsyncClient) -> None:
-        while True:
+        while not is_over:
             body = {"prompt": rng.choice(_PROMPTS), "max_tokens": rng.randint(32, 96), "seed": rng.randrange(1000)}
             body |= {"temperature": temperature, "speculation": wanted, "ignore_eos": True}
+            sent = time.perf_counter()
             answer = await http.post("/v1/completions", json=body)
             answer.raise_for_status()
-            ends.append((time.perf_counter(), answer.json()["usage"]["completion_tokens"]))
+            served.append((sent, time.perf_counter(), answer.json()["usage"]["completion_tokens"]))
 
     async with httpx.AsyncClient(base_url=address, timeout=300, limits=limits) as http:
         tasks = [asyncio.ensure_future(client(http)) for _ in range(count)]
         await asyncio.sleep(_RAMP_S)
         began = time.perf_counter()
         await asyncio.sleep(seconds)
-        lasted = time.perf_counter() - began
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return sum(tokens for at, tokens in ends if at >= began) / lasted
+        ended, is_over = time.perf_counter(), True
+        await asyncio.gather(*tasks)
+    inside = (tokens * max(min(at, ended) - max(sent, began), 0.0) / (at - sent) for sent, at, tokens in served)
+    return sum(inside) / (ended - began)
 
 
 if __name__ == "__main__":

@@ -299,7 +299,7 @@ class Drafter(ABC):
     """Ways of drawing this drafter can be built with."""
     shape: ClassVar[Shape]
     taps: tuple[int, ...] = ()
-    """Target layers whose hidden states it reads."""
+    """Target layers whose hidden states it reads: of the prompt, and of rounds unless ``round_taps`` says otherwise."""
     draws: Draws
 
     @abstractmethod
@@ -309,6 +309,11 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, state: Any, context: Context, plan: Plan) -> Draft:
         """A tree per row within the plan. May modify the state's scratch space; commits nothing."""
+
+    def round_taps(self, state: Any) -> tuple[int, ...]:
+        """Those that it will read of the round it has just proposed for: states nobody reads take time to keep."""
+        del state
+        return self.taps
 
     @abstractmethod
     def observe(self, state: Any, observation: Observation) -> None:

@@ -135,6 +135,9 @@ class DynamicExit(Drafter):
         )
         return replace(draft, resume=None) if state.looks else draft
 
+    def round_taps(self, state: _State) -> tuple[int, ...]:
+        return self.taps if state.looks else ()
+
     def observe(self, state: _State, observation: Observation) -> None:
         """Look at the verified positions: the root and the accepted guesses."""
         if not state.looks:

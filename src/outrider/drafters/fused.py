@@ -124,6 +124,8 @@ class Fused(Drafter):
         return FusedState([drafter.start(rows, taps) for drafter in self.drafters], rates)
 
     def propose(self, state: FusedState, context: Context, plan: Plan) -> Draft:
+        if not any(plan.max_nodes):
+            return self._idle(state, context, plan)
         tries = [_Trie(root) for root in context.roots]
         state.rounds = [None] * len(self.drafters)
         waiting = self._order(state)
@@ -145,7 +147,22 @@ class Fused(Drafter):
             round_.places = [[row[2][place] for place in row_places] for row, row_places in zip(rows, round_.places)]
         return Draft(TokenTree.of_rows([(tokens, parents) for tokens, parents, _ in rows], context.device), self.draws)
 
+    def _idle(self, state: FusedState, context: Context, plan: Plan) -> Draft:
+        """Nobody guesses: nothing to merge, and nothing to learn about who is worth his places."""
+        for drafter, inner in zip(self.drafters, state.inner, strict=True):
+            drafter.propose(inner, context, plan)
+        state.rounds = []
+        return context.without_guesses(self.draws)
+
+    def round_taps(self, state: FusedState) -> tuple[int, ...]:
+        wanted = (drafter.round_taps(inner) for drafter, inner in zip(self.drafters, state.inner, strict=True))
+        return tuple(sorted({tap for taps in wanted for tap in taps}))
+
     def observe(self, state: FusedState, observation: Observation) -> None:
+        if not state.rounds:
+            for drafter, inner in zip(self.drafters, state.inner, strict=True):
+                drafter.observe(inner, observation)
+            return
         for index, (drafter, round_) in enumerate(zip(self.drafters, state.rounds, strict=True)):
             assert round_ is not None, "a round that was not proposed"
             seen = _own_view(observation, round_)

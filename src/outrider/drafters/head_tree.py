@@ -30,6 +30,7 @@ from outrider.drafters.draft_tree import DraftTreeOptions, grow_shape
 from outrider.drafters.tree_candidates import Drawing
 from outrider.drafters.tree_growth import LevelGrowth
 from outrider.drafters.tree_shape import TreeShape
+from outrider.drafters.unread import UnreadStates
 from outrider.models.heads import Head
 from outrider.models.heads.layer import LayerCache
 
@@ -79,8 +80,8 @@ class HeadOptions:
 class HeadState(RowState):
     """What the heads have read of each row, and what they have not."""
 
-    pending: list[Tensor]
-    """[m, F] per row: states of committed tokens that the heads have not read. A head without a memory keeps the last few."""
+    pending: UnreadStates
+    """Of a head without a memory, the last few."""
     cache: ContiguousCache | None = None
     kept: list[int] | None = None
     """Columns of the cache that are true, where this round put others into it."""
@@ -93,7 +94,7 @@ class HeadState(RowState):
 
     def fork(self, rows: Sequence[int]) -> HeadState:
         cache = None if self.cache is None else self.cache.fork(rows)
-        return HeadState([self.pending[row] for row in rows], cache, deeper=tuple(state.fork(rows) for state in self.deeper))
+        return HeadState(self.pending.fork(rows), cache, deeper=tuple(state.fork(rows) for state in self.deeper))
 
     def join(self, other: HeadState) -> HeadState:
         cache = None
@@ -101,7 +102,7 @@ class HeadState(RowState):
             assert other.cache is not None
             cache = self.cache.join(other.cache)
         deeper = tuple(mine.join(theirs) for mine, theirs in zip(self.deeper, other.deeper, strict=True))
-        return HeadState([*self.pending, *other.pending], cache, deeper=deeper)
+        return HeadState(self.pending.join(other.pending), cache, deeper=deeper)
 
 
 class HeadDrafter(Drafter, ABC):
@@ -150,7 +151,9 @@ class HeadDrafter(Drafter, ABC):
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         states = [torch.cat([taps[tap][row] for tap in self.taps], -1).to(self._dtype) for row in range(len(rows))]
-        return HeadState(states, self._memory and self._memory.new(len(rows)))
+        if self._memory is None:
+            return HeadState(UnreadStates(states, self.num_kept))
+        return HeadState(UnreadStates(states), self._memory.new(len(rows)))
 
     def propose(self, state: HeadState, context: Context, plan: Plan) -> Draft:
         limits = zip(plan.max_depth, plan.max_nodes, strict=True)
@@ -175,17 +178,7 @@ class HeadDrafter(Drafter, ABC):
             if module.cache is not None and module.kept is not None:
                 module.cache.truncate(module.kept)
             module.kept = None
-        tapped = [observation.scores.taps[tap] for tap in self.taps]
-        for row, path in enumerate(observation.paths):
-            new = torch.cat([states[row, list(path)] for states in tapped], -1).to(self._dtype)
-            if state.cache is None:
-                state.pending[row] = torch.cat([state.pending[row], new])[-self.num_kept :]
-            else:
-                state.pending[row] = new if self._has_read(state, row) else torch.cat([state.pending[row], new])
-
-    def _has_read(self, state: HeadState, row: int) -> bool:
-        """A round without guesses leaves what was pending unread."""
-        return len(state.pending[row]) == 0
+        state.pending.note([observation.scores.taps[tap] for tap in self.taps], observation.paths)
 
     @abstractmethod
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelGrowth:
@@ -209,12 +202,13 @@ def read_columns(state: HeadState, context: Context, *, offset: int = 1) -> list
     cache = state.cache
     assert cache is not None
     first = cache.lengths
-    ready = [min(len(p), len(context.tokens[b]) - offset - first[b]) for b, p in enumerate(state.pending)]
-    rows = [p[:count] if count > 0 else p.new_zeros(1, p.shape[1]) for p, count in zip(state.pending, ready, strict=True)]
+    pending = state.pending.rows
+    ready = [min(len(p), len(context.tokens[b]) - offset - first[b]) for b, p in enumerate(pending)]
+    rows = [p[:count] if count > 0 else p.new_zeros(1, p.shape[1]) for p, count in zip(pending, ready, strict=True)]
     begins = [length + (offset if count > 0 else 0) for length, count in zip(first, ready, strict=True)]
     tokens = [list(context.tokens[b][begin : begin + len(rows[b])]) for b, begin in enumerate(begins)]
     state.kept = [length + max(0, count) for length, count in zip(first, ready, strict=True)]
-    state.pending = [p[max(0, count) :] for p, count in zip(state.pending, ready, strict=True)]
+    state.pending.drop([max(0, count) for count in ready])
     longest = max(len(row) for row in rows)
     return [_piece(rows, tokens, begin, context.device) for begin in range(0, longest, _CHUNK)]
 
@@ -241,7 +235,7 @@ def newer(old: Tensor | None, new: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def newest(state: HeadState, count: int = 1) -> Tensor:
     """[B, count, F] each row's newest states, for heads without a memory; zeros before the first."""
-    rows = [torch.nn.functional.pad(p, (0, 0, max(0, count - len(p)), 0))[-count:] for p in state.pending]
+    rows = [torch.nn.functional.pad(p, (0, 0, max(0, count - len(p)), 0))[-count:] for p in state.pending.rows]
     return torch.stack(rows)
 
 

@@ -30,6 +30,7 @@ from outrider.core.table import Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.early_exit import exit_route
 from outrider.drafters.self_chain import UnsureStop, draft_along, layered
+from outrider.drafters.unread import UnreadStates
 from outrider.models.adapter import Adapter, load_adapter
 from outrider.models.heads.layer import LayerCache
 
@@ -85,14 +86,14 @@ class _Read(RowState):
     """What the adapter has read of each row, and what it has not."""
 
     cache: ContiguousCache
-    pending: list[Tensor]
-    """[m, H] per row: exit states of committed tokens that are not in the cache."""
+    pending: UnreadStates
+    """Exit states of committed tokens that are not in the cache."""
 
     def fork(self, rows: Sequence[int]) -> _Read:
-        return _Read(self.cache.fork(rows), [self.pending[row] for row in rows])
+        return _Read(self.cache.fork(rows), self.pending.fork(rows))
 
     def join(self, other: _Read) -> _Read:
-        return _Read(self.cache.join(other.cache), [*self.pending, *other.pending])
+        return _Read(self.cache.join(other.cache), self.pending.join(other.pending))
 
 
 @final
@@ -111,7 +112,8 @@ class AdaptedKangaroo(Drafter):
         self._layer = LayerCache(adapter.config, dtype=self._dtype, device=target.device)
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _Read:
-        return _Read(self._layer.new(len(rows)), [states.to(self._dtype) for states in taps[self.adapter.exit_layer]])
+        states = [states.to(self._dtype) for states in taps[self.adapter.exit_layer]]
+        return _Read(self._layer.new(len(rows)), UnreadStates(states))
 
     def propose(self, state: _Read, context: Context, plan: Plan) -> Draft:
         if any(min(depth, nodes) for depth, nodes in zip(plan.max_depth, plan.max_nodes, strict=True)):
@@ -126,17 +128,13 @@ class AdaptedKangaroo(Drafter):
 
     def observe(self, state: _Read, observation: Observation) -> None:
         """Drafted entries were never committed; the accepted tokens' states are read next time."""
-        states = observation.scores.taps[self.adapter.exit_layer].to(self._dtype)
-        state.pending = [
-            torch.cat([old, states[row, list(path)]])
-            for row, (old, path) in enumerate(zip(state.pending, observation.paths, strict=True))
-        ]
+        state.pending.note([observation.scores.taps[self.adapter.exit_layer]], observation.paths)
 
     def _catch_up(self, state: _Read) -> None:
         """Read what is pending."""
-        while any(len(row) for row in state.pending):
-            parts = [row[:_CHUNK] for row in state.pending]
-            state.pending = [row[_CHUNK:] for row in state.pending]
+        while any(len(row) for row in state.pending.rows):
+            parts = [row[:_CHUNK] for row in state.pending.rows]
+            state.pending.drop([len(part) for part in parts])
             longest, sizes = max(len(part) for part in parts), [len(part) for part in parts]
             states = torch.stack([torch.nn.functional.pad(part, (0, 0, 0, longest - len(part))) for part in parts])
             tokens = torch.zeros(states.shape[:2], dtype=torch.int64, device=states.device)

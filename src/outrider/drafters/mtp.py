@@ -25,6 +25,7 @@ from outrider.core.interfaces import Context
 from outrider.core.tree import TokenTree
 from outrider.drafters.head_growth import HeadGrowth
 from outrider.drafters.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
+from outrider.drafters.unread import UnreadStates
 from outrider.models.heads.layer import LayerCache
 from outrider.models.heads.mtp import CausalMtp
 
@@ -40,14 +41,14 @@ class Mtp(HeadDrafter):
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         first, count = super().start(rows, taps), len(rows)
         nothing = torch.zeros(0, self.head.config.hidden_size, dtype=self._dtype, device=self._device)
-        deeper = tuple(HeadState([nothing] * count, self._layer.new(count)) for _ in self.head.layers[1:])
+        deeper = tuple(HeadState(UnreadStates([nothing] * count), self._layer.new(count)) for _ in self.head.layers[1:])
         return HeadState(first.pending, first.cache, deeper=deeper)
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> MtpGrowth:
         """Every module reads what the one before it has just said, as far as the tokens are known."""
         roots = list[Tensor]()
         for depth, module in enumerate(state.modules[:max_depth]):
-            written: list[list[Tensor]] = [[] for _ in module.pending]
+            written: list[list[Tensor]] = [[] for _ in context.tokens]
             pieces, kept = read_columns(module, context, offset=depth + 1), module.kept
             assert module.cache is not None and kept is not None
             before = list(module.cache.lengths)
@@ -55,7 +56,7 @@ class Mtp(HeadDrafter):
             if depth + 1 < len(state.modules):
                 after = state.modules[depth + 1]
                 new = [torch.cat(parts)[: k - b] for parts, k, b in zip(written, kept, before, strict=True)]
-                after.pending = [torch.cat(pair) for pair in zip(after.pending, new, strict=True)]
+                after.pending.add(new)
         return MtpGrowth(self.head, context, roots, layer=self._layer, modules=state.modules[: len(roots)])
 
     def _read(self, depth: int, module: HeadState, written: list[list[Tensor]], columns: Columns, chain: TokenTree) -> Tensor:

@@ -95,6 +95,11 @@ class TokenRecycling(Drafter):
                 self.table.write(tokens, self.target.logits(hidden[chunk]))
         return Stateless()
 
+    def round_taps(self, state: Stateless) -> tuple[int, ...]:
+        """None: a round has its logits."""
+        del state
+        return ()
+
     def propose(self, state: Stateless, context: Context, plan: Plan) -> Draft:
         del state
         if not any(plan.max_depth):
@@ -179,5 +184,5 @@ def _by_confidence(source: _Successors, context: Context, plan: Plan) -> tuple[T
     return torch.cat(tokens, 1), torch.cat(parents, 1), kept & (torch.cat(tokens, 1) >= 0)
 
 
-_IDLE_SHARE = 4
+_IDLE_SHARE = 16
 """One in so many rounds that draft nothing is recycled."""

@@ -10,7 +10,7 @@ how long a draft is was decided before any of it was drawn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from outrider.core.interfaces import Observation, Plan, Policy, RowState
@@ -51,7 +51,7 @@ class Limited(Policy):
         most = [_least(limit, state.room) for limit in state.limits]
         depth = tuple(d if m is None else min(d, m) for d, m in zip(plan.max_depth, most, strict=True))
         nodes = (n if state.room is None else min(n, state.room) for n in plan.max_nodes)
-        return Plan(depth, tuple(n if d else 0 for n, d in zip(nodes, depth, strict=True)), plan.stop)
+        return replace(plan, max_depth=depth, max_nodes=tuple(n if d else 0 for n, d in zip(nodes, depth, strict=True)))
 
     def update(self, state: LimitedState, observation: Observation) -> None:
         if state.room != 0 and any(limit != 0 for limit in state.limits):

@@ -90,7 +90,13 @@ class _Launched:
     """Of the graph's rounds."""
     index: int
     """Of the loop's rounds."""
-    event: torch.cuda.Event
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
+
+    @property
+    def seconds(self) -> float:
+        """What the round took on the device, whatever was queued before and after it."""
+        return self.began.elapsed_time(self.ended) / 1e3
 
 
 def num_slots(count: int) -> int:
@@ -152,11 +158,12 @@ class _Loop:
         graph = self.graphs.round(self.frame, depth)
         self.clock = began if self.num_rounds == 0 else self.clock
         self.clock += time.perf_counter() - began  # capturing is no part of a round
+        events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        events[0].record()
         number = graph.launch()
-        event = torch.cuda.Event()
-        event.record()
+        events[1].record()
         self.num_rounds += 1
-        return _Launched(graph, number, self.num_rounds - 1, event)
+        return _Launched(graph, number, self.num_rounds - 1, *events)
 
     def _admit(self) -> None:
         """Waiting requests take free slots."""
@@ -189,13 +196,14 @@ class _Loop:
 
     def _read(self, launched: _Launched) -> Iterator[Progress]:
         """Wait for a round, and give every request what it brought."""
-        launched.event.synchronize()
+        launched.ended.synchronize()
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
         notes, graph = launched.graph.note(launched.number), launched.graph
-        drafted, accepted = [0] * len(self.seats), [0] * len(self.seats)
+        asked, drafted, accepted = ([0] * len(self.seats) for _ in range(3))
         for slot, seat in enumerate(self.seats):
             if seat is not None and launched.index >= seat.first_round:
+                asked[slot] = graph.num_guesses
                 accepted[slot] = min(notes[slot][2], notes[slot][0])
                 drafted[slot] = notes[slot][1]
                 taken = seat.take(notes[slot], seconds, drafted=graph.num_guesses > 0, max_len=self.graphs.target.max_len)
@@ -203,15 +211,15 @@ class _Loop:
                     self.seats[slot] = None
                     self.frame.limits[slot] = 0
                 yield Progress(seat.request, seat.state, taken)
-        self._observe(launched, drafted, accepted, seconds)
+        self._observe(launched, asked, drafted, accepted)
 
-    def _observe(self, launched: _Launched, drafted: Sequence[int], accepted: Sequence[int], seconds: float) -> None:
-        """Tell the policy; it reads depths, acceptance and seconds."""
-        batch_size, depth = len(self.seats), launched.graph.num_guesses
+    def _observe(self, launched: _Launched, asked: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """Tell the policy; it reads depths, acceptance and seconds. A seat that was empty then was asked for nothing."""
+        batch_size, depth, seconds = len(self.seats), launched.graph.num_guesses, launched.seconds
         tokens = torch.zeros(batch_size, depth + 1, dtype=torch.int64)
         draft = Draft(TokenTree.chain(tokens, [min(count, depth) + 1 for count in drafted]), Draws.DETERMINISTIC)
         paths = [list(range(count + 1)) for count in accepted]
-        plan = Plan((depth,) * batch_size, (depth,) * batch_size)
+        plan = Plan(tuple(asked), tuple(asked))
         nothing = Scores(torch.zeros(0))
         self.graphs.policy.update(
             self.policy_state, Observation(draft, nothing, paths, list(accepted), 0.0, seconds, plan, seconds)

@@ -109,7 +109,8 @@ class Engine:
         planned = self._clock()  # a round is what a policy can compare; its own thinking comes and goes
         draft = method.drafter.propose(batch.drafter_state, context, plan)
         drafted = self._clock()
-        scores = self.target.score(draft.tree, batch.cache, taps=method.drafter.taps, resume=draft.resume)
+        taps = method.drafter.round_taps(batch.drafter_state)
+        scores = self.target.score(draft.tree, batch.cache, taps=taps, resume=draft.resume)
         scored = self._clock()
         law = batch.sampler.law(scores.logits, draft.tree, context.noise)
         if draft.tree.num_nodes == 1 and batch.sampler.all_greedy:  # no guess to test, nothing to draw

@@ -1,0 +1,65 @@
+"""The target's states of committed tokens that a drafter has yet to read.
+
+Every round brings some, drafting rounds or not, and only a drafting round reads them. So a round is merely noted, in a
+microsecond, and the states are laid out row by row when they are wanted: a drafter that is not asked costs nothing to keep
+ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@final
+class UnreadStates:
+    """[m, F] per row, the oldest first."""
+
+    def __init__(self, rows: Sequence[Tensor], num_kept: int | None = None) -> None:
+        """Only the newest ``num_kept`` of each row matter, or all of them."""
+        self._rows = list(rows)
+        self._num_kept = num_kept
+        self._noted: list[tuple[Sequence[Tensor], Sequence[Sequence[int]]]] = []
+
+    def note(self, states: Sequence[Tensor], paths: Sequence[Sequence[int]]) -> None:
+        """A round: [B, N, H] of each tap, in the order of features, and the committed nodes of every row."""
+        self._noted.append((states, paths))
+        if self._num_kept is not None and len(self._noted) > self._num_kept:  # every round commits a token of every row
+            del self._noted[0]
+
+    @property
+    def rows(self) -> list[Tensor]:
+        if self._noted:
+            added = [[_of_row(states, row, paths[row]) for states, paths in self._noted] for row in range(len(self._rows))]
+            self._rows = [_joined(old, new, self._num_kept) for old, new in zip(self._rows, added, strict=True)]
+            self._noted = []
+        return self._rows
+
+    def add(self, rows: Sequence[Tensor]) -> None:
+        """More of every row."""
+        self._rows = [_joined(old, [new], self._num_kept) for old, new in zip(self.rows, rows, strict=True)]
+
+    def drop(self, counts: Sequence[int]) -> None:
+        """So many of each row, the oldest, were read."""
+        self._rows = [old[count:] for old, count in zip(self.rows, counts, strict=True)]
+
+    def fork(self, rows: Sequence[int]) -> UnreadStates:
+        mine = self.rows
+        return UnreadStates([mine[row] for row in rows], self._num_kept)
+
+    def join(self, other: UnreadStates) -> UnreadStates:
+        return UnreadStates([*self.rows, *other.rows], self._num_kept)
+
+
+def _of_row(states: Sequence[Tensor], row: int, path: Sequence[int]) -> Tensor:
+    """[m, F] features of one row's committed nodes."""
+    index = list(path)
+    return torch.cat([each[row, index] for each in states], -1)
+
+
+def _joined(old: Tensor, new: Sequence[Tensor], num_kept: int | None) -> Tensor:
+    joined = torch.cat([old, *(each.to(old.dtype) for each in new)])
+    return joined if num_kept is None else joined[-num_kept:]
