@@ -79,19 +79,31 @@ def counts_of(llm: LLM, prompts: Sequence[list[int]], method: Method, *, max_tok
     return Counts.from_rows(rows, [output.token_ids for output in outputs])
 
 
-def walk(draft: DraftLM, prompts: Sequence[list[int]], texts: Sequence[list[int]], num_draft_tokens: int) -> Counts:
+def walk(
+    draft: DraftLM, prompts: Sequence[list[int]], texts: Sequence[list[int]], num_draft_tokens: int, *, num_rows: int = 32
+) -> Counts:
     """The same counts from the target's greedy texts alone: a draft guesses right where its likeliest token is the text's, and
-    a round ends at the first miss. One pass of the draft over every text."""
+    a round ends at the first miss. One pass of the draft over ``num_rows`` texts at a time."""
     found = list[tuple[int, int, int]]()
-    for prompt, text in zip(prompts, texts, strict=True):
+    for begin in range(0, len(prompts), num_rows):
+        asked, said = prompts[begin : begin + num_rows], texts[begin : begin + num_rows]
+        batch = _laid([[*prompt, *text] for prompt, text in zip(asked, said, strict=True)], draft.readout.device)
         with torch.no_grad():
-            tokens = torch.tensor([[*prompt, *text]], device=draft.readout.device)
-            places = torch.arange(tokens.shape[1], device=tokens.device)[None]
-            empty = torch.empty(*tokens.shape, 0, device=tokens.device)
-            states = draft(Packed(tokens, empty, empty, torch.zeros_like(tokens), places, torch.ones_like(tokens).bool()))
-            said = draft.logits(states[0, len(prompt) - 1 : -1]).argmax(-1).tolist()
-        found.append(_rounds([mine == true for mine, true in zip(said, text, strict=True)], num_draft_tokens))
+            guessed = draft.logits(draft(batch)).argmax(-1).tolist()
+        for prompt, text, row in zip(asked, said, guessed, strict=True):
+            own = row[len(prompt) - 1 : len(prompt) - 1 + len(text)]
+            found.append(_rounds([mine == true for mine, true in zip(own, text, strict=True)], num_draft_tokens))
     return Counts.from_rows(found, list(texts))
+
+
+def _laid(texts: Sequence[list[int]], device: torch.device) -> Packed:
+    """A text in each row, without the target's states."""
+    longest = max(map(len, texts))
+    tokens = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=device)
+    places = torch.arange(longest, device=device).expand_as(tokens)
+    inside = places < torch.tensor([[len(text)] for text in texts], device=device)
+    empty = torch.empty(*tokens.shape, 0, device=device)
+    return Packed(tokens, empty, empty, torch.where(inside, 0, -1), places, inside)
 
 
 def _rounds(hits: list[bool], longest: int) -> tuple[int, int, int]:

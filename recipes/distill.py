@@ -5,10 +5,14 @@ written by the target), and the same beginnings continued by the target (`write`
 pre-trained on the corpus by cross-entropy, as any small sibling of a model is (`base`). From there the same number of steps
 goes on in several ways: more of the same (`control`), and on the target's text cross-entropy (`words`), DistillSpec by several
 divergences (`forward`, `mixed`, `tvd`, `ce`), on-policy (`own`: half of the windows are the draft's own), and AdaSPEC with
-several shares of places kept. `shift` trains a draft that reads no conversations, and one that reads all, for `online.py`.
+several shares of places kept, its reference the draft that DistillSpec made of the same text with the same seed (`compare`
+holds the two against each other, prompt by prompt, over several seeds). `shift` trains a draft that reads no conversations,
+and one that reads all, for `online.py`.
 
     python recipes/distill.py --data ../shared/data --stage corpus --stage write --stage base --stage control --stage distill \
         --stage adaspec --stage own --stage judge                            # GPU
+    python recipes/distill.py --losses ce --stage distill --stage adaspec --stage judge --count 472 --seed 2 --out build/two
+    python recipes/distill.py --stage compare --beside build/two                         # AdaSPEC, after the same of seed 1
 """
 
 from __future__ import annotations
@@ -46,13 +50,10 @@ SHAPE = {"intermediate_size": 1024}
 CHAT_IDS = (1, 2, 3)
 WINDOW = 512
 LOSSES = {"words": "text", "forward": "forward", "mixed": "mixed", "tvd": "tvd", "ce": "ce"}
-ADASPEC = {
-    "adaspec-0.4": ("mixed", 0.4),
-    "adaspec-0.6": ("mixed", 0.6),
-    "adaspec-0.8": ("mixed", 0.8),
-    "adaspec-ce": ("ce", 0.6),
-}
-"""Name: the loss, also of the reference, and the share of places kept."""
+REFERENCE = "ce"
+"""What AdaSPEC learns by, and the draft that its reference is."""
+ADASPEC = {f"adaspec-{kept}": kept for kept in (0.4, 0.6, 0.8)}
+"""Name: the share of places kept."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ class Bench:
     out: Path
     seed: int
     target: Target
+    begun: Path  # the draft that all begin with
+    losses: Sequence[str]
 
     def corpus(self, name: str) -> Corpus:
         """The windows called so."""
@@ -107,7 +110,7 @@ class Bench:
 
     def draft(self, name: str) -> DraftLM:
         """As an earlier stage left it."""
-        return DraftLM.load(str(self.out / name), self.target.device)
+        return DraftLM.load(str(self.begun if name == "base" else self.out / name), self.target.device)
 
     def fresh(self) -> DraftLM:
         return DraftLM.fresh(bundled_path("target"), SHAPE, self.target.device, seed=self.seed)
@@ -238,17 +241,19 @@ def control_stage(bench: Bench) -> None:
 def distill_stage(bench: Bench) -> None:
     """As many steps on the target's text, by several losses on the same passes."""
     objectives = [
-        DistillObjective(name, bench.draft("base"), bench.target, settings_of(loss=loss)) for name, loss in LOSSES.items()
+        DistillObjective(name, bench.draft("base"), bench.target, settings_of(loss=LOSSES[name])) for name in bench.losses
     ]
     bench.run(objectives, bench.corpus("own"), steps=bench.recipe.more_steps)
 
 
 def adaspec_stage(bench: Bench) -> None:
-    """The same, with places chosen by what the distilled ones learned."""
-    references = {loss: bench.draft(loss).requires_grad_(False) for loss, _ in ADASPEC.values()}
+    """The same, with places chosen by what the distilled one learned."""
+    reference = bench.draft(REFERENCE).requires_grad_(False)
     objectives = [
-        DistillObjective(name, bench.draft("base"), bench.target, settings_of(loss=loss, kept=kept), reference=references[loss])
-        for name, (loss, kept) in ADASPEC.items()
+        DistillObjective(
+            name, bench.draft("base"), bench.target, settings_of(loss=LOSSES[REFERENCE], kept=kept), reference=reference
+        )
+        for name, kept in ADASPEC.items()
     ]
     bench.run(objectives, bench.corpus("own"), steps=bench.recipe.more_steps)
 
@@ -290,7 +295,7 @@ def judge_stage(folders: dict[str, str], prompts: Sequence[Sequence[list[int]]],
             draft = DraftLM.load(folder, llm.target.device)
             found[name] = walk(draft, asked, texts, length)
             row = row_of(name, found, half=len(prompts[0]), chain=length)
-            print(json.dumps(row), flush=True)
+            print(json.dumps({key: value for key, value in row.items() if key != "by_prompt"}), flush=True)
             with (out / "judged.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
     assert draft is not None
@@ -311,10 +316,42 @@ def row_of(name: str, found: dict[str, Counts], *, half: int, chain: int) -> dic
     kinds = [counts.of(slice(half)).per_pass, counts.of(slice(half, None)).per_pass]
     row: dict[str, Any] = {"draft": name, "chain": chain, "by_kind": kinds}
     row |= {"tokens": counts.per_pass, "guesses": counts.guesses}
-    for other in ("base", "control"):
+    row["by_prompt"] = [array.astype(int).tolist() for array in (counts.tokens, counts.accepted, counts.passes)]
+    for other in ("base", "control", REFERENCE):
         if other in found and other != name:
             row[f"over_{other}"] = [counts.gain(found[other], guesses=guesses) for guesses in (False, True)]
     return row
+
+
+def compare_stage(folders: Sequence[Path]) -> None:
+    """AdaSPEC against DistillSpec from what `judge` wrote in every folder, one seed each. Two errors: over prompts (drawn
+    again, the same for all seeds and drafts), and over seeds."""
+    judged = [[json.loads(line) for line in (folder / "judged.jsonl").read_text().splitlines()] for folder in folders]
+    for chain in sorted({row["chain"] for row in judged[0]}):
+        found = [{row["draft"]: counts_in(row) for row in rows if row["chain"] == chain} for rows in judged]
+        for name in ADASPEC:
+            if all(name in drafts for drafts in found):
+                gains = [drafts[name].gain(drafts[REFERENCE], guesses=False) for drafts in found]
+                pooled = sum_of([drafts[name] for drafts in found]).gain(
+                    sum_of([drafts[REFERENCE] for drafts in found]), guesses=False
+                )
+                shares = np.array([gain for gain, _ in gains])
+                spread = float(shares.std(ddof=1) / len(shares) ** 0.5) if len(shares) > 1 else 0.0
+                row = {"chain": chain, "draft": name, "seeds": [drafts[name].per_pass for drafts in found], "gains": gains}
+                row |= {"pooled": pooled, "over_seeds": spread, "error": float(np.hypot(pooled[1], spread))}
+                print(json.dumps(row), flush=True)
+
+
+def counts_in(row: dict[str, Any]) -> Counts:
+    """What `row_of` wrote."""
+    tokens, accepted, passes = np.array(row["by_prompt"], dtype=np.float64)
+    return Counts(tokens, accepted, passes, [])
+
+
+def sum_of(parts: Sequence[Counts]) -> Counts:
+    """The same prompts, several times."""
+    tokens, accepted, passes = (sum(arrays) for arrays in zip(*((p.tokens, p.accepted, p.passes) for p in parts), strict=True))
+    return Counts(np.asarray(tokens), np.asarray(accepted), np.asarray(passes), [])
 
 
 CHANGEABLE = {
@@ -328,11 +365,14 @@ CHANGEABLE = {
 def main() -> None:
     """Run the named stages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--stage", action="append", choices=("corpus", "write", *STAGES, "judge"), required=True)
+    parser.add_argument("--stage", action="append", choices=("corpus", "write", *STAGES, "judge", "compare"), required=True)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with models/stories15M")
     parser.add_argument("--text", type=Path, default=Path("build/distill"), help="where corpus and write put their windows")
     parser.add_argument("--out", type=Path, default=Path("build/distill"))
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of beginnings and of the order of the text")
+    parser.add_argument("--begun", type=Path, help="the draft that all begin with, if not OUT/base")
+    parser.add_argument("--losses", default=",".join(LOSSES), help="of stage distill")
+    parser.add_argument("--beside", type=Path, action="append", default=[], help="folders with other seeds, for compare")
     parser.add_argument("--prompts", type=Path, default=Path("build/bundled"), help="folder with held_story.npy, held_chat.npy")
     parser.add_argument("--count", type=int, default=128, help="prompts of each kind")
     parser.add_argument("-K", type=int, action="append", help="guesses per round (4 and 8)")
@@ -351,17 +391,31 @@ def main() -> None:
         elif stage == "write":
             write_stage(arguments.text, recipe)
         elif stage == "judge":
-            names = ("base", "control", *LOSSES, "own", *ADASPEC, "stories", "both")
-            folders = {name: str(out / name) for name in names if (out / name).is_dir()}
-            prompts = [held_prompts(arguments.prompts, kind, arguments.count) for kind in ("story", "chat")]
-            judge_stage({**folders, "bundled": bundled_path("draft")}, prompts, out, lengths=arguments.K or (4, 8))
+            judge_stage(folders_in(out, arguments.begun), prompts_of(arguments), out, lengths=arguments.K or (4, 8))
+        elif stage == "compare":
+            compare_stage([out, *arguments.beside])
         else:
-            if bench is None:
-                on_gpu = torch.cuda.is_available()
-                target = load_model(bundled_path("target"), device="cuda" if on_gpu else "cpu", fast=not on_gpu)
-                bench = Bench(recipe, arguments.text, out, arguments.seed, target)
+            bench = bench or new_bench(recipe, arguments)
             STAGES[stage](bench)
         print(f"{stage}: done in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def new_bench(recipe: Recipe, arguments: argparse.Namespace) -> Bench:
+    on_gpu, out = torch.cuda.is_available(), arguments.out
+    target = load_model(bundled_path("target"), device="cuda" if on_gpu else "cpu", fast=not on_gpu)
+    losses = arguments.losses.split(",")
+    return Bench(recipe, arguments.text, out, arguments.seed, target, begun=arguments.begun or out / "base", losses=losses)
+
+
+def folders_in(out: Path, begun: Path | None) -> dict[str, str]:
+    """Every draft that is there, by name."""
+    names = ("control", *LOSSES, "own", *ADASPEC, "stories", "both")
+    found = {"base": begun or out / "base", **{name: out / name for name in names}}
+    return {**{name: str(folder) for name, folder in found.items() if folder.is_dir()}, "bundled": bundled_path("draft")}
+
+
+def prompts_of(arguments: argparse.Namespace) -> list[list[list[int]]]:
+    return [held_prompts(arguments.prompts, kind, arguments.count) for kind in ("story", "chat")]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 A draft that has only read stories serves conversations. Its acceptance there is below that of a draft that knows
 conversations; while it serves, it learns from what it served (`train/online.py`). Prompts that measure are never
 served. What was lost is the gap to a draft of the same shape and training that read both; the share that came back is what
-counts. The stream is served for real, by the engine, with whichever draft is the newest.
+counts. The stream is served for real, by the engine, with whichever draft is the newest. `--old` requests of the old domain
+were served before, and `--replay` mixes a share of everything ever served into what is learned from.
 
     python recipes/distill.py --stage corpus --stage write --stage shift            # the drafts, and conversations to serve
     python recipes/online.py --serve 2048
@@ -18,14 +19,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from accepted import Counts, chain_of, counts_of, held_prompts, new_llm, prompt_of, walk
 
 from outrider.api import LLM
 from outrider.core.interfaces import Target
 from outrider.core.params import SamplingParams
 from outrider.core.request import Origin
+from outrider.train.distill import CHUNK
 from outrider.train.draft_lm import DraftLM
 from outrider.train.online import OnlineDraft, OnlineSettings
 
@@ -54,6 +58,9 @@ def settings_of(arguments: argparse.Namespace) -> OnlineSettings:
         loss=arguments.loss,
         rejected_only=arguments.rejected_only,
         prompts=arguments.learn_prompts,
+        replay=arguments.replay,
+        average=arguments.average,
+        chunk=1 << 29 if torch.cuda.is_available() else CHUNK,
     )
 
 
@@ -62,6 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--draft", default="build/distill/stories", help="knows the old domain")
     parser.add_argument("--other", default="build/distill/both", help="knows both, for the size of the loss")
     parser.add_argument("--other-rate", type=float, help="tokens per pass of that draft on the new domain, if it was measured")
+    parser.add_argument("--other-count", type=int, default=128, help="prompts that rate was measured with, the first ones")
     parser.add_argument("--record", type=Path, help="file that served requests are written to, or read from if it exists")
     parser.add_argument("--prompts", type=Path, default=Path("build/bundled"), help="folder with held_story.npy, held_chat.npy")
     parser.add_argument("--stream", type=Path, default=Path("build/distill/corpus/train.npy"), help="texts to serve")
@@ -77,6 +85,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-held", type=int, default=64, help="latest requests that judge")
     parser.add_argument("--update-every", type=int, default=512, help="rejections between two updates")
     parser.add_argument("--loss", default="mixed")
+    parser.add_argument("--old", type=int, default=0, help="requests of the old domain that were served before")
+    parser.add_argument("--replay", type=float, default=0.0, help="share of learning that is from all that was ever served")
+    parser.add_argument("--average", type=float, default=0.95, help="share of the mean of weights that stays in a step")
+    parser.add_argument("--save", type=Path, help="folder for the draft that served in the end")
     parser.add_argument("--dtype", default="auto", help="of the target")
     parser.add_argument("--rejected-only", action="store_true", help="learn where guesses were rejected, as the paper does")
     parser.add_argument("--learn-prompts", action="store_true", help="learn at the prompts' places too")
@@ -105,10 +117,13 @@ class Service:
         outputs = self.llm.generate(prompts, self.params, method=chain_of(self.llm, self.model, 4))
         return [Served(output.prompt_token_ids, output.token_ids, output.origins) for output in outputs]
 
-    def learn(self, ended: list[Served]) -> None:
-        paused = time.monotonic()
+    def observe(self, ended: list[Served]) -> None:
         for request in ended:
             self.online.observe(request.prompt, request.tokens, request.origins)
+
+    def learn(self, ended: list[Served]) -> None:
+        paused = time.monotonic()
+        self.observe(ended)
         self.model = self.online.maybe_update() or self.model
         self.learning += time.monotonic() - paused
 
@@ -150,34 +165,71 @@ class Measure:
         return walk(draft, self.prompts, self.texts, 4)
 
 
-def main() -> None:
-    """Serve, learn, measure."""
-    arguments, began = parse_arguments(), time.monotonic()
-    llm = new_llm(dtype=arguments.dtype)
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """What the draft had before, in the old domain and in the new one, and what one that knows both has there."""
+
+    stories: Measure
+    chats: Measure
+    home: Counts
+    before: Counts
+    both: float
+    both_rows: slice
+
+    def row(self, draft: DraftLM) -> dict[str, Any]:
+        """Shares of what was lost that came back: of the gap to the draft that knows both, and of the drop from home."""
+        now, rows = self.chats(draft), self.both_rows
+        gap = self.both - self.before.of(rows).per_pass
+        drop = self.home.per_pass - self.before.per_pass
+        return {
+            "conversations": now.per_pass,
+            "stories": self.stories(draft).per_pass,
+            "of_gap": (now.of(rows).per_pass - self.before.of(rows).per_pass) / max(gap, 1e-9),
+            "of_drop": (now.per_pass - self.before.per_pass) / max(drop, 1e-9),
+            "gain": now.gain(self.before, guesses=False),
+            "gain_of_gap": now.of(rows).gain(self.before.of(rows), guesses=False),
+        }
+
+
+def shift_of(llm: LLM, draft: DraftLM, arguments: argparse.Namespace) -> Shift:
+    """Measured once, before anything is served."""
     texts = {kind: held_prompts(arguments.prompts, kind, arguments.measure) for kind in ("story", "chat")}
     stories, chats = (
         Measure(asked, counts_of(llm, asked, llm.compose("plain"), max_tokens=arguments.max_tokens).texts)
         for asked in texts.values()
     )
-    device = llm.target.device
-    draft, both = DraftLM.load(arguments.draft, device), arguments.other_rate
+    both, rows = arguments.other_rate, slice(arguments.other_count)
     if both is None:
-        both = chats(DraftLM.load(arguments.other, device)).per_pass
-    home, before, service = stories(draft).per_pass, chats(draft), Service(llm, draft, arguments)
-    print(f"stories {home:.3f}, conversations {before.per_pass:.3f}, a draft that knows both {both:.3f}", flush=True)
-    done = 0
+        both, rows = chats(DraftLM.load(arguments.other, llm.target.device)).per_pass, slice(None)
+    shift = Shift(stories, chats, stories(draft), chats(draft), both, rows)
+    known = f"{both:.3f} (where it has {shift.before.of(rows).per_pass:.3f})"
+    rates = f"stories {shift.home.per_pass:.3f}, conversations {shift.before.per_pass:.3f}"
+    print(f"{rates}, a draft that knows both {known}", flush=True)
+    return shift
+
+
+def main() -> None:
+    """Serve, learn, measure."""
+    arguments, began = parse_arguments(), time.monotonic()
+    llm = new_llm(dtype=arguments.dtype, batch=arguments.at_once)
+    draft = DraftLM.load(arguments.draft, llm.target.device)
+    shift, service = shift_of(llm, draft, arguments), Service(llm, draft, arguments)
+    old = held_prompts(arguments.prompts, "story", arguments.measure + arguments.old)[arguments.measure :]
+    for begin in range(0, len(old), arguments.at_once):
+        service.observe(service.serve(old[begin : begin + arguments.at_once]))
+    done = tokens = 0
     for ended in stream(service, arguments):
         service.learn(ended)
-        done += len(ended)
+        done, tokens = done + len(ended), tokens + sum(len(request.prompt) + len(request.tokens) for request in ended)
         if done % arguments.measure_every < arguments.at_once:
-            now, judged = chats(service.online.module), service.online.judgements
-            more = now.per_pass - before.per_pass
-            row = {"requests": done, "conversations": now.per_pass, "stories": stories(service.online.module).per_pass}
-            row |= {"of_gap": more / max(both - before.per_pass, 1e-9), "of_drop": more / max(home - before.per_pass, 1e-9)}
-            row |= {"gain": now.gain(before, guesses=False), "updates": len(judged), "swaps": sum(j.swapped for j in judged)}
+            judged = service.online.judgements
+            row = {"requests": done, "tokens": tokens, **shift.row(service.online.module)}
+            row |= {"updates": len(judged), "swaps": sum(judgement.swapped for judgement in judged)}
             row |= {"last": [judged[-1].served, judged[-1].learned] if judged else []}
             row |= {"learning": service.learning, "seconds": time.monotonic() - began}
             print(json.dumps(row), flush=True)
+    if arguments.save is not None:
+        service.online.module.save(arguments.save, {"recipe": "recipes/online.py", "requests": done, "tokens": tokens})
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from outrider.engine.exchange import exchange
 from outrider.engine.step import Batch, Engine
 from outrider.methods import compose
 from outrider.models.config import config_of
+from outrider.train.data import Document
 from outrider.train.draft_lm import DraftLM
-from outrider.train.online import OnlineDraft, OnlineSettings
+from outrider.train.online import OnlineDraft, OnlineSettings, _Sample
 
 TARGET = tiny_model()
 QUICK = OnlineSettings(
@@ -151,6 +152,34 @@ def test_what_is_served_is_the_mean_of_what_was_learned() -> None:
     assert 0 < float((weights[1] - weights[0]).abs().max()) < 1.01e-3
     expected = 0.5625 * weights[0] + 0.1875 * weights[1] + 0.25 * weights[2]
     torch.testing.assert_close(online.module.model.norm.weight.data, expected)
+
+
+def test_replay_mixes_in_what_was_served_long_ago() -> None:
+    """The latest four, and a sample of everything that does not forget: of every step's requests the wanted share is from it."""
+    settings = OnlineSettings(memory=4, reservoir=12, replay=0.25, batch_size=4, held_every=2, num_steps=3)
+    online, seen = OnlineDraft(new_draft(), TARGET, settings), list[list[int]]()
+    for turn in range(200):
+        online.observe([1, 2, turn // 10], [4, 5, 6], [Origin.RECOVERED] * 3)
+    assert [document.tokens[2] for document in online._memory] == [19] * 4
+    kept = [document.tokens[2] for document in online._ever.kept]
+    assert len(kept) == 12 and len(set(kept)) > 6 and min(kept) < 10 and max(kept) > 10
+    online._learn = lambda documents: seen.append([document.tokens[2] for document in documents])
+    online.maybe_update()
+    assert [len(step) for step in seen] == [4] * 3 and all(step[1:] == [19] * 3 for step in seen)
+    assert all(step[0] in kept for step in seen)
+    with pytest.raises(OptionError, match="replay = 1"):
+        OnlineSettings(replay=1.0)
+
+
+def test_the_sample_is_uniform() -> None:
+    """Each of 40 requests is kept with chance 10 / 40, whenever it came: in 400 samples 100 times, give or take 9."""
+    counts = torch.zeros(40)
+    for seed in range(400):
+        sample = _Sample(10, seed)
+        for index in range(40):
+            sample.add(Document((index,)))
+        counts[[document.tokens[0] for document in sample.kept]] += 1
+    assert counts.sum() == 4000 and counts.min() > 60 and counts.max() < 140
 
 
 def test_learning_in_the_background() -> None:

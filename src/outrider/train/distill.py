@@ -46,7 +46,7 @@ from outrider.train.objective import Objective, Outcome
 
 TEXT = "text"
 """The loss that asks the text, not the target."""
-_CHUNK = 1 << 24
+CHUNK = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class DistillSettings:
     """AdaSPEC: share of the places that count."""
     num_depths: int = 4
     """Length of the chains it is judged by."""
-    chunk: int = _CHUNK
+    chunk: int = CHUNK
     """Most logits made at a time."""
     recompute: bool = True
     """Make them again in the backward pass; False is faster where there is memory."""
@@ -171,7 +171,8 @@ class DistillObjective(Objective):
         """[R, L] divergence, and where the likeliest tokens agree, at places that count; logits exist for a few at a time."""
         counted = batch.valid(0).flatten().nonzero()[:, 0]
         flat = (part.flatten(0, 1)[counted] for part in (states, batch.last, batch.shifted(batch.tokens, 1)))
-        size, again = max(1, self.settings.chunk // self.target.vocab_size), self.settings.recompute
+        size = max(1, self.settings.chunk // self.target.vocab_size)
+        again = self.settings.recompute and len(counted) > size  # of a single piece it would save nothing
         pieces = list[tuple[Tensor, Tensor]]()
         for own, last, next_tokens in zip(*(tensor.split(size) for tensor in flat), strict=True):
             given = (own, last, next_tokens, model)

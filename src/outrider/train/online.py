@@ -7,6 +7,10 @@ learned from, and takes its place only if more of its guesses would have been ac
 
     loss = mean over the answers' places t of D(p(t), q(t))     p is computed again from the text: nothing is kept but tokens
 
+A stream that changes would make the draft forget what was asked before; ``replay`` mixes in a share of requests from a
+uniform sample of all that was ever served (Vitter's algorithm R: the n-th request takes the place of a random one of the
+k kept with chance k / n).
+
 Lossless: weights of a drafter may change between rounds under every lossless rule (``engine/exchange.py`` does it for
 running requests). The whole contract is ``observe`` and ``maybe_update``; both return at once where the learning is in the
 background.
@@ -32,7 +36,7 @@ from outrider.core.request import Origin
 from outrider.engine.exchange import Learner
 from outrider.models.heads import Packed
 from outrider.train.data import Document
-from outrider.train.distill import DistillObjective, DistillSettings
+from outrider.train.distill import CHUNK, DistillObjective, DistillSettings
 from outrider.train.draft_lm import DraftLM
 from outrider.train.features import Rows, compute
 from outrider.train.objective import accepted_length
@@ -65,6 +69,12 @@ class OnlineSettings:
     """Learn only where guesses were rejected. At the learning rates tried that unlearns more than it teaches (docs/log.md)."""
     prompts: bool = False
     """Learn at the prompts' places too, whose laws the target has as well."""
+    replay: float = 0.0
+    """Share of the requests of a step that is drawn from all that was ever served instead of from the latest."""
+    reservoir: int = 1024
+    """Size of the sample that stands for all that was ever served."""
+    chunk: int = CHUNK
+    """Most logits made at a time; more is faster where there is memory."""
     margin: float = 0.0
     """Tokens per pass on the held-out requests by which a new draft must be better."""
     patience: int = 4
@@ -74,7 +84,7 @@ class OnlineSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("update_every", "num_steps", "batch_size", "memory", "num_held", "patience"):
+        for name in ("update_every", "num_steps", "batch_size", "memory", "num_held", "reservoir", "chunk", "patience"):
             if vars(self)[name] < 1:
                 raise OptionError(f"{name} = {vars(self)[name]} is not valid; use a whole number of at least 1")
         if self.held_every < 2:
@@ -84,6 +94,8 @@ class OnlineSettings:
         if not 0 <= self.average < 1 or self.warmup_steps < 0:
             found = f"average = {self.average}, warmup_steps = {self.warmup_steps}"
             raise OptionError(f"{found} are not valid; use a share of at least 0 and below 1, and no negative number of steps")
+        if not 0 <= self.replay < 1:
+            raise OptionError(f"replay = {self.replay} is not valid; use a share of at least 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -112,6 +124,7 @@ class OnlineDraft(Learner):
         self._target, self._dtype = target, dtype or target.dtype
         self._served = copy.deepcopy(draft).requires_grad_(False)
         self._memory, self._held = deque[Document](maxlen=self.settings.memory), deque[Document](maxlen=self.settings.num_held)
+        self._ever = _Sample(self.settings.reservoir, self.settings.seed)
         self._num_seen = self._num_new = self._num_failed = 0
         self._random = np.random.default_rng(self.settings.seed)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="online-draft") if self.settings.background else None
@@ -133,7 +146,9 @@ class OnlineDraft(Learner):
             self._held.append(Document(tokens, begin))
         elif rejected:
             first = 0 if self.settings.prompts else begin
-            self._memory.append(Document(tokens, first, tuple(rejected) if self.settings.rejected_only else None))
+            document = Document(tokens, first, tuple(rejected) if self.settings.rejected_only else None)
+            self._memory.append(document)
+            self._ever.add(document)
             self._num_new += len(rejected)
 
     def maybe_update(self) -> Target | None:
@@ -145,10 +160,10 @@ class OnlineDraft(Learner):
         if self._num_new < self.settings.update_every or not self._held:
             return None
         self._num_new = 0
-        memory, held = list(self._memory), list(self._held)
+        known = (list(self._memory), list(self._ever.kept), list(self._held))
         if self._pool is None:
-            return self._update(memory, held)
-        self._future = self._pool.submit(self._update, memory, held)
+            return self._update(*known)
+        self._future = self._pool.submit(self._update, *known)
         return None
 
     def close(self) -> None:
@@ -166,11 +181,11 @@ class OnlineDraft(Learner):
             )
         self._num_failed = 0
 
-    def _update(self, memory: list[Document], held: list[Document]) -> Target | None:
+    def _update(self, memory: list[Document], ever: list[Document], held: list[Document]) -> Target | None:
+        old = round(self.settings.replay * self.settings.batch_size)
         with torch.inference_mode(False), torch.enable_grad():  # the caller may be in the middle of serving
             for _ in range(self.settings.num_steps):
-                chosen = self._random.choice(len(memory), min(self.settings.batch_size, len(memory)), replace=False)
-                self._learn([memory[index] for index in chosen])
+                self._learn([*self._drawn(ever, old), *self._drawn(memory, self.settings.batch_size - old)])
             batches = [self._packed(part) for part in _parts(held, self.settings.batch_size)]
             served, learned = (self._judge(model, batches) for model in (self._served, self._mean))
             better = learned > served + self.settings.margin
@@ -182,6 +197,10 @@ class OnlineDraft(Learner):
             if self._num_failed >= self.settings.patience:
                 self._restart()
             return None
+
+    def _drawn(self, documents: list[Document], count: int) -> list[Document]:
+        chosen = self._random.choice(len(documents), min(count, len(documents)), replace=False)
+        return [documents[index] for index in chosen]
 
     def _learn(self, documents: Sequence[Document]) -> None:
         loss = self._objective(self._learner)(self._packed(documents)).loss
@@ -204,10 +223,29 @@ class OnlineDraft(Learner):
             return accepted_length([self._objective(model)(batch) for batch in batches])
 
     def _objective(self, model: DraftLM) -> DistillObjective:
-        return DistillObjective("online", model, self._target, DistillSettings(loss=self.settings.loss))
+        return DistillObjective(
+            "online", model, self._target, DistillSettings(loss=self.settings.loss, chunk=self.settings.chunk)
+        )
 
     def _packed(self, documents: Sequence[Document]) -> Packed:
         return Rows(compute(self._target, documents, ()), documents, row_len=1, last=self._target.num_layers).packed(())
+
+
+@final
+class _Sample:
+    """A uniform sample of all documents that were added."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.kept: list[Document] = []
+        self._size, self._num_added = size, 0
+        self._random = np.random.default_rng([seed, 1])  # the thread that learns has another one
+
+    def add(self, document: Document) -> None:
+        self._num_added += 1
+        if len(self.kept) < self._size:
+            self.kept.append(document)
+        elif (place := int(self._random.integers(self._num_added))) < self._size:
+            self.kept[place] = document
 
 
 def _parts(documents: Sequence[Document], size: int) -> list[list[Document]]:
