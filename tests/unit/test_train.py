@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tiny_heads import CHANGES, random_head
 from tiny_pair import _RAW, VOCAB, tiny_model
 
 from outrider.core.errors import ModelError, OptionError
+from outrider.models.checkpoint import replace_file
 from outrider.models.heads import load_head, new_head
 from outrider.models.heads.ends import Ends
 from outrider.models.heads.folder import new_config
@@ -79,9 +81,6 @@ def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
     whole = [objective("medusa"), objective("eagle3", noise=0.1)]
     train(whole, TARGET, CORPUS, tmp_path / "whole", settings=SMALL)
 
-    class Killed(BaseException):
-        pass
-
     again = [objective("medusa"), objective("eagle3", noise=0.1)]
     calls = 0
     inner = again[1]._noisy
@@ -108,14 +107,84 @@ def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
         train(resumed[:1], TARGET, CORPUS, tmp_path / "killed", settings=SMALL)
 
 
-def test_a_loss_that_is_no_number_ends_the_run_before_the_weights(tmp_path: Path) -> None:
-    one = objective("medusa")
-    train([one], TARGET, CORPUS, tmp_path, settings=SMALL)
-    with torch.no_grad():
-        one.head.blocks[0].layers[0].weight.fill_(torch.nan)  # type: ignore[union-attr]
-    with pytest.raises(ModelError, match=r"loss of step 0 is nan.*last good checkpoint"):
-        train([one], TARGET, CORPUS, tmp_path / "other", settings=SMALL)
-    assert load_head(tmp_path / "medusa", TARGET)
+class Killed(BaseException):
+    """Nothing is cleaned up after it."""
+
+
+def kill_at_write(number: int, patch: pytest.MonkeyPatch) -> list[str]:
+    """Every file that is written, by name; the run dies in the middle of the one with this number."""
+    written: list[str] = []
+
+    def write_or_die(path: Path, write: Callable[[Path], object]) -> None:
+        written.append(path.name)
+        if len(written) == number:
+            path.with_name(path.name + ".new").write_bytes(b"half")
+            raise Killed
+        replace_file(path, write)
+
+    for place in ("outrider.models.checkpoint", "outrider.train.state"):
+        patch.setattr(f"{place}.replace_file", write_or_die)
+    return written
+
+
+def test_a_kill_in_the_middle_of_any_write_loses_one_save_interval_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while each of the files of a run is written, one after the other: what was there before is whole, the state is
+    at most ``save_every`` steps old, and the run that goes on ends with the weights of one that was never killed."""
+    whole, often = objective("medusa"), Settings(**{**vars(SMALL), "max_steps": 4, "judge_every": 1, "learning_rate": 2e-2})
+    with monkeypatch.context() as patch:
+        names = kill_at_write(0, patch)
+        train([whole], TARGET, CORPUS, tmp_path / "whole", settings=often)
+    assert names.count("state.pt") == 3 and names.count("model.safetensors") >= 2
+    for number in range(1, len(names) + 1):
+        out, again, steps = tmp_path / str(number), objective("medusa"), list[int]()
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            written = kill_at_write(number, patch)
+            patch.setattr(
+                Corpus, "batch", lambda self, step, *rest, b=Corpus.batch, s=steps: s.append(step) or b(self, step, *rest)
+            )
+            train([again], TARGET, CORPUS, out, settings=often)
+        saved = torch.load(out / "state.pt", weights_only=True)["step"] if "state.pt" in written[:-1] else 0
+        assert 0 <= len(steps) - saved <= often.save_every
+        if "provenance.json" in written[:-1]:
+            assert load_head(out / "medusa", TARGET)
+        resumed = objective("medusa")
+        train([resumed], TARGET, CORPUS, out, settings=often)
+        for (name, a), b in zip(whole.head.named_parameters(), resumed.head.parameters(), strict=True):
+            assert torch.equal(a, b), f"{name} after a kill at write {number} ({names[number - 1]})"
+
+
+def files_of(out: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(out)): file.read_bytes() for file in out.rglob("*") if file.is_file()}
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train([objective("medusa")], TARGET, CORPUS, tmp_path, settings=SMALL)
+    before, more, spoiled = files_of(tmp_path), Settings(**{**vars(SMALL), "max_steps": 9}), objective("medusa")
+
+    def spoil(corpus: Corpus, step: int, size: int, seed: int, *, batch=Corpus.batch) -> list[Document]:
+        if step == 7:
+            spoiled.head.blocks[0].layers[0].weight.data.fill_(torch.nan)  # type: ignore[union-attr]
+        return batch(corpus, step, size, seed)
+
+    with monkeypatch.context() as patch, pytest.raises(ModelError, match=r"loss of step 7 is nan.*last good checkpoint"):
+        patch.setattr(Corpus, "batch", spoil)
+        train([spoiled], TARGET, CORPUS, tmp_path, settings=more)
+    assert files_of(tmp_path) == before
+    assert train([objective("medusa")], TARGET, CORPUS, tmp_path, settings=more)[0].history[-1]["step"] == 9
+
+
+def test_a_state_that_was_cut_short_is_refused_and_the_checkpoint_stays(tmp_path: Path) -> None:
+    train([objective("medusa")], TARGET, CORPUS, tmp_path, settings=SMALL)
+    state = tmp_path / "state.pt"
+    state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
+    before = files_of(tmp_path)
+    with pytest.raises(ModelError, match=r"state\.pt cannot be read .*remove it to begin anew"):
+        train([objective("medusa")], TARGET, CORPUS, tmp_path, settings=SMALL)
+    assert files_of(tmp_path) == before and load_head(tmp_path / "medusa", TARGET)
 
 
 def test_a_full_disk_leaves_the_last_state_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
