@@ -6,6 +6,7 @@ next round, so that all of them meet the machine's moods at the same time; each 
 over repetitions, summed over prompts.
 
     python benchmarks/default_policy.py [--rounds 3] [--prompts 8] [--max-tokens 192] [--model DIR --draft DIR]
+    python benchmarks/default_policy.py --every [--suites chat]        each row of the table against plain decoding, no lengths
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from outrider.bench.provenance import provenance
 from outrider.bench.stats import ratio_of, total
 from outrider.bench.suites import load_suites
 from outrider.bundled import bundled_path
+from outrider.core.errors import OutriderError
 from outrider.core.method import Method
 from outrider.engine.step import Engine
+from outrider.methods import METHODS
 
 
 def useless_draft(folder: str) -> str:
@@ -61,6 +64,26 @@ def measure(llm: LLM, drafter: str, suites: list[str], args: argparse.Namespace)
                 for name in methods[suite]:
                     times[suite][name].append([seconds[name] for seconds in done])
     return [_line(drafter, suite, by_name) for suite, by_name in times.items()]
+
+
+def every(llm: LLM, suites: list[str], args: argparse.Namespace) -> None:
+    """The adaptive policy on every row of the table that these models can run, all beside one plain decoding."""
+    methods, params = {"plain": llm.compose("plain")}, SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature)
+    for name in args.rows.split(",") if args.rows else METHODS:
+        try:
+            if name != "plain":
+                methods[name] = llm.compose(name, policy="adaptive")
+        except OutriderError as error:
+            print(f"{name:<16} left out: {error}")
+    for suite in load_suites(suites):
+        times: dict[str, list[list[float]]] = {name: [] for name in methods}
+        for round_number in range(args.rounds + 1):
+            done = [race(llm, methods, row, params) for row in _encode(llm, suite.first(args.prompts))]
+            for name in methods if round_number else ():
+                times[name].append([seconds[name] for seconds in done])
+        for name in methods:
+            span = ratio_of(times[name], times["plain"])
+            print(f"{suite.name:<10} {name:<16} {span.value:.3f} ({span.low:.2f}-{span.high:.2f})", flush=True)
 
 
 def race(llm: LLM, methods: dict[str, Method], prompt: list[int], params: SamplingParams) -> dict[str, float]:
@@ -111,12 +134,17 @@ def main() -> None:
     parser.add_argument("--suites", default="stories,chat,summary,code")
     parser.add_argument("--drafters", default="draft-model,useless,prompt-lookup,suffix")
     parser.add_argument("--lengths", default="1,2,3,4,6,8", help="fixed lengths to compare with")
+    parser.add_argument("--every", action="store_true", help="each row of the table against plain decoding")
+    parser.add_argument("--rows", help="only these of them")
     parser.add_argument("--model")
     parser.add_argument("--draft")
     parser.add_argument("--dtype", default="auto")
     args = parser.parse_args()
     draft = args.draft or bundled_path("draft")
     llm = LLM(args.model, draft=draft, dtype=args.dtype)
+    if args.every:
+        every(llm, args.suites.split(","), args)
+        return
     lines: list[dict] = []
     print(f"{'drafter':<14} {'suite':<10} {'best fixed':>16} {'adaptive/best':>22} {'adaptive/plain':>22}")
     for drafter in args.drafters.split(","):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -308,10 +308,15 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, state: Any, context: Context, plan: Plan) -> Draft:
-        """A tree per row within the plan. May modify the state's scratch space; commits nothing."""
+        """A tree per row within a plan that has guesses. May modify the state's scratch space; commits nothing."""
+
+    @final
+    def asked(self, state: Any, context: Context, plan: Plan) -> Draft:
+        """What it proposes; where no guess is planned it is not even asked, and costs nothing. (It observes that round too.)"""
+        return self.propose(state, context, plan) if any(plan.max_depth) else context.without_guesses(self.draws)
 
     def round_taps(self, state: Any) -> tuple[int, ...]:
-        """Those that it will read of the round it has just proposed for: states nobody reads take time to keep."""
+        """Those that it will read of this round, after ``propose``: states nobody reads take time to keep."""
         del state
         return self.taps
 

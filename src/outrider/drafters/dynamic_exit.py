@@ -120,9 +120,6 @@ class DynamicExit(Drafter):
 
     def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
         memory = self.memory
-        if not any(plan.max_depth):  # nobody asks which exit is best
-            state.looks = False
-            return context.without_guesses(self.draws)
         memory.num_rounds += 1
         state.looks = memory.num_rounds % self.options.look_every == 0
         choice = memory.choose(max(plan.max_depth))
@@ -142,6 +139,7 @@ class DynamicExit(Drafter):
         """Look at the verified positions: the root and the accepted guesses."""
         if not state.looks:
             return
+        state.looks = False
         logits, taps = observation.scores.logits, observation.scores.taps
         rows = torch.tensor([row for row, path in enumerate(observation.paths) for _ in path], device=logits.device)
         nodes = torch.tensor([node for path in observation.paths for node in path], device=logits.device)

@@ -124,8 +124,6 @@ class Fused(Drafter):
         return FusedState([drafter.start(rows, taps) for drafter in self.drafters], rates)
 
     def propose(self, state: FusedState, context: Context, plan: Plan) -> Draft:
-        if not any(plan.max_nodes):
-            return self._idle(state, context, plan)
         tries = [_Trie(root) for root in context.roots]
         state.rounds = [None] * len(self.drafters)
         waiting = self._order(state)
@@ -137,7 +135,7 @@ class Fused(Drafter):
             ]
             # Without the stop rule: what one drafter asked at a depth says nothing of the others' guesses there.
             asked = Plan(tuple(map(min, plan.max_depth, shares)), tuple(shares))
-            draft = self.drafters[index].propose(state.inner[index], context, asked)
+            draft = self.drafters[index].asked(state.inner[index], context, asked)
             places = [trie.add(draft.tree, row) for row, trie in enumerate(tries)]
             state.rounds[index] = _Round(draft, asked, places)
             waiting = waiting[1:]
@@ -147,19 +145,12 @@ class Fused(Drafter):
             round_.places = [[row[2][place] for place in row_places] for row, row_places in zip(rows, round_.places)]
         return Draft(TokenTree.of_rows([(tokens, parents) for tokens, parents, _ in rows], context.device), self.draws)
 
-    def _idle(self, state: FusedState, context: Context, plan: Plan) -> Draft:
-        """Nobody guesses: nothing to merge, and nothing to learn about who is worth his places."""
-        for drafter, inner in zip(self.drafters, state.inner, strict=True):
-            drafter.propose(inner, context, plan)
-        state.rounds = []
-        return context.without_guesses(self.draws)
-
     def round_taps(self, state: FusedState) -> tuple[int, ...]:
         wanted = (drafter.round_taps(inner) for drafter, inner in zip(self.drafters, state.inner, strict=True))
         return tuple(sorted({tap for taps in wanted for tap in taps}))
 
     def observe(self, state: FusedState, observation: Observation) -> None:
-        if not state.rounds:
+        if not state.rounds:  # nobody was asked
             for drafter, inner in zip(self.drafters, state.inner, strict=True):
                 drafter.observe(inner, observation)
             return

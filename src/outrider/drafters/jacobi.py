@@ -105,10 +105,9 @@ class Jacobi(Drafter):
 
     def observe(self, state: _State, observation: Observation) -> None:
         """The choice at the end of the accepted path was emitted; the choices after the guesses below it wait."""
-        assert state.context is not None, "a round is proposed before it is observed"
         tree, context = observation.draft.tree, state.context
         begin = min(observation.num_accepted) + 1  # nobody needs the choices above
-        if begin < tree.num_nodes:
+        if context is not None and begin < tree.num_nodes:
             law = context.sampler.law(observation.scores.logits[:, begin:], tree, context.noise, start=begin)
             choices: list[list[int]] = law.choices.tolist()
             for row, accepted, size, chosen in zip(state.rows, observation.num_accepted, tree.sizes, choices, strict=True):

@@ -202,11 +202,14 @@ class Lookahead(Drafter):
         """The target's choice below every column is the window's next row. (Choices at accepted nodes are not needed.)"""
         logits = observation.scores.logits
         width = max(len(row.ends) for row in state.rows)
+        if not width:  # nobody asked for guesses
+            return
         ends = torch.tensor([[*row.ends, *[-1] * (width - len(row.ends))] for row in state.rows], device=logits.device)
         rows = torch.arange(len(ends), device=logits.device)[:, None]
         choices: list[list[int]] = logits[rows, ends.clamp(min=0)].argmax(-1).tolist()
         for row, chosen in zip(state.rows, choices, strict=True):
             row.learn(chosen, self.options.ngram)
+            row.ends = []
 
     def _read(self, row: _Row, history: Sequence[int]) -> None:
         size = self.options.ngram

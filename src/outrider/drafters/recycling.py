@@ -102,8 +102,6 @@ class TokenRecycling(Drafter):
 
     def propose(self, state: Stateless, context: Context, plan: Plan) -> Draft:
         del state
-        if not any(plan.max_depth):
-            return context.without_guesses(self.draws)
         source = _Successors(self.table, context, perturb=self.options.perturb)
         grown = _by_ranks(source, context, plan) if self.options.grow == "ranks" else _by_confidence(source, context, plan)
         return Draft(kept_part(*grown)[0], self.draws)

@@ -109,10 +109,10 @@ class _Searching(Drafter, ABC):
         return _State(num_rows=len(rows))
 
     def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
-        if not self.memory.is_active:
-            state.probe = None
-        elif any(plan.max_depth):  # a policy that does not draft does not pay for trials either
+        if self.memory.is_active:
             self._search(state, context)
+        else:
+            state.probe = None
         return self._draft(context, plan)
 
     def observe(self, state: _State, observation: Observation) -> None:

@@ -109,7 +109,7 @@ class DrafterForest(Forest):
         sampler = Sampler(rows, beams.vocab_size, beams.device)
         context = Context(beams.tokens, sampler, Noise(zeros, zeros), beams.device)
         nodes = most if self.drafter.shape is Shape.CHAIN else 8 * most
-        state.draft = self.drafter.propose(state.inner, context, Plan((most,) * count, (nodes,) * count))
+        state.draft = self.drafter.asked(state.inner, context, Plan((most,) * count, (nodes,) * count))
         return state.draft.tree
 
     def keep(self, state: _DrafterState, rows: Sequence[int], paths: Sequence[Sequence[int]], scores: Scores) -> _DrafterState:

@@ -9,7 +9,7 @@ stays in a ``Frame`` on the device; a note of each round's result goes to the ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.core.device_round import DeviceDrafter, Frame
 from outrider.core.interfaces import Policy
 from outrider.core.request import RequestState
-from outrider.models.attention.tree_tiles import Rows, Sights
+from outrider.models.attention.tree_tiles import Sights
 from outrider.models.gpu.chain import Seats
 from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder
@@ -84,10 +84,11 @@ class RoundGraph:
         nodes[:, :1] = frame.tokens.gather(1, frame.lengths[:, None] - 1)
         if graphs.drafter is not None and self.num_guesses:
             graphs.drafter.propose(frame, nodes)
-        target, places = graphs.target, graphs.seats.places(frame.batch_size)
-        rows = Rows((frame.lengths - 1).int(), places)
+        target, seats = graphs.target, graphs.seats
+        rows = seats.rows(frame.lengths - 1)
         sights = Sights(None, None) if trees is None else Sights(trees.words, trees.depths, 0, trees.paths)
-        step = target.step((frame.batch_size, nodes.shape[1]), rows, sights, num_slots=target.arena.capacity)
+        shape = (frame.batch_size, nodes.shape[1])
+        step = target.step(shape, rows, sights, num_slots=seats.num_slots(frame.batch_size))
         taps = () if graphs.drafter is None else graphs.drafter.taps
         logits, tapped = target.forward(nodes.clamp(min=0), step, taps=taps)
         before = frame.lengths - 1
@@ -95,7 +96,7 @@ class RoundGraph:
         ring, rounds = self.notes.ring, self.notes.rounds
         path = walk_and_commit(bests, nodes, frame, parents=self._parents, ring=ring, rounds=rounds)
         if trees is not None:
-            move_path(target.arena.block, places, path)
+            move_path(target.memory.block, rows, path)
         if graphs.drafter is not None and taps:
             features = torch.cat([tapped[tap] for tap in taps], -1)
             graphs.drafter.take(before, features, None if trees is None else path)
@@ -187,5 +188,5 @@ class RoundGraphs:
                 self._rounds[key] = RoundGraph(self, frame, num_guesses)
         return self._rounds[key]
 
-    def _versions(self) -> tuple[int, int]:
-        return self.target.arena.version, 0 if self.drafter is None else self.drafter.version
+    def _versions(self) -> tuple[Hashable, Hashable]:
+        return self.seats.version, None if self.drafter is None else self.drafter.version

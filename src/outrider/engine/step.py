@@ -107,7 +107,7 @@ class Engine:
         method, began = self.method, self._clock()
         context, plan = self._context(batch), self._plan(batch)
         planned = self._clock()  # a round is what a policy can compare; its own thinking comes and goes
-        draft = method.drafter.propose(batch.drafter_state, context, plan)
+        draft = method.drafter.asked(batch.drafter_state, context, plan)
         drafted = self._clock()
         taps = method.drafter.round_taps(batch.drafter_state)
         scores = self.target.score(draft.tree, batch.cache, taps=taps, resume=draft.resume)

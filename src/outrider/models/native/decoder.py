@@ -200,12 +200,14 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         batch_size, num_nodes = tree.batch_size, tree.num_nodes - start
         new = torch.zeros if tree.is_ragged else torch.empty  # what is padding is not computed
         logits = new(batch_size, num_nodes, self.vocab_size) if wanted.logits else None
-        tapped = {tap: new(batch_size, num_nodes, self.config.hidden_size) for tap in wanted.taps if tap >= wanted.first}
+        taps = [tap for tap in wanted.taps if tap >= wanted.first]
+        tapped = new(len(taps), batch_size, num_nodes, self.config.hidden_size) if taps else None
         call = self._pass(tree, cache, start, wanted)
-        call.give_taps(tapped)
+        if tapped is not None:
+            call.give_taps(taps, tapped)
         call.logits = None if logits is None else logits.data_ptr()
         self._call(byref(self._model.struct), byref(call))
-        return logits, {tap: states.to(self.dtype) for tap, states in tapped.items()}
+        return logits, {} if tapped is None else dict(zip(taps, tapped.to(self.dtype), strict=True))
 
     def _pass(self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted, *, ahead: int = 0) -> PassStruct:
         """The description of one call, on a cache that has room for it and ``ahead`` tokens more."""

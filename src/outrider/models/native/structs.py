@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from ctypes import POINTER, Array, Structure, addressof, c_float, c_int32, c_uint8, c_void_p
 
 import torch
@@ -80,10 +80,12 @@ class PassStruct(Structure):
         self._on = [(c_uint8 * route.num_layers)(*part) for part in (route.attention, route.mlp)]
         self.attention_on, self.mlp_on = map(addressof, self._on)
 
-    def give_taps(self, tapped: Mapping[int, Tensor]) -> None:
-        self._tap_layers = (c_int32 * len(tapped))(*tapped)
-        self._taps = (c_void_p * len(tapped))(*(states.data_ptr() for states in tapped.values()))
-        self.num_taps, self.tap_layers, self.taps = len(tapped), addressof(self._tap_layers), addressof(self._taps)
+    def give_taps(self, taps: Sequence[int], tapped: Tensor) -> None:
+        """``tapped`` [taps, B, N, H], contiguous, is where their states go."""
+        size = tapped[0].numel() * tapped.element_size()
+        self._tap_layers = (c_int32 * len(taps))(*taps)
+        self._taps = (c_void_p * len(taps))(*(tapped.data_ptr() + size * place for place in range(len(taps))))
+        self.num_taps, self.tap_layers, self.taps = len(taps), addressof(self._tap_layers), addressof(self._taps)
 
 
 class CutStruct(Structure):
