@@ -155,7 +155,7 @@ def test_what_is_served_is_the_mean_of_what_was_learned() -> None:
 
 
 def test_replay_mixes_in_what_was_served_long_ago() -> None:
-    """The latest four, and a sample of everything that does not forget: of every step's requests the wanted share is from it."""
+    """The latest four, and a sample of all that came; of every step the wanted share is from the sample."""
     settings = OnlineSettings(memory=4, reservoir=12, replay=0.25, batch_size=4, held_every=2, num_steps=3)
     online, seen = OnlineDraft(new_draft(), TARGET, settings), list[list[int]]()
     for turn in range(200):
