@@ -1,7 +1,7 @@
 // The same attention for up to sixteen queries of one key head at a time, with AMX tiles.
 //
 // Scores of all slots come from tiles with keys as they lie in the cache: [16 keys][16 queries], so everything up to the
-// weights is done with queries in the lanes, slot after slot, and a slot that a query does not see has weight zero. Values
+// result is done with queries in the lanes, slot after slot, and a slot that a query does not see has weight zero. Values
 // older than RECENT positions are blended by tiles of 32 slots; the rest, where a tree's slots are not in order of position,
 // one by one. What goes where depends on a query's position alone, so the result does not depend on the pass.
 #pragma once
@@ -42,35 +42,51 @@ static inline void transpose(__m512i* v) {
     }
 }
 
-// The values of one key head from slot `first` on, as tiles want them: [32 slots][16 dimensions][slot pair][dimension][2].
+// The values of one key head as they are blended: old ones for tiles, [32 slots][16 dimensions][dimension][slot], recent ones as floats.
 class PackedValues {
   public:
-    void pack(const bf16* values, int dim, int begin, int end) {
-        first = begin, width = dim;
-        if (end > begin && tiles.size() < size_t(end - begin) * dim + 32) tiles.resize(size_t(end - begin) * dim + 32);
+    void pack(const bf16* values, int head_dim, int begin, int end) {
+        first = begin, dim = head_dim;
+        if (end <= begin) return;
+        tiles.grow(size_t(end - begin) * dim);
         alignas(64) uint16_t low[32], high[32];
         for (int i = 0; i < 32; i++) low[i] = uint16_t(i / 2 + i % 2 * 32), high[i] = uint16_t(low[i] + 16);
         const __m512i lower = _mm512_load_si512(low), upper = _mm512_load_si512(high);
-        for (int slot = begin; slot < end; slot += 2)
+        for (int slot = begin; slot < end; slot += 32)
             for (int d = 0; d < dim; d += 32) {
-                const __m512i even = _mm512_loadu_si512(values + size_t(slot) * dim + d), odd = _mm512_loadu_si512(values + size_t(slot + 1) * dim + d);
-                bf16* to = at(slot / 32 * 32, d) + (slot % 32) * 16;
-                _mm512_storeu_si512(to, _mm512_permutex2var_epi16(even, lower, odd));
-                _mm512_storeu_si512(to + 512, _mm512_permutex2var_epi16(even, upper, odd));
+                __m512i left[16], right[16];
+                for (int pair = 0; pair < 16; pair++) {
+                    const bf16* at = values + size_t(slot + 2 * pair) * dim + d;
+                    const __m512i even = _mm512_loadu_si512(at), odd = _mm512_loadu_si512(at + dim);
+                    left[pair] = _mm512_permutex2var_epi16(even, lower, odd), right[pair] = _mm512_permutex2var_epi16(even, upper, odd);
+                }
+                put(tile(slot, d), left), put(tile(slot, d + 16), right);
             }
     }
-    bf16* at(int slot, int d) { return tiles.data() + size_t(slot - first) * width + d * 32; }
+    void unpack(const bf16* values, int begin, int end) {
+        first_float = begin;
+        if (end <= begin) return;
+        floats.grow(size_t(end - begin) * dim);
+        for (int i = 0; i < (end - begin) * dim; i += LANES) store(floats.data() + i, load(values + size_t(begin) * dim + i));
+    }
+    bf16* tile(int slot, int d) { return tiles.data() + size_t(slot - first) * dim + d * 32; }
+    const float* line(int slot) const { return floats.data() + size_t(slot - first_float) * dim; }
 
   private:
-    std::vector<bf16> tiles;
-    int first = 0, width = 0;
+    static void put(bf16* to, __m512i* block) {
+        transpose(block);
+        for (int d = 0; d < 16; d++) _mm512_storeu_si512(to + d * 32, block[d]);
+    }
+    Memory<bf16> tiles;
+    Memory<float> floats;
+    int first = 0, first_float = 0, dim = 0;
 };
 
 class QueryTile {
   public:
     Query query[QUERIES];
     int count = 0;
-    PackedValues values;  // of all slots below the largest `blended`
+    PackedValues values;  // old: below the largest `blended`; recent: from the smallest on
 
     void attend(int head_dim, float scale, float cap, Inputs<bf16>& out) {
         dim = head_dim;
@@ -81,37 +97,41 @@ class QueryTile {
         score(scale, cap);
         weigh(cap > 0 ? 1.0f : scale);
         blend_old();
-        for (int q = 0; q < count; q += 4) {
-            switch (std::min(4, count - q)) {
-                case 4: blend_recent<4>(q); break;
-                case 3: blend_recent<3>(q); break;
-                case 2: blend_recent<2>(q); break;
-                default: blend_recent<1>(q);
-            }
-        }
-        for (int q = 0; q < count; q++) {
-            const float inverse = 1.0f / total[q];
-            const auto line = out.line(query[q].row);
-            for (int d = 0; d < dim; d += LANES) line.put(query[q].column + d, load(sums_ + q * dim + d) * inverse);
-        }
+        blend_recent();
+        put(out);
     }
 
   private:
     void measure() {
         committed = query[0].past.committed;
-        last = 0, first = committed, old = 0;
+        last = 0, first = committed, old = 0, lowest = 1 << 30, latest = 0;
         for (int q = 0; q < count; q++) {
             const Past<bf16>& past = query[q].past;
             last = std::max(last, past.num_ancestors ? past.ancestors[past.num_ancestors - 1] + 1 : committed);
-            first = std::min(first, past.begin);
-            old = std::max(old, query[q].blended);
+            first = std::min(first, past.begin), latest = std::max(latest, past.begin);
+            old = std::max(old, query[q].blended), lowest = std::min(lowest, query[q].blended);
+            begins[q] = past.begin, limits[q] = query[q].blended;
         }
-        first = first / 32 * 32;
-        if (space.size() < size_t(up(last, 64)) * QUERIES + 16) space.resize(size_t(up(last, 64)) * QUERIES + 16);
-        weights = reinterpret_cast<float*>((uintptr_t(space.data()) + 63) & ~uintptr_t(63));
+        first = first / 32 * 32, lowest = std::max(lowest, first);
+        weights.grow(size_t(up(last, 64)) * QUERIES);
         seen.assign(last - committed, 0);
         for (int q = 0; q < count; q++)
             for (int i = 0; i < query[q].past.num_ancestors; i++) seen[query[q].past.ancestors[i] - committed] |= 1 << q;
+        branch.clear();
+        for (int slot = committed; slot < last; slot++)
+            if (seen[slot - committed]) branch.push_back(slot);
+    }
+    float* at(int slot) const { return weights.data() + size_t(slot) * QUERIES; }
+    __mmask16 who_sees(int slot) const { return _mm512_cmple_epi32_mask((__m512i)begins, _mm512_set1_epi32(slot)); }
+    static __m512i in_turn() {  // lane i of the lower half, then lane i of the upper
+        alignas(64) static constexpr uint16_t turns[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                           8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+        return _mm512_load_si512(turns);
+    }
+    // f(slot, who sees it) for slots that some of the queries see
+    template <class F> void masked(F f) const {
+        for (int slot = first; slot < std::min(latest, committed); slot++) f(slot, who_sees(slot));
+        for (int slot : branch) f(slot, __mmask16(seen[slot - committed]));
     }
     void pack_queries() {  // [dim / 2][query][2]
         __m512i block[QUERIES];
@@ -124,9 +144,11 @@ class QueryTile {
             for (int pair = 0; pair < 16; pair++) _mm512_store_si512(packed + (d / 2 + pair) * 32, block[pair]);
         }
     }
-    // weights[slot][query] = query . key; -inf where the key is not seen
+    // weights[slot][query] = query . key
     void score(float scale, float cap) {
         const bf16* keys = query[0].past.keys;
+        V found[4];  // each a chain of comparisons
+        for (V& one : found) one = splat(-1e30f);
         for (int slot = first; slot < last; slot += 64) {
             const int num = std::min(4, (last - slot + 15) / 16), step = dim * 2;
             _tile_zero(0);
@@ -134,68 +156,69 @@ class QueryTile {
             _tile_zero(2);
             _tile_zero(3);
             for (int d = 0; d < dim; d += 32) {
-                const bf16* at = keys + size_t(slot) * dim + d;
+                const bf16* key = keys + size_t(slot) * dim + d;
                 _tile_loadd(7, packed + d * QUERIES, 64);
-                _tile_loadd(4, at, step);
+                _tile_loadd(4, key, step);
                 _tile_dpbf16ps(0, 4, 7);
-                if (num > 1) { _tile_loadd(5, at + 16 * dim, step); _tile_dpbf16ps(1, 5, 7); }
-                if (num > 2) { _tile_loadd(6, at + 32 * dim, step); _tile_dpbf16ps(2, 6, 7); }
-                if (num > 3) { _tile_loadd(4, at + 48 * dim, step); _tile_dpbf16ps(3, 4, 7); }
+                if (num > 1) { _tile_loadd(5, key + 16 * dim, step); _tile_dpbf16ps(1, 5, 7); }
+                if (num > 2) { _tile_loadd(6, key + 32 * dim, step); _tile_dpbf16ps(2, 6, 7); }
+                if (num > 3) { _tile_loadd(4, key + 48 * dim, step); _tile_dpbf16ps(3, 4, 7); }
             }
-            float* to = weights + size_t(slot) * QUERIES;
-            _tile_stored(0, to, 64);
-            _tile_stored(1, to + 256, 64);
-            _tile_stored(2, to + 512, 64);
-            _tile_stored(3, to + 768, 64);
+            _tile_stored(0, at(slot), 64);
+            _tile_stored(1, at(slot + 16), 64);
+            _tile_stored(2, at(slot + 32), 64);
+            _tile_stored(3, at(slot + 48), 64);
+            written();
+            if (cap > 0)
+                for (int i = slot; i < std::min(slot + 64, last); i++) store(at(i), cap * tanh(scale * load(at(i)) / cap));
+            const int end = std::min(slot + 64, committed);
+            int i = std::max(slot, latest);
+            for (; i + 4 <= end; i += 4)
+                for (int j = 0; j < 4; j++) found[j] = max(found[j], load(at(i + j)));
+            for (; i < end; i++) found[0] = max(found[0], load(at(i)));
         }
-        written();
-        if (cap > 0)
-            for (int slot = first; slot < last; slot++) change(slot, [&](V s) { return cap * tanh(scale * s / cap); });
-        hide();
-        V found[4];  // each a chain of comparisons
-        for (V& one : found) one = splat(-1e30f);
-        const int whole = first + (committed - first) / 4 * 4;
-        for (int slot = first; slot < whole; slot += 4)
-            for (int i = 0; i < 4; i++) found[i] = max(found[i], load(weights + size_t(slot + i) * QUERIES));
-        for (int slot = whole; slot < committed; slot++) found[0] = max(found[0], load(weights + size_t(slot) * QUERIES));
-        for (int slot : branch) found[1] = max(found[1], load(weights + size_t(slot) * QUERIES));
-        most = max(max(found[0], found[1]), max(found[2], found[3]));
+        V most = max(max(found[0], found[1]), max(found[2], found[3]));
+        masked([&](int slot, __mmask16 who) { most = (V)_mm512_mask_max_ps((__m512)most, who, (__m512)most, (__m512)load(at(slot))); });
+        top = most;
     }
-    template <class F> void change(int slot, F f) { store(weights + size_t(slot) * QUERIES, f(load(weights + size_t(slot) * QUERIES))); }
-    void hide() {
-        I begins = {}, lane;
-        for (int q = 0; q < count; q++) begins[q] = query[q].past.begin;
-        for (int q = 0; q < QUERIES; q++) lane[q] = 1 << q;
-        int latest = 0;
-        for (int q = 0; q < count; q++) latest = std::max(latest, query[q].past.begin);
-        for (int slot = first; slot < std::min(latest, committed); slot++)
-            change(slot, [&](V s) { return select(begins <= slot, s, splat(-INFINITY)); });
-        branch.clear();
-        for (int slot = committed; slot < last; slot++) {
-            const int who = seen[slot - committed];
-            if (who) branch.push_back(slot);
-            change(slot, [&](V s) { return who ? select((lane & who) != 0, s, splat(-INFINITY)) : splat(0); });
-        }
-    }
+    // weights = e^(score - largest), 0 where the slot is not seen. What all queries leave to tiles is packed for them at once.
     void weigh(float scale) {
-        total = splat(0);
-        const V top = most * scale;
-        const auto soften = [&](int slot) {
-            const V weight = exp(load(weights + size_t(slot) * QUERIES) * scale - top);
-            store(weights + size_t(slot) * QUERIES, weight);
-            total += weight;
+        scale *= 1.44269504088896341f;
+        const V highest = top * scale;
+        V sum = splat(0);
+        const auto soften = [&](int slot) { return exp2(load(at(slot)) * scale - highest); };
+        const auto hidden = [&](int slot) { return (V)_mm512_maskz_mov_ps(who_sees(slot), (__m512)soften(slot)); };
+        const int whole = std::min(lowest, committed) / 32 * 32;
+        rows.grow(size_t(std::max(old - first, 0)) * QUERIES);
+        const auto pair = [&](int slot, V even, V odd) {
+            sum += even;
+            sum += odd;
+            pack_pair(slot, even, odd);
         };
-        for (int slot = first; slot < committed; slot++) soften(slot);
-        for (int slot : branch) soften(slot);
+        int slot = first;
+        for (; slot < std::min(latest, whole); slot += 2) pair(slot, hidden(slot), hidden(slot + 1));
+        for (; slot < whole; slot += 2) pair(slot, soften(slot), soften(slot + 1));
+        for (; slot < committed; slot++) {
+            const V weight = slot < latest ? hidden(slot) : soften(slot);
+            store(at(slot), weight);
+            sum += weight;
+        }
+        for (int slot = committed; slot < std::min(old, last); slot++)
+            if (!seen[slot - committed]) store(at(slot), splat(0));
+        for (int slot : branch) {
+            const V weight = (V)_mm512_maskz_mov_ps(__mmask16(seen[slot - committed]), (__m512)soften(slot));
+            store(at(slot), weight);
+            sum += weight;
+        }
+        total = sum;
+        for (slot = std::max(whole, first); slot < old; slot += 32) pack_weights(slot);
     }
-    // sums[query][dim] over the slots left to the tiles
+    // sums[dim][query] over the slots left to the tiles
     void blend_old() {
         if (old <= first) {
             memset(sums_, 0, size_t(QUERIES) * dim * 4);
             return;
         }
-        if (rows.size() < size_t(old - first) * QUERIES + 32) rows.resize(size_t(old - first) * QUERIES + 32);
-        for (int slot = first; slot < old; slot += 32) pack_weights(slot);
         written();
         for (int d = 0; d < dim; d += 64) {
             const bool is_wide = d + 32 < dim;
@@ -204,108 +227,79 @@ class QueryTile {
             _tile_zero(2);
             _tile_zero(3);
             for (int slot = first; slot < old; slot += 32) {
-                const bf16* from = values.at(slot, d);
+                const bf16* from = values.tile(slot, d);
                 _tile_loadd(4, rows.data() + size_t(slot - first) * QUERIES, 64);
                 _tile_loadd(5, from, 64);
-                _tile_dpbf16ps(0, 4, 5);
+                _tile_dpbf16ps(0, 5, 4);
                 _tile_loadd(6, from + 512, 64);
-                _tile_dpbf16ps(1, 4, 6);
+                _tile_dpbf16ps(1, 6, 4);
                 if (!is_wide) continue;
                 _tile_loadd(7, from + 1024, 64);
-                _tile_dpbf16ps(2, 4, 7);
+                _tile_dpbf16ps(2, 7, 4);
                 _tile_loadd(5, from + 1536, 64);
-                _tile_dpbf16ps(3, 4, 5);
+                _tile_dpbf16ps(3, 5, 4);
             }
-            _tile_stored(0, sums_ + d, dim * 4);
-            _tile_stored(1, sums_ + d + 16, dim * 4);
+            float* to = sums_ + d * QUERIES;
+            _tile_stored(0, to, 64);
+            _tile_stored(1, to + 256, 64);
             if (!is_wide) continue;
-            _tile_stored(2, sums_ + d + 32, dim * 4);
-            _tile_stored(3, sums_ + d + 48, dim * 4);
+            _tile_stored(2, to + 512, 64);
+            _tile_stored(3, to + 768, 64);
         }
         written();
     }
-    // Weights of 32 slots as rows of a tile, [query][slot]. A query that blends some of them itself has zeros there.
+    // Weights of 32 slots as a tile, [slot pair][query][2]
+    void pack_pair(int slot, V even, V odd) {
+        const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+        _mm512_storeu_si512(rows.data() + size_t(slot - first) * QUERIES, _mm512_permutexvar_epi16(in_turn(), both));
+    }
+    // What a query blends itself is zero there, and what it does not, here.
     void pack_weights(int slot) {
-        __m512i block[16];
-        I limit = {};
-        for (int q = 0; q < count; q++) limit[q] = query[q].blended;
-        alignas(64) uint16_t turns[32];
-        for (int i = 0; i < 32; i++) turns[i] = uint16_t(i / 2 + i % 2 * 16);
-        const __m512i in_turn = _mm512_load_si512(turns);
-        for (int s = 0; s < 16; s++) {
-            const __m512 even = (__m512)limited(slot + 2 * s, limit), odd = (__m512)limited(slot + 2 * s + 1, limit);
-            block[s] = _mm512_permutexvar_epi16(in_turn, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+        const __mmask16 is_old = _mm512_cmpgt_epi32_mask((__m512i)limits, _mm512_set1_epi32(slot));
+        for (int s = slot; s < slot + 32; s += 2) {
+            pack_pair(s, (V)_mm512_maskz_load_ps(is_old, at(s)), (V)_mm512_maskz_load_ps(is_old, at(s + 1)));
         }
-        transpose(block);
-        for (int q = 0; q < QUERIES; q++) _mm512_storeu_si512(rows.data() + size_t(slot - first) * QUERIES + q * 32, block[q]);
+        for (int s = std::max(slot, lowest); s < slot + 32; s++) _mm512_mask_store_ps(at(s), is_old, _mm512_setzero_ps());
     }
-    V limited(int slot, I limit) const { return select(limit > slot, load(weights + size_t(slot) * QUERIES), splat(0)); }
-
-    // Recent slots in order of position, on top of the sums of the old ones. Queries share what lies in order in the cache; heads
-    // of one node share the rest too.
-    template <int N> void blend_recent(int q) {
-        int begin = 0, end = last;
-        for (int n = 0; n < N; n++) {
-            const Query& one = query[q + n];
-            begin = std::max({begin, one.blended, one.past.begin});
-            end = std::min(end, in_order(one.past));
-        }
-        end = std::max(begin, end);
-        by_node<N>(q, 0, begin);
-        add_all<N>(q, begin, end, [](int slot) { return slot; });
-        by_node<N>(q, end, 1 << 30);
-    }
-    // Slots up to here are positions.
-    int in_order(const Past<bf16>& past) const {
-        if (past.origin > past.committed) return past.begin;
-        int end = past.committed;
-        for (int i = 0; i < past.num_ancestors && past.ancestors[i] == end; i++) end++;
-        return end;
-    }
-    // The positions [begin, end), as far as their queries blend them themselves
-    template <int N> void by_node(int q, int begin, int end) {
-        if (N == 4 && query[q].row == query[q + 3].row) return of_node<4>(q, begin, end);
-        for (int n = 0; n < N;) {
-            const bool is_pair = n + 1 < N && query[q + n].row == query[q + n + 1].row;
-            is_pair ? of_node<2>(q + n, begin, end) : of_node<1>(q + n, begin, end);
-            n += is_pair ? 2 : 1;
+    // Recent slots in order of position, on top of the sums of the old ones: a tree's slots come after their parents.
+    void blend_recent() {
+        for (int d = 0; d < dim; d += 16) {
+            V acc[16];
+            for (int i = 0; i < 16; i++) acc[i] = load(sums_ + (d + i) * QUERIES);
+            const auto add = [&](int slot) {
+                const V weight = load(at(slot));
+                const float* value = values.line(slot) + d;
+                for (int i = 0; i < 16; i++) acc[i] += weight * value[i];
+            };
+            for (int slot = lowest; slot < committed; slot++) add(slot);
+            for (int slot : branch)
+                if (slot >= lowest) add(slot);
+            for (int i = 0; i < 16; i++) store(sums_ + (d + i) * QUERIES, acc[i]);
         }
     }
-    template <int N> void of_node(int q, int begin, int end) {
-        const Past<bf16>& past = query[q].past;
-        begin = std::max({begin, query[q].blended, past.origin}) - past.origin;
-        add_all<N>(q, begin, std::min(end - past.origin, past.size()), [&](int i) { return past.slot(i); });
-    }
-    template <int N, class F> void add_all(int q, int begin, int end, F slot_of) {
-        for (int d = 0; d < dim && begin < end; d += 64) {
-            if (d + 32 < dim) add<N, 4>(q, d, begin, end, slot_of);
-            else add<N, 2>(q, d, begin, end, slot_of);
+    void put(Inputs<bf16>& out) {
+        const V inverse = 1.0f / total;
+        Inputs<bf16>::Line lines[QUERIES];
+        for (int q = 0; q < count; q++) lines[q] = out.line(query[q].row);
+        for (int d = 0; d < dim; d += 32) {
+            __m512i block[16];
+            for (int pair = 0; pair < 16; pair++) {
+                const float* from = sums_ + (d + 2 * pair) * QUERIES;
+                const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)(load(from + QUERIES) * inverse), (__m512)(load(from) * inverse));
+                block[pair] = _mm512_permutexvar_epi16(in_turn(), both);
+            }
+            transpose(block);
+            for (int q = 0; q < count; q++) _mm512_storeu_si512(lines[q].at(query[q].column + d), block[q]);
         }
-    }
-    template <int N, int C, class F> void add(int q, int d, int begin, int end, F slot_of) {
-        V acc[N][C];
-        float* sums = sums_ + q * dim + d;
-        for (int n = 0; n < N; n++)
-            for (int c = 0; c < C; c++) acc[n][c] = load(sums + n * dim + c * LANES);
-        for (int i = begin; i < end; i++) {
-            const int slot = slot_of(i);
-            const bf16* value = query[q].past.values + size_t(slot) * dim + d;
-            V part[C];
-            for (int c = 0; c < C; c++) part[c] = load(value + c * LANES);
-            for (int n = 0; n < N; n++)
-                for (int c = 0; c < C; c++) acc[n][c] += weights[size_t(slot) * QUERIES + q + n] * part[c];
-        }
-        for (int n = 0; n < N; n++)
-            for (int c = 0; c < C; c++) store(sums + n * dim + c * LANES, acc[n][c]);
     }
 
-    std::vector<float> space;
-    std::vector<bf16> rows;
+    Memory<float> weights;
+    Memory<bf16> rows;
     std::vector<int32_t> seen;    // [slot] bit of each query that sees it
     std::vector<int32_t> branch;  // uncommitted slots that any query sees
-    int dim = 0, committed = 0, first = 0, last = 0, old = 0;
-    float* weights = nullptr;
-    V most, total;
+    int dim = 0, committed = 0, first = 0, latest = 0, last = 0, old = 0, lowest = 0;
+    V top, total;
+    I begins = {}, limits = {};
     alignas(64) float sums_[QUERIES * MAX_DIM];
     alignas(64) bf16 packed[MAX_DIM * QUERIES];
 };

@@ -17,6 +17,7 @@ extern "C" struct Chain {
     const float* trust;           // [batch] or null: what beliefs are multiplied with
     float* beliefs;               // [batch][longest] where there is trust
     float floor;                  // a row ends when the product of trust x belief is below
+    float keep;                   // ... and without its last guess when it is below this
 };
 
 static void run(const Model& model, const Pass& pass) {
@@ -90,7 +91,7 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
                 const float belief = belief_in(fed[b], scores, model->vocab, temperature, key, least);
                 chain->beliefs[size_t(b) * chain->longest + step] = belief;
                 reach[b] *= std::min(1.0f, chain->trust[b] * belief);
-                if (reach[b] < chain->floor) chain->depths[b] = step + 1;
+                if (reach[b] < chain->floor) chain->depths[b] = step + (reach[b] >= chain->keep);
             }
             sizes[b] = step + 1 < chain->depths[b], going |= sizes[b] > 0;
         }

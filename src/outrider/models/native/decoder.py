@@ -76,6 +76,10 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         ]
 
     @property
+    def pads(self) -> bool:
+        return False
+
+    @property
     def has_own_threads(self) -> bool:
         return True
 

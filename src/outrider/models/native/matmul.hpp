@@ -43,6 +43,14 @@ template <class T> struct Blocks {
     }
 };
 
+// Something that can be done bit by bit while tiles are multiplied, which leaves the vector units idle: after every CHORE_INPUTS inputs.
+constexpr int CHORE_INPUTS = 128;
+struct Chore {
+    void (*do_some)(void*);
+    void* of;
+    void operator()() const { do_some(of); }
+};
+
 // Brings lines near: hint 3 into the first-level cache, 2 into the second. A function that does nothing else would be taken for one
 // that does nothing, and left out.
 template <int HINT> static inline void fetch(const void* from, int num_lines) {
@@ -67,9 +75,7 @@ template <class T> class Inputs {
   public:
     void reshape(int num_rows, int width) {
         rows = num_rows, columns = up(width, 32), stride = columns / 32 % 2 ? columns : columns + 32;
-        const size_t needed = size_t(up(num_rows, MOST_ROWS)) * stride * sizeof(T) + 64;
-        if (memory.size() < needed) memory.resize(needed);
-        data = reinterpret_cast<T*>((uintptr_t(memory.data()) + 63) & ~uintptr_t(63));
+        data = memory.grow(size_t(up(num_rows, MOST_ROWS)) * stride);
     }
     // Sixteen numbers from a column divisible by 16 on are neighbours.
     T* at(int row, int column) {
@@ -94,7 +100,7 @@ template <class T> class Inputs {
     int stride = 0;
 
   private:
-    std::vector<uint8_t> memory;
+    Memory<T> memory;
     T* data = nullptr;
     int rows = 0, columns = 0;
 };
@@ -224,39 +230,40 @@ class Space {
         return {memory[0], memory[1], 0};
     }
     static Space large(size_t block) {
-        static thread_local std::vector<bf16> memory;
-        if (memory.size() < 2 * block + 32) memory.resize(2 * block + 32);
-        bf16* begin = reinterpret_cast<bf16*>((uintptr_t(memory.data()) + 63) & ~uintptr_t(63));
+        static thread_local Memory<bf16> memory;
+        bf16* begin = memory.grow(2 * block);
         return {begin, begin + block, 512};
     }
 };
-// Two tiles of rows, `step` apart from those of the next step, times two blocks, `next` apart. fetch_weights(k, quarter) brings weights.
+// Two tiles of rows, `step` apart from those of the next step, times two blocks, `next` apart. fetch_weights(k, quarter) brings weights
+// from memory; what the next step needs comes from the second-level cache meanwhile.
 template <bool IS_PAIR, class W, class F>
 static inline void multiply_square(const bf16* x, int step, Blocks<W> w, size_t next, Space space, float* sums, int wide, F fetch_weights) {
     const W* at = w.at;
+    const auto bring = [&](int k, int quarter) {
+        fetch_weights(k, quarter);
+        fetch<3>(at + (quarter < 2 ? 0 : next) + 512 + quarter % 2 * 256, 4 * sizeof(W));
+        if (quarter < 2 || IS_PAIR) fetch<3>(x + step + quarter * 256, 8);
+    };
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int k = 0; k < w.width; k += 32, at += 512, x += step, space.at += space.step, space.next += space.step) {
-        fetch_weights(k, 0), fetch<3>(x + step, 8);
+        bring(k, 0);
         _tile_loadd(4, x, 64);
         _tile_loadd(6, tile_of(at, space.at), 64);
         _tile_dpbf16ps(0, 4, 6);
-        fetch_weights(k, 1), fetch<3>(x + step + 256, 8);
+        bring(k, 1);
         _tile_loadd(7, tile_of(at + next, space.next), 64);
         _tile_dpbf16ps(1, 4, 7);
-        fetch_weights(k, 2);
+        bring(k, 2);
         if (IS_PAIR) {
-            fetch<3>(x + step + 512, 8);
             _tile_loadd(5, x + 512, 64);
             _tile_dpbf16ps(2, 5, 6);
         }
-        fetch_weights(k, 3);
-        if (IS_PAIR) {
-            fetch<3>(x + step + 768, 8);
-            _tile_dpbf16ps(3, 5, 7);
-        }
+        bring(k, 3);
+        if (IS_PAIR) _tile_dpbf16ps(3, 5, 7);
     }
     _tile_stored(0, sums, wide * 4);
     _tile_stored(1, sums + BLOCK, wide * 4);
@@ -266,9 +273,13 @@ static inline void multiply_square(const bf16* x, int step, Blocks<W> w, size_t 
 }
 // More than 32 rows, in R tiles: two tiles times two blocks, then the rest with the same weights, which are near by then. Meanwhile
 // the next two blocks are fetched from memory, evenly.
-template <int R, class W> static void multiply_tall(const bf16* x, Blocks<W> w, size_t next, Blocks<W> then, float* sums, int wide) {
+template <int R, class W>
+static void multiply_tall(const bf16* x, Blocks<W> w, size_t next, Blocks<W> then, float* sums, int wide, Chore chore) {
     const W* ahead = then.at;
-    const auto even = [&](int k, int quarter) { fetch<2>(ahead + size_t(k) * BLOCK + quarter * 128, 2 * sizeof(W)); };
+    const auto even = [&](int k, int quarter) {
+        fetch<2>(ahead + size_t(k) * BLOCK + quarter * 128, 2 * sizeof(W));
+        if (quarter == 3 && k % CHORE_INPUTS == CHORE_INPUTS - 32) chore();
+    };
     const Space space = sizeof(W) == 1 ? Space::large(w.next()) : Space::small();
     multiply_square<true>(x, R * 512, w, next, space, sums, wide, even);
     ahead += w.next();
@@ -276,12 +287,13 @@ template <int R, class W> static void multiply_tall(const bf16* x, Blocks<W> w, 
     if constexpr (sizeof(W) == 1) multiply_square<R == 4>(x, R * 512, Blocks<bf16>{space.at, w.width}, next, space, sums, wide, even);
     else multiply_square<R == 4>(x, R * 512, w, next, space, sums, wide, even);
 }
-template <int B, class W> static void multiply_blocks(int rows, const bf16* x, Blocks<W> w, Blocks<W> then, float* sums, int wide) {
+template <int B, class W>
+static void multiply_blocks(int rows, const bf16* x, Blocks<W> w, Blocks<W> then, float* sums, int wide, Chore chore) {
     const size_t next = B > 1 ? w.next() : 0;
     shape_tiles(rows > 32 ? MOST_ROWS : rows);
     if (rows <= 16) return multiply_flat<B>(x, w, then, sums, wide);
-    if (rows > 48) return multiply_tall<4>(x, w, next, then, sums, wide);
-    if (rows > 32) return multiply_tall<3>(x, w, next, then, sums, wide);
+    if (rows > 48) return multiply_tall<4>(x, w, next, then, sums, wide, chore);
+    if (rows > 32) return multiply_tall<3>(x, w, next, then, sums, wide, chore);
     multiply_square<true>(x, 1024, w, next, Space::small(), sums, wide, [&](int k, int quarter) {
         fetch<2>(later(w, then, quarter / 2, k, AHEAD / 2) + quarter % 2 * 256, 4 * sizeof(W));
     });
@@ -290,26 +302,33 @@ template <int B, class W> static void multiply_blocks(int rows, const bf16* x, B
 static void release_tiles() {}
 #endif
 
+// Up to 64 rows; the stride between them matters to vectors only.
+template <class T> struct Group {
+    const T* at;
+    int stride;
+};
 // Blocks that are best multiplied together.
 template <class T> static int together(int rows) { return has_tiles<T> && rows > 16 ? 2 : GROUP; }
 
-// Up to 64 rows of x, a group of them, times `count` blocks of w. What is multiplied after them is fetched ahead.
-template <class T, class W> static void multiply_group(int rows, const T* x, int stride, Blocks<W> w, int count, Blocks<W> then, float* sums) {
+// Up to 64 rows of x, a group of them, times `count` blocks of w. What is multiplied after them is fetched ahead; some of the chore
+// may be done meanwhile.
+template <class T, class W>
+static void multiply_group(int rows, Group<T> x, Blocks<W> w, int count, Blocks<W> then, float* sums, Chore chore) {
     const int wide = together<T>(rows) * BLOCK;
 #if defined(__AMX_BF16__)
     if constexpr (has_tiles<T>) {
         switch (count) {
-            case 4: return multiply_blocks<4>(rows, x, w, then, sums, wide);
-            case 3: return multiply_blocks<3>(rows, x, w, then, sums, wide);
-            case 2: return multiply_blocks<2>(rows, x, w, then, sums, wide);
-            default: return multiply_blocks<1>(rows, x, w, then, sums, wide);
+            case 4: return multiply_blocks<4>(rows, x.at, w, then, sums, wide, chore);
+            case 3: return multiply_blocks<3>(rows, x.at, w, then, sums, wide, chore);
+            case 2: return multiply_blocks<2>(rows, x.at, w, then, sums, wide, chore);
+            default: return multiply_blocks<1>(rows, x.at, w, then, sums, wide, chore);
         }
     }
 #endif
     switch (count) {
-        case 4: return multiply_rows<4>(rows, x, stride, w.at, w.width, sums, wide);
-        case 3: return multiply_rows<3>(rows, x, stride, w.at, w.width, sums, wide);
-        case 2: return multiply_rows<2>(rows, x, stride, w.at, w.width, sums, wide);
-        default: return multiply_rows<1>(rows, x, stride, w.at, w.width, sums, wide);
+        case 4: return multiply_rows<4>(rows, x.at, x.stride, w.at, w.width, sums, wide);
+        case 3: return multiply_rows<3>(rows, x.at, x.stride, w.at, w.width, sums, wide);
+        case 2: return multiply_rows<2>(rows, x.at, x.stride, w.at, w.width, sums, wide);
+        default: return multiply_rows<1>(rows, x.at, x.stride, w.at, w.width, sums, wide);
     }
 }

@@ -30,6 +30,12 @@ struct Sums {  // of some rows and a few blocks: what a product found
     float* at;
     int rows, wide;
     float* operator()(int row) const { return at + row * wide; }
+    Sums part(int first, int count) const { return {at + first * wide, count, wide}; }
+};
+template <class T> struct Product {
+    const Matrix &w, &then;  // then: what is read next
+    Inputs<T>& x;
+    int rows;  // of x
 };
 
 template <class T> class Runner {
@@ -88,6 +94,9 @@ template <class T> class Runner {
 
     // Pieces 0 .. count - 1 of this phase: every thread has a run of them, and helps the others when it is done. Then all meet.
     template <class F> void share(int& phase, int count, F piece) {
+        share(phase, count, piece, [] {});
+    }
+    template <class F, class L> void share(int& phase, int count, F piece, L at_last) {
         const int num_threads = pool.size();
 #if defined(OUTRIDER_STAGES)
         const auto began = std::chrono::steady_clock::now();
@@ -99,38 +108,58 @@ template <class T> class Runner {
             const int size = count * (owner + 1) / num_threads - begin;
             for (int i; (i = taken[owner].fetch_add(1, std::memory_order_relaxed)) < size;) piece(begin + i);
         }
+        at_last();
         pool.meet(this_thread);
 #if defined(OUTRIDER_STAGES)
         if (this_thread == 0) spent += (std::chrono::steady_clock::now() - began).count();
 #endif
     }
-    // One piece is a few blocks of w for all rows: its weights are read from memory once. `then` is the matrix that is read next.
-    template <class F> void product(int& phase, const Matrix& w, const Matrix& then, Inputs<T>& x, F take) {
-        product(phase, w, then, x, int(rows.size()), take);
-    }
-    template <class F> void product(int& phase, const Matrix& w, const Matrix& then, Inputs<T>& x, int num_rows, F take) {
-        if constexpr (sizeof(T) == 2) {
-            if (w.scales) return product_of<int8_t>(phase, w, then, x, num_rows, take);
+    // Results that are written while the next are multiplied, a few rows at a time.
+    template <class F> struct Results {
+        const Product<T>& of;
+        const F& take;  // (row, from, count, sums)
+        Sums sums{};
+        int row = 0, from = 0, count = 0, done = 0, at_once = 4;
+        void write(int most) {
+            const int num = std::min(most, sums.rows - done);
+            if (num <= 0) return;
+            const Sums part = sums.part(done, num);
+            finish(of.w, from, count, part);
+            take(row + done, from, count, part);
+            done += num;
         }
-        product_of<T>(phase, w, then, x, num_rows, take);
+        static void write_some(void* results) { static_cast<Results*>(results)->write(static_cast<Results*>(results)->at_once); }
+    };
+    template <class F> void product(int& phase, const Product<T>& of, F take) {
+        if constexpr (sizeof(T) == 2) {
+            if (of.w.scales) return product_of<int8_t>(phase, of, take);
+        }
+        product_of<T>(phase, of, take);
     }
-    template <class W, class F> void product_of(int& phase, const Matrix& w, const Matrix& then, Inputs<T>& x, int num_rows, F take) {
-        const int step = together<T>(num_rows), count = up(w.num_blocks(), step) / step;
+    // One piece is a few blocks of w for all rows: its weights are read from memory once.
+    template <class W, class F> void product_of(int& phase, const Product<T>& of, const F& take) {
+        const Matrix& w = of.w;
+        const int step = together<T>(of.rows), count = up(w.num_blocks(), step) / step;
         const int last = count * (this_thread + 1) / pool.size() - 1;  // of this thread's own
-        const int begin_then = up(then.num_blocks(), step) / step * this_thread / pool.size() * step;
+        const int begin_then = up(of.then.num_blocks(), step) / step * this_thread / pool.size() * step;
+        alignas(64) float sums[2][MOST_ROWS * GROUP * BLOCK];
+        int turn = 0;
+        Results<F> results{of, take};
+        results.at_once = std::max(4, MOST_ROWS * CHORE_INPUTS / (2 * w.padded_in()));  // so that all are, in two goes over the inputs
         share(phase, count, [&](int piece) {
-            const int first = piece * step, from = first * BLOCK, num_blocks = std::min(step, w.num_blocks() - first);
-            const auto next = piece == last ? Blocks<W>::of(then, begin_then) : Blocks<W>::of(w, first + step);
-            alignas(64) float sums[MOST_ROWS * GROUP * BLOCK];
-            for (int row = 0; row < num_rows; row += MOST_ROWS) {
-                const int num = std::min(MOST_ROWS, num_rows - row), wide = together<T>(num) * BLOCK;
-                multiply_group(num, x.group(row), x.stride, Blocks<W>::of(w, first), num_blocks, next, sums);
-                const Sums found{sums, num, wide};
-                const int outputs = std::min(num_blocks * BLOCK, w.out - from);
-                finish(w, from, outputs, found);
-                take(row, from, outputs, found);
+            const int first = piece * step, num_blocks = std::min(step, w.num_blocks() - first);
+            const auto next = piece == last ? Blocks<W>::of(of.then, begin_then) : Blocks<W>::of(w, first + step);
+            for (int row = 0; row < of.rows; row += MOST_ROWS) {
+                const int num = std::min(MOST_ROWS, of.rows - row);
+                const Sums found{sums[turn ^= 1], num, together<T>(num) * BLOCK};
+                const Group<T> group{of.x.group(row), of.x.stride};
+                multiply_group(num, group, Blocks<W>::of(w, first), num_blocks, next, found.at, {results.write_some, &results});
+                results.write(MOST_ROWS);
+                results.sums = found, results.row = row, results.from = first * BLOCK, results.done = 0;
+                results.count = std::min(num_blocks * BLOCK, w.out - results.from);
+                if (num <= MOST_ROWS / 2) results.write(MOST_ROWS);  // so few are multiplied without a chore
             }
-        });
+        }, [&] { results.write(MOST_ROWS); });
     }
     static void finish(const Matrix& w, int from, int count, Sums sums) {
         for (int r = 0; r < sums.rows && (w.scales || w.bias); r++) {
@@ -212,7 +241,7 @@ template <class T> class Runner {
     void attention(int& phase, int index, int thread) {
         const LayerWeights& w = m.layer[index];
         norm(phase, w.attention_norm, b.narrow);
-        product(phase, w.qkv, w.out, b.narrow, [&](int row, int from, int count, Sums sums) {
+        product(phase, {w.qkv, w.out, b.narrow, int(rows.size())}, [&](int row, int from, int count, Sums sums) {
             for (int j = 0; j < count; j += BLOCK) {
                 float* to = heads_of((from + j) / per_head(), row) + (from + j) % per_head();
                 for (int r = 0; r < sums.rows; r++) store(to + size_t(r) * per_head(), load(sums(r) + j));
@@ -224,7 +253,7 @@ template <class T> class Runner {
             for (int r = first; r < std::min(first + CHUNK, int(rows.size())); r++) place(w, index, head, r);
         });
         look(phase, index, thread);
-        add_product(phase, w.out, w.gate_up, b.narrow, w.attention_post_norm);
+        add_product(phase, {w.out, w.gate_up, b.narrow, int(rows.size())}, w.attention_post_norm);
     }
     // Rotates the queries and the key of one head at one row, and writes key and value.
     void place(const LayerWeights& w, int index, int head, int r) {
@@ -268,11 +297,14 @@ template <class T> class Runner {
             const int head = piece / num_spans;
             const auto [begin, end] = spans[piece % num_spans];
             const Row& one = rows[tiles[begin].first];
-            int first = one.slot, old = 0;
+            int first = one.slot, old = 0, lowest = one.slot, last = 0;
             for (int r = tiles[begin].first; r < tiles[end - 1].second; r++) {
-                first = std::min(first, past_of(w, index, rows[r], head).begin), old = std::max(old, blended(rows[r]));
+                first = std::min(first, past_of(w, index, rows[r], head).begin), last = std::max(last, rows[r].slot + 1);
+                old = std::max(old, blended(rows[r])), lowest = std::min(lowest, blended(rows[r]));
             }
-            tile.values.pack(slot(index, 1, one.batch, head), dim, first / 32 * 32, old);
+            const T* values = slot(index, 1, one.batch, head);
+            tile.values.pack(values, dim, first / 32 * 32, old);
+            tile.values.unpack(values, std::max(lowest, first / 32 * 32), last);
             for (int t = begin; t < end; t++) {
                 tile.count = 0;
                 for (int r = tiles[t].first; r < tiles[t].second; r++) {
@@ -298,7 +330,7 @@ template <class T> class Runner {
     }
     void mlp(int& phase, const LayerWeights& w, const Matrix& then) {
         norm(phase, w.mlp_norm, b.narrow);
-        product(phase, w.gate_up, w.down, b.narrow, [&](int row, int from, int count, Sums sums) {
+        product(phase, {w.gate_up, w.down, b.narrow, int(rows.size())}, [&](int row, int from, int count, Sums sums) {
             for (int j = 0; j < count; j += 2 * BLOCK) {
                 T* to = b.gated.at(row, (from + j) / 2);
                 for (int r = 0; r < sums.rows; r++) {
@@ -308,7 +340,7 @@ template <class T> class Runner {
             if (from + count == w.gate_up.out)
                 for (int r = 0; r < sums.rows; r++) b.gated.clear(row + r, w.gate_up.out / 2);
         });
-        add_product(phase, w.down, then, b.gated, w.mlp_post_norm);
+        add_product(phase, {w.down, then, b.gated, int(rows.size())}, w.mlp_post_norm);
     }
     V activated(V x) const {
         if (m.activation == 0) return x * inverse(1.0f + exp(-x));
@@ -316,8 +348,8 @@ template <class T> class Runner {
         for (int i = 0; i < LANES; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
         return x;
     }
-    void add_product(int& phase, const Matrix& w, const Matrix& then, Inputs<T>& x, const float* post_norm) {
-        product(phase, w, then, x, [&](int row, int from, int count, Sums sums) {
+    void add_product(int& phase, const Product<T>& of, const float* post_norm) {
+        product(phase, of, [&](int row, int from, int count, Sums sums) {
             float* to = (post_norm ? b.wide.data() : b.residual.data()) + size_t(row) * m.hidden + from;
             for (int r = 0; r < sums.rows; r++, to += m.hidden) {
                 if (post_norm) memcpy(to, sums(r), size_t(count) * 4);
@@ -357,7 +389,7 @@ template <class T> class Runner {
         if (p.hidden) copy_out(phase, p.hidden);
         if (p.logits) {
             norm(phase, m.norm, b.last, &speaking);
-            product(phase, m.head, m.layers ? m.layer[0].qkv : m.head, b.last, int(speaking.size()), [&](int row, int from, int count, Sums sums) {
+            product(phase, {m.head, m.layers ? m.layer[0].qkv : m.head, b.last, int(speaking.size())}, [&](int row, int from, int count, Sums sums) {
                 for (int r = 0; r < sums.rows; r++) {
                     const Row& of = rows[speaking[row + r]];
                     float* to = p.logits + size_t(p.last_only ? of.batch : of.out) * m.vocab + from;

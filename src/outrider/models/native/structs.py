@@ -102,13 +102,15 @@ class ChainStruct(Structure):
         *((name, c_void_p) for name in ("depths", "temperatures", "seeds", "positions", "guesses", "cuts")),
         *((name, c_void_p) for name in ("trust", "beliefs")),
         ("floor", c_float),
+        ("keep", c_float),
     ]
 
     def give_doubt(self, doubt: Doubt | None) -> None:
         if doubt is None:
             return
         self._trust, self._beliefs = (c_float * len(doubt.trust))(*doubt.trust), (c_float * (len(doubt.trust) * self.longest))()
-        self.floor, self.trust, self.beliefs = doubt.floor, addressof(self._trust), addressof(self._beliefs)
+        self.trust, self.beliefs = addressof(self._trust), addressof(self._beliefs)
+        self.floor, self.keep = doubt.floor, doubt.keep
 
     def believed(self, depths: Sequence[int]) -> list[list[float]] | None:
         """How sure each row was of its guesses; None where nothing was doubted."""

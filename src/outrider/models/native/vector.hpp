@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <vector>
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -35,9 +36,13 @@ static inline float to_float(bf16 h) {
     return x;
 }
 static inline V load(const bf16* p) {
+#if defined(__AVX512F__)
+    return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16);
+#else
     H h;
     memcpy(&h, p, 32);
     return bits(__builtin_convertvector(h, U) << 16);
+#endif
 }
 static inline V load(const int8_t* p) {
 #if defined(__AVX512F__)
@@ -63,7 +68,13 @@ static inline void store(bf16* p, V v) {
 }
 
 static inline V select(I mask, V yes, V no) { return mask ? yes : no; }
-static inline V max(V a, V b) { return a > b ? a : b; }
+static inline V max(V a, V b) {
+#if defined(__AVX512F__)
+    return (V)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
 static inline float sum(V v) {  // a fixed tree of additions
     float x[LANES];
     store(x, v);
@@ -107,6 +118,14 @@ static inline V exp(V x) {
     return select(tiny, splat(0.0f), y * scale);
 #endif
 }
+#if defined(__AVX512F__)
+static inline V exp2(V x) {  // 2^x, whose x has been multiplied by 1 / ln 2 before; fewer steps, and almost as exact
+    const V n = (V)_mm512_roundscale_ps((__m512)x, 0), r = x - n;
+    V y = splat(1.3264727124e-03f);
+    for (float c : {9.6715126448e-03f, 5.5507337435e-02f, 2.4022242085e-01f, 6.9314697760e-01f, 1.0f}) y = y * r + c;
+    return (V)_mm512_scalef_ps((__m512)y, (__m512)n);
+}
+#endif
 static inline V inverse(V x) {  // 1 / x, or 0 for what is too large; a rough one improved once where there is one
 #if defined(__AVX512F__)
     const V rough = (V)_mm512_rcp14_ps((__m512)x);
@@ -146,3 +165,20 @@ static inline V sums(const V* v) {
     for (int i = 0; i < 2; i++) c[i] = halves<2>(b[2 * i], b[2 * i + 1]);
     return halves<1>(c[0], c[1]);
 }
+
+// Memory that begins with a cache line, or everything that is read from it would come from two at a time. It only grows.
+template <class T> class Memory {
+  public:
+    T* data() const { return begin; }
+    T* grow(size_t size) {
+        if (bytes.size() < size * sizeof(T) + 64) {
+            bytes.resize(size * sizeof(T) + 64);
+            begin = reinterpret_cast<T*>((uintptr_t(bytes.data()) + 63) & ~uintptr_t(63));
+        }
+        return begin;
+    }
+
+  private:
+    std::vector<uint8_t> bytes;
+    T* begin = nullptr;
+};
