@@ -31,7 +31,7 @@ from outrider.models.heads import load_head
 from outrider.models.heads.export import export_head
 from outrider.models.load import load_model
 
-THEIRS = {"eagle3": "eagle3", "eagle1": "eagle", "medusa": "medusa", "draft-model": "draft_model"}
+THEIRS = {"eagle3": "eagle3", "eagle1": "eagle", "medusa": "medusa", "draft-model": "draft_model", "dflash": "dflash"}
 """What vLLM calls our methods."""
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -90,9 +90,9 @@ def theirs(python: str, job: dict[str, Any]) -> Served:
     return Served(found["texts"], found["num_rounds"], found["by_place"])
 
 
-def write_heads(kind: str, folder: Path) -> None:
+def write_heads(heads: Path, folder: Path) -> None:
     target = load_model(bundled_path("target"), device="cpu", dtype="float32")
-    export_head(load_head(bundled_path(f"heads/{kind}"), target), folder, form="vllm", target_name=bundled_path("target"))
+    export_head(load_head(heads, target), folder, form="vllm", target_name=bundled_path("target"))
 
 
 def main() -> None:
@@ -103,7 +103,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=16, help="prompts of each kind")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("-K", type=int, default=4, help="guesses per round")
-    parser.add_argument("--methods", default=",".join(THEIRS))
+    parser.add_argument("--methods", default="eagle3,eagle1,medusa,draft-model", help=f"of {', '.join(THEIRS)}")
+    parser.add_argument(
+        "--heads", type=Path, help="folder of trained heads, a folder for each kind; the bundled ones if not given"
+    )
     arguments = parser.parse_args()
     length, max_tokens = arguments.K, arguments.max_tokens
     prompts = [prompt for kind in ("story", "chat") for prompt in held_prompts(arguments.prompts, kind, arguments.count)]
@@ -115,8 +118,10 @@ def main() -> None:
                 method = chain_of(llm, load_model(folder, device="cpu", dtype="float32"), length)
             else:
                 folder = exported
-                write_heads(name, Path(exported))
-                method = llm.compose(name, branching=",".join(["1"] * length), num_draft_tokens=length)
+                heads = arguments.heads / name if arguments.heads else Path(bundled_path(f"heads/{name}"))
+                write_heads(heads, Path(exported))
+                branching = ",".join(["1"] * length)
+                method = llm.compose(name, heads=str(heads), branching=branching, num_draft_tokens=length)
             speculative = {"method": THEIRS[name], "model": folder, "num_speculative_tokens": length}
             job = {"model": bundled_path("target"), "prompts": prompts, "max_tokens": max_tokens, "speculative": speculative}
             there = theirs(arguments.python, job)

@@ -1,4 +1,4 @@
-"""The other formats: MLP speculator, ReDrafter and P-EAGLE, exported, run through a restatement of their engines' maths.
+"""The other formats: MLP speculator, ReDrafter, P-EAGLE, DFlash, exported, run through a restatement of their engines' maths.
 
 As in test_head_export.py, the restatements use nothing of ours but the files, one place at a time.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_head_export import Restated, exported, norm
+from test_head_export import Restated, exported, norm, turned
 from test_heads import TARGET, TEXT, packed
 from tiny_heads import CHANGES, random_head, random_heads
 from torch import Tensor
@@ -120,6 +121,64 @@ def test_p_eagle_in_other_engines_maths(tmp_path: Path) -> None:
     again = load_head(tmp_path, TARGET)
     assert again.config.kind == "p-eagle" and again.config.num_depths is None
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in head.state_dict().items())
+
+
+def dflash_logits(t: dict[str, Tensor], c: dict[str, Any], features: Tensor) -> list[Tensor]:
+    """vLLM's way: keys and values of the fused features are in the cache of every layer before the block is asked."""
+    heads, shared, size, eps = (c[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"))
+
+    def entries(x: Tensor, p: str, position: int) -> tuple[Tensor, Tensor]:
+        key, value = (t[f"{p}self_attn.{name}_proj.weight"] @ x for name in "kv")
+        key = norm(key.view(shared, size), t[f"{p}self_attn.k_norm.weight"], eps)
+        return turned(key, position, c["rope_theta"]), value.view(shared, size)
+
+    fused = [norm(t["fc.weight"] @ feature, t["hidden_norm.weight"], eps) for feature in features[: PLACE + 1]]
+    tokens = [TEXT[PLACE + 1], *[c["dflash_config"]["mask_token_id"]] * (c["block_size"] - 1)]
+    states = [t["embed_tokens.weight"][token] for token in tokens]
+    for layer in range(c["num_hidden_layers"]):
+        p = f"layers.{layer}."
+        entering = [norm(state, t[f"{p}input_layernorm.weight"], eps) for state in states]
+        seen = [entries(x, p, at) for at, x in enumerate(fused)] + [
+            entries(x, p, PLACE + 1 + at) for at, x in enumerate(entering)
+        ]
+        for at, x in enumerate(entering):
+            query = norm((t[f"{p}self_attn.q_proj.weight"] @ x).view(heads, size), t[f"{p}self_attn.q_norm.weight"], eps)
+            query, out = turned(query, PLACE + 1 + at, c["rope_theta"]), []
+            for head in range(heads):
+                weights = torch.stack([query[head] @ key[head * shared // heads] for key, _ in seen]) / math.sqrt(size)
+                values = torch.stack([value[head * shared // heads] for _, value in seen])
+                out.append(weights.softmax(0) @ values)
+            state = states[at] + t[f"{p}self_attn.o_proj.weight"] @ torch.cat(out)
+            fed = norm(state, t[f"{p}post_attention_layernorm.weight"], eps)
+            gate, up = t[f"{p}mlp.gate_proj.weight"] @ fed, t[f"{p}mlp.up_proj.weight"] @ fed
+            states[at] = state + t[f"{p}mlp.down_proj.weight"] @ (gate * torch.sigmoid(gate) * up)
+    return [t["lm_head.weight"] @ norm(state, t["norm.weight"], eps) for state in states[1:]]
+
+
+def test_dflash_in_other_engines_maths(tmp_path: Path) -> None:
+    """All places of a block in one pass, after the features: each sees these and the whole block."""
+    head, t, config = exported("dflash", "vllm", tmp_path, taps=[1, 2])
+    assert config["architectures"] == ["DFlashDraftModel"] and config["block_size"] == 1 + DEPTHS
+    assert config["dflash_config"] == {"mask_token_id": 3, "target_layer_ids": [0, 1]}
+    batch = packed([TEXT], head.config.taps)
+    same(dflash_logits(t, config, batch.features[0]), ours(head, batch))
+    again = load_head(tmp_path, TARGET)
+    assert again.config.kind == "dflash" and again.config.num_depths == DEPTHS and again.config.taps == (1, 2)
+    assert again.config.mask_token == 3 and inspect_folder(tmp_path).problems == []
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in head.state_dict().items())
+    left = {name: tensor for name, tensor in t.items() if name not in ("embed_tokens.weight", "lm_head.weight")}
+    save_file(left, tmp_path / "model.safetensors")  # as public ones do
+    readout = t["lm_head.weight"]
+    public = load_head(tmp_path, TARGET, ends=Ends(t["embed_tokens.weight"], torch.ones(32), readout, tied=False))
+    assert torch.equal(public.state_dict()["lm_head.weight"], readout)
+    layer = {key: value for key, value in config.items() if key not in ("dflash_config", "block_size", "architectures")}
+    other = {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "transformer_layer_config": layer}
+    other |= {"block_size": 1 + DEPTHS, "aux_hidden_state_layer_ids": [1, 2], "mask_token_id": 3, "draft_vocab_size": 61}
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    nested = load_head(tmp_path, TARGET, ends=Ends(t["embed_tokens.weight"], torch.ones(32), readout, tied=False))
+    assert nested.config.taps == (1, 2) and nested.config.num_layers == 2 and nested.config.mask_token == 3
+    with pytest.raises(OptionError, match="train with others than 0"):
+        export_head(random_head("dflash", taps=[0, 2]), tmp_path, form="vllm")
 
 
 @pytest.mark.parametrize("kind", list(CHANGES))

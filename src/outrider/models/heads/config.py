@@ -28,6 +28,8 @@ class Kind:
     """Where ``config.json`` says how many depths there are; None for a head that is applied again and again."""
     has_layer: bool = False
     """There is a decoder layer, described as a Llama's."""
+    layer_type: str = "llama"
+    """Or as that of another family."""
     num_taps: int = 1
     is_stack: bool = False
     """There may be several such layers on top of each other."""
@@ -77,12 +79,14 @@ KINDS: Mapping[str, Kind] = {
         served_by="outrider, vLLM with parallel drafting (export vllm)",
     ),
     "dflash": Kind(
-        architectures=("DflashModel",),
+        architectures=("DflashModel", "DFlashDraftModel", "DFlashSpeculator"),
         model_type="dflash",
         counted_by="num_heads",
         has_layer=True,
+        layer_type="qwen3",
         num_taps=3,
         is_stack=True,
+        served_by="outrider, vLLM (export vllm)",
     ),
 }
 HEAD_KINDS = tuple(KINDS)
@@ -191,9 +195,13 @@ def _kind_of(raw: Mapping[str, Any], origin: str) -> str:
 def _read(raw: Mapping[str, Any], own: Mapping[str, Any], kind: str, num_layers: int) -> HeadConfig:
     if "transformer_layer_config" in raw:  # the speculators format nests the layer
         raw = {**raw["transformer_layer_config"], **{k: v for k, v in raw.items() if k != "transformer_layer_config"}}
+    if kind == "dflash" and "block_size" in raw:
+        raw = {**raw, **_dflash_keys(raw)}
     facts = KINDS[kind]
     has_layer = facts.has_layer or bool(own.get("prefix"))
-    layer = config_of({**raw, "model_type": raw.get("layer_type", "llama"), "num_hidden_layers": 1}) if has_layer else None
+    layer = (
+        config_of({**raw, "model_type": raw.get("layer_type", facts.layer_type), "num_hidden_layers": 1}) if has_layer else None
+    )
     layers = int(own.get("target_layers") or num_layers)
     taps = own.get("taps") or raw.get("eagle_aux_hidden_state_layer_ids") or (default_taps(kind, layers) if layers else ())
     hidden_size = int(raw["emb_dim"] if "emb_dim" in raw else raw["hidden_size"])
@@ -220,3 +228,13 @@ def _read(raw: Mapping[str, Any], own: Mapping[str, Any], kind: str, num_layers:
         signature=tuple(own.get("signature", ())),
         raw=dict(raw),
     )
+
+
+def _dflash_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What a public DFlash folder says in other words: a block counts the newest token, and the plain format counts layers by
+    their outputs; that of the speculators package by what enters them."""
+    nested: Mapping[str, Any] = raw.get("dflash_config") or {}
+    outputs: Sequence[int] = nested.get("target_layer_ids") or ()
+    taps = [layer + 1 for layer in outputs] or raw.get("aux_hidden_state_layer_ids")
+    mask = nested.get("mask_token_id", raw.get("mask_token_id"))
+    return {"num_heads": int(raw["block_size"]) - 1, "eagle_aux_hidden_state_layer_ids": taps, "mask_token_id": mask}

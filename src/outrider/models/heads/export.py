@@ -1,6 +1,7 @@
 """Heads as other engines read them.
 
-    vllm          EAGLE-3, EAGLE-1, P-EAGLE, Medusa, MLP speculator in vLLM's plain formats; SGLang reads the EAGLE-3 one too
+    vllm          EAGLE-3, EAGLE-1, P-EAGLE, DFlash, Medusa, MLP speculator in vLLM's plain formats; SGLang reads the EAGLE-3
+                  one too
     sglang        EAGLE-1 with the name and the bias SGLang wants
     speculators   EAGLE-3 in the format of the speculators package, which vLLM serves by itself
     apple         ReDrafter as Apple's recurrent drafting reads it; embedding and hidden states are the target's
@@ -25,7 +26,7 @@ from outrider.models.heads.config import default_taps
 from outrider.models.heads.head import Head
 
 FORMATS: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("eagle3", "eagle1", "p-eagle", "medusa", "mlp-speculator"),
+    "vllm": ("eagle3", "eagle1", "p-eagle", "dflash", "medusa", "mlp-speculator"),
     "sglang": ("eagle3", "eagle1"),
     "speculators": ("eagle3",),
     "apple": ("redrafter",),
@@ -57,6 +58,8 @@ def _parts(head: Head, form: str, target_name: str) -> tuple[dict[str, Any], dic
             return _whole_vocabulary(head, _redrafter_config(head)), _redrafter_tensors(state, head.config.num_blocks)
         case "eagle1":
             return _eagle1(head, form, raw, _only(state, "fc.", "layers.", "embed_tokens."))
+        case "dflash":
+            return _dflash_config(head, raw), _dflash_tensors(head, state)
         case _:
             return _eagle3(head, form, raw, state, target_name=target_name)
 
@@ -96,6 +99,35 @@ def _eagle3(
         mask = head.config.mask_token
         config |= {"num_hidden_layers": head.config.num_layers, "mask_token_id": mask, "ptd_token_id": mask, "pard_token": mask}
     return config, state
+
+
+def _dflash_config(head: Head, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A block counts the newest token; layers are counted by their outputs, so that the one entering layer i is i - 1."""
+    config = head.config
+    if 0 in config.taps:
+        raise OptionError(f"dflash heads that read layers {list(config.taps)} have no vllm format; train with others than 0")
+    assert config.layer is not None
+    own = ("num_heads", "mask_token_id", "draft_vocab_size", "outrider")
+    nested = {"mask_token_id": config.mask_token, "target_layer_ids": [tap - 1 for tap in config.taps]}
+    return {
+        **{key: value for key, value in raw.items() if key not in own},
+        "model_type": "qwen3",
+        "head_dim": config.layer.head_dim,  # or theirs would be 128
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": config.num_layers,
+        "num_target_layers": config.target_layers,
+        "block_size": 1 + (config.num_depths or 4),
+        "dflash_config": nested,
+        "tie_word_embeddings": False,
+    }
+
+
+def _dflash_tensors(head: Head, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Embedding and output matrix are written though they are the target's."""
+    kept = {name: tensor for name, tensor in state.items() if name != "d2t"}
+    if head.config.tied:
+        kept["lm_head.weight"] = kept["embed_tokens.weight"].clone()
+    return kept
 
 
 def _mlp_config(head: Head) -> dict[str, Any]:

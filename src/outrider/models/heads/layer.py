@@ -48,16 +48,24 @@ class HeadAttention(nn.Module):
         self.k_proj = nn.Linear(width, narrow, bias=config.qkv_bias)
         self.v_proj = nn.Linear(width, narrow, bias=config.qkv_bias)
         self.o_proj = nn.Linear(wide, config.hidden_size, bias=config.out_bias)
+        self.q_norm = Norm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = Norm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, attending: Attending) -> Tensor:
-        return self.o_proj(attending(self._heads(self.q_proj, x), *self.entries(x)).transpose(1, 2).flatten(2))
+        queries = _normed(self._heads(self.q_proj, x), self.q_norm)
+        return self.o_proj(attending(queries, *self.entries(x)).transpose(1, 2).flatten(2))
 
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, heads, N, D] of inputs [B, N, W]."""
-        return self._heads(self.k_proj, x), self._heads(self.v_proj, x)
+        return _normed(self._heads(self.k_proj, x), self.k_norm), self._heads(self.v_proj, x)
 
     def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
         return projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def _normed(heads: Tensor, norm: Norm | None) -> Tensor:
+    """Each head scaled by itself, where the layer is of that kind (Qwen3)."""
+    return heads if norm is None else norm(heads)
 
 
 class HeadMlp(nn.Module):
