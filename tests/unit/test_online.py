@@ -109,9 +109,10 @@ def test_sampled_drafts_are_exchanged_too() -> None:
 
 def test_a_draft_that_gets_worse_is_not_swapped_in() -> None:
     """A learning rate that ruins it: the gate holds, and the copy begins again."""
-    online = OnlineDraft(
-        new_draft(), TARGET, OnlineSettings(update_every=10, held_every=2, learning_rate=30.0, margin=0.3, patience=1)
+    settings = OnlineSettings(
+        update_every=10, held_every=2, learning_rate=30.0, margin=0.3, patience=1, prompts=False, replay=0
     )
+    online = OnlineDraft(new_draft(), TARGET, settings)
     engine = Engine(TARGET, method_with(tiny_model(0.5)))
     for row in serve(engine, requests(12, 0.0)):
         online.observe(row.request.prompt_ids, row.output_ids, row.origins)
@@ -132,10 +133,12 @@ def test_only_rejected_places_count() -> None:
     assert len(online._memory) == 1 and online.maybe_update() is None
 
 
-def test_prompts_may_count_too() -> None:
-    online = OnlineDraft(new_draft(), TARGET, OnlineSettings(update_every=10, prompts=True))
-    online.observe([1, 2, 3], [4, 5], [Origin.ACCEPTED, Origin.RECOVERED])
-    assert online._packed(list(online._memory)).supervised.nonzero()[:, 1].tolist() == [0, 1, 2, 3, 4]
+def test_prompts_count_too_unless_told_otherwise() -> None:
+    for prompts, places in ((True, [0, 1, 2, 3, 4]), (False, [3, 4])):
+        online = OnlineDraft(new_draft(), TARGET, OnlineSettings(update_every=10, prompts=prompts))
+        online.observe([1, 2, 3], [4, 5], [Origin.ACCEPTED, Origin.RECOVERED])
+        assert online._packed(list(online._memory)).supervised.nonzero()[:, 1].tolist() == places
+    assert OnlineSettings().prompts
 
 
 def test_what_is_served_is_the_mean_of_what_was_learned() -> None:

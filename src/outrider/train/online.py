@@ -67,9 +67,10 @@ class OnlineSettings:
     loss: str = "forward"
     rejected_only: bool = False
     """Learn only where guesses were rejected. At the learning rates tried that unlearns more than it teaches (docs/log.md)."""
-    prompts: bool = False
-    """Learn at the prompts' places too, whose laws the target has as well."""
-    replay: float = 0.0
+    prompts: bool = True
+    """Learn at the prompts' places too, whose laws the target has as well: from answers alone too little is learned to pass
+    the gate (docs/train.md)."""
+    replay: float = 0.25
     """Share of the requests of a step that is drawn from all that was ever served instead of from the latest."""
     reservoir: int = 1024
     """Size of the sample that stands for all that was ever served."""
