@@ -30,11 +30,13 @@ from outrider.bench.runner import decode
 from outrider.bench.settings import Setting
 from outrider.core.params import SamplingParams
 from outrider.core.tree import TokenTree
+from outrider.models.native import ready_to_measure
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cpu_models import make_models
 
 WIDTHS = (1, 5, 16, 64)
+TREES = (16, 64)
 CONTEXT = 192
 STORIES = (
     "Once upon a time, there was a little fox who lived in a forest. The fox had a red ball and liked to play with it. ",
@@ -50,18 +52,20 @@ SETTINGS = {
 }
 
 
-def pass_costs(llm: LLM, *, rounds: int) -> dict[int, float]:
-    """Median milliseconds of a pass over a chain of each width, in turns."""
+def pass_costs(llm: LLM, *, rounds: int) -> dict[str, float]:
+    """Median milliseconds of a pass over a chain or a binary tree of each width, in turns."""
     target, cache = llm.target, llm.target.new_cache(1)
     target.prefill([[5 + i % 900 for i in range(CONTEXT)]], cache)
-    trees = {width: TokenTree.chain(torch.randint(5, 900, (1, width))) for width in WIDTHS}
-    times: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    tokens = torch.randint(5, 900, (max(WIDTHS),)).tolist()
+    trees = {str(width): TokenTree.chain(torch.tensor([tokens[:width]])) for width in WIDTHS}
+    trees |= {f"{n} in a tree": TokenTree.of_rows([(tokens[:n], [(i - 1) // 2 for i in range(n)])]) for n in TREES}
+    times: dict[str, list[float]] = {name: [] for name in trees}
     for _ in range(rounds + 2):
-        for width, tree in trees.items():
+        for name, tree in trees.items():
             began = time.perf_counter()
             target.score(tree, cache)
-            times[width].append(1e3 * (time.perf_counter() - began))
-    return {width: statistics.median(seen[2:]) for width, seen in times.items()}
+            times[name].append(1e3 * (time.perf_counter() - began))
+    return {name: statistics.median(seen[2:]) for name, seen in times.items()}
 
 
 def prompts_of(llm: LLM) -> list[list[int]]:
@@ -94,15 +98,16 @@ def own_methods(llm: LLM, *, rounds: int, max_tokens: int) -> dict[str, dict[str
 
 def measure(size: str, folders: dict[str, Path], args: argparse.Namespace) -> dict[str, Any]:
     model, draft = str(folders[size]), str(folders[f"{size}-draft"])
+    ready_to_measure()
     llm = LLM(model, draft=draft, dtype=args.dtype)
     num_bytes = (folders[size] / "model.safetensors").stat().st_size * (2 if args.dtype == "float32" else 1)
     costs = pass_costs(llm, rounds=args.rounds * 4)
     bandwidth = read_speed(num_bytes, llm.target.device) / 1e9
-    share = num_bytes / costs[1] / 1e6 / bandwidth
+    share = num_bytes / costs["1"] / 1e6 / bandwidth
     print(f"\n{size}, {args.dtype}: {num_bytes / 1e6:.0f} MB, memory reads {bandwidth:.1f} GB/s, context {CONTEXT}")
     print(
         "pass, ms:  "
-        + "   ".join(f"{w} nodes {ms:.2f} ({ms / costs[1]:.2f}x)" for w, ms in costs.items())
+        + "   ".join(f"nodes {w}: {ms:.2f} ({ms / costs['1']:.2f}x)" for w, ms in costs.items())
         + f"   {share:.0%} of bandwidth"
     )
     own = own_methods(llm, rounds=args.rounds, max_tokens=args.max_tokens)

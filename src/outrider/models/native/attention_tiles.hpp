@@ -183,7 +183,7 @@ class QueryTile {
     }
     // weights = e^(score - largest), 0 where the slot is not seen. What all queries leave to tiles is packed for them at once.
     void weigh(float scale) {
-        scale *= 1.44269504088896341f;
+        scale *= LOG2_E;
         const V highest = top * scale;
         V sum = splat(0);
         const auto soften = [&](int slot) { return exp2(load(at(slot)) * scale - highest); };

@@ -44,7 +44,7 @@ template <class T> struct Blocks {
 };
 
 // Something that can be done bit by bit while tiles are multiplied, which leaves the vector units idle: after every CHORE_INPUTS inputs.
-constexpr int CHORE_INPUTS = 128;
+constexpr int CHORE_INPUTS = 512;
 struct Chore {
     void (*do_some)(void*);
     void* of;

@@ -119,7 +119,7 @@ template <class T> class Runner {
         const Product<T>& of;
         const F& take;  // (row, from, count, sums)
         Sums sums{};
-        int row = 0, from = 0, count = 0, done = 0, at_once = 4;
+        int row = 0, from = 0, count = 0, done = 0, at_once = 16;
         void write(int most) {
             const int num = std::min(most, sums.rows - done);
             if (num <= 0) return;
@@ -145,7 +145,7 @@ template <class T> class Runner {
         alignas(64) float sums[2][MOST_ROWS * GROUP * BLOCK];
         int turn = 0;
         Results<F> results{of, take};
-        results.at_once = std::max(4, MOST_ROWS * CHORE_INPUTS / (2 * w.padded_in()));  // so that all are, in two goes over the inputs
+        results.at_once = std::max(16, MOST_ROWS * CHORE_INPUTS / (2 * w.padded_in()));  // so that all are, in two goes over the inputs
         share(phase, count, [&](int piece) {
             const int first = piece * step, num_blocks = std::min(step, w.num_blocks() - first);
             const auto next = piece == last ? Blocks<W>::of(of.then, begin_then) : Blocks<W>::of(w, first + step);
@@ -342,8 +342,14 @@ template <class T> class Runner {
         });
         add_product(phase, {w.down, then, b.gated, int(rows.size())}, w.mlp_post_norm);
     }
+    static V exp_of_minus(V x) {
+#if defined(__AVX512F__)
+        if constexpr (sizeof(T) == 2) return exp2((V)_mm512_min_ps((__m512)(x * -LOG2_E), _mm512_set1_ps(126.0f)));
+#endif
+        return exp(-x);
+    }
     V activated(V x) const {
-        if (m.activation == 0) return x * inverse(1.0f + exp(-x));
+        if (m.activation == 0) return x * inverse(1.0f + exp_of_minus(x));
         if (m.activation == 1) return 0.5f * x * (1.0f + tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
         for (int i = 0; i < LANES; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
         return x;

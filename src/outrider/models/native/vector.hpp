@@ -15,6 +15,7 @@ typedef uint16_t H __attribute__((vector_size(32)));
 typedef uint16_t bf16;
 
 constexpr int LANES = 16;
+constexpr float LOG2_E = 1.44269504088896341f;  // e^x = 2^(x LOG2_E)
 
 static inline V load(const float* p) { V v; memcpy(&v, p, 64); return v; }
 static inline void store(float* p, V v) { memcpy(p, &v, 64); }
@@ -94,7 +95,7 @@ static inline float largest(V v) {
 static inline V exp(V x) {
 #if defined(__AVX512F__)
     const __mmask16 is_kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
-    const V n = (V)_mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), 0);
+    const V n = (V)_mm512_roundscale_ps((__m512)(x * LOG2_E), 0);
     const V r = x - n * 0.693359375f + n * 2.12194440e-4f;
     V y = splat(1.9875691500e-4f);
     for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f, 1.0f, 1.0f}) y = y * r + c;
@@ -103,7 +104,7 @@ static inline V exp(V x) {
     const V low = splat(-87.0f), high = splat(88.0f);
     I tiny = x < low;
     x = select(x > high, high, select(tiny, low, x));
-    V n = x * 1.44269504088896341f + splat(12582912.0f);
+    V n = x * LOG2_E + splat(12582912.0f);
     I k = (I)(bits(n) - bits(splat(12582912.0f)));
     n = n - splat(12582912.0f);
     V r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -119,7 +120,7 @@ static inline V exp(V x) {
 #endif
 }
 #if defined(__AVX512F__)
-static inline V exp2(V x) {  // 2^x, whose x has been multiplied by 1 / ln 2 before; fewer steps, and almost as exact
+static inline V exp2(V x) {  // to two units in the last place, in fewer steps: for what becomes bfloat16
     const V n = (V)_mm512_roundscale_ps((__m512)x, 0), r = x - n;
     V y = splat(1.3264727124e-03f);
     for (float c : {9.6715126448e-03f, 5.5507337435e-02f, 2.4022242085e-01f, 6.9314697760e-01f, 1.0f}) y = y * r + c;
