@@ -35,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_two(command: list[str]) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "outrider", *command]
-    done = subprocess.run(program, check=False, env=env, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(program, check=False, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("tokens per pass") == 1  # only the first process speaks
 

@@ -10,6 +10,8 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import accumulate, product
+from operator import mul
 
 import pytest
 import torch
@@ -213,37 +215,52 @@ def _lengths(depths: list[int], doubt: Doubt | None = None) -> Plan:
     return Plan(tuple(depths), tuple(depths), doubt=doubt)
 
 
+def _ends(beliefs: list[list[float]], most: list[int], doubt: Doubt) -> list[int]:
+    """Guesses of each row, by the two sentences of ``Doubt``."""
+    hopes = [list(accumulate((min(1.0, t * belief) for belief in row), mul)) for row, t in zip(beliefs, doubt.trust)]
+    depths = list(most)
+    for step in range(max(most)):
+        alive = [row for row, depth in enumerate(depths) if depth > step]
+        for row in alive:
+            if hopes[row][step] < doubt.place:
+                depths[row] = step
+        going = [row for row in alive if depths[row] > step + 1]
+        if sum(hopes[row][step] for row in going) < doubt.level + doubt.place * len(going):
+            for row in going:
+                depths[row] = step + 1
+    return depths
+
+
 def test_a_chain_ends_where_it_is_doubted(library) -> None:
-    """Beliefs are shares of the ranking's softmax, cuts included; a row ends with the guess that makes its product too low."""
+    """Beliefs are shares of the ranking's softmax, cuts included; drafts end where ``Doubt`` says."""
     config = config_named("heads of 32")
     model = NativeDecoder(library, config, random_weights(config, dtype=torch.float32, seed=6))
     rows, temperatures, trust = [[3, 1, 4], [9], [2, 6], [5]], [0.0, 0.8, 1.0, 1.3], (1.0, 0.9, 2.0, 1.0)
-    cuts = [Cut(), Cut(), Cut(top_k=5), Cut(top_p=0.5)]
+    cuts, most = [Cut(), Cut(), Cut(top_k=5), Cut(top_p=0.5)], [6, 6, 6, 0]
     noise = Noise(torch.tensor([11, 12, 13, 14]), torch.tensor([4, 0, 9, 2]))
-    tempering, whole = Tempering(temperatures, cuts), _lengths([6, 6, 6, 0])
-    free = model.guess(rows, model.new_cache(4), plan=whole, tempering=tempering, noise=noise)
-    assert free.beliefs is None and list(free.depths) == [6, 6, 6, 0]
-    lengths = set()
-    for floor in (0.0, 0.01, 0.1, 0.9):
-        cache = model.new_cache(4)
-        plan = _lengths([6, 6, 6, 0], Doubt(floor, trust))
-        tokens, depths, beliefs = model.guess(rows, cache, plan=plan, tempering=tempering, noise=noise)
-        assert beliefs is not None and cache.lengths == [len(row) + max(0, depth - 1) for row, depth in zip(rows, depths)]
+    tempering = Tempering(temperatures, cuts)
+    free = model.guess(rows, model.new_cache(4), plan=_lengths(most), tempering=tempering, noise=noise)
+    assert free.beliefs is None and list(free.depths) == most
+    expected: list[list[float]] = [[] for _ in rows]
+    for row, step in product(range(3), range(6)):
+        text = torch.tensor([[*rows[row], *free.tokens[row, :step].tolist()]])
+        logits = model.score(TokenTree.chain(text), model.new_cache(1)).logits[0, -1]
+        gumbel = noise.target_gumbel(torch.full((4, 1), step), VOCAB)[row, 0]
+        law = top_k(logits[None, None], torch.tensor([[[min(cuts[row].top_k or VOCAB, VOCAB)]]]))
+        ranks = law[0, 0] + temperatures[row] * gumbel
+        expected[row].append(ranks.softmax(-1)[free.tokens[row, step]].item())
+    seen = set()
+    for level, place in product((0.0, 0.03, 0.3, 0.9, 3.0), (0.0, 0.01, 0.1, 0.5)):
+        cache, doubt = model.new_cache(4), Doubt(level, place, trust)
+        tokens, depths, beliefs = model.guess(rows, cache, plan=_lengths(most, doubt), tempering=tempering, noise=noise)
+        assert list(depths) == _ends(expected, most, doubt)
+        assert cache.lengths == [len(row) + max(0, depth - 1) for row, depth in zip(rows, depths)]
+        assert beliefs is not None
         for row, depth in enumerate(depths):
             assert tokens[row, :depth].tolist() == free.tokens[row, :depth].tolist()
-            reach = 1.0
-            for step in range(depth):
-                assert reach >= floor, "nothing is guessed below the floor"
-                text = torch.tensor([[*rows[row], *tokens[row, :step].tolist()]])
-                logits = model.score(TokenTree.chain(text), model.new_cache(1)).logits[0, -1]
-                gumbel = noise.target_gumbel(torch.full((4, 1), step), VOCAB)[row, 0]
-                law = top_k(logits[None, None], torch.tensor([[[min(cuts[row].top_k or VOCAB, VOCAB)]]]))
-                ranks = law[0, 0] + temperatures[row] * gumbel
-                assert beliefs[row][step] == pytest.approx(ranks.softmax(-1)[tokens[row, step]].item(), rel=1e-4)
-                reach *= min(1.0, trust[row] * beliefs[row][step])
-            assert depth == whole.max_depth[row] or reach < floor
-        lengths.add(tuple(depths))
-    assert len(lengths) >= 3, "the floor decides"
+            assert beliefs[row] == pytest.approx(expected[row][:depth], rel=1e-4)
+        seen.add(tuple(depths))
+    assert len(seen) >= 5 and any(0 in depths[:3] for depths in seen), "both prices decide"
 
 
 def test_guesses_are_those_made_one_by_one(library) -> None:

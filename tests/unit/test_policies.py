@@ -306,7 +306,7 @@ def _doubting(policy: Policy, boast: float, num_rounds: int) -> tuple[list[int],
         length = len(chances)
         if plan.doubt is not None:
             reaches = accumulate((min(1.0, plan.doubt.trust[0] * belief) for belief in beliefs), mul)
-            length = next((k + 1 for k, reach in enumerate(reaches) if reach < plan.doubt.floor), length)
+            length = next((k + 1 for k, reach in enumerate(reaches) if reach < plan.doubt.level + plan.doubt.place), length)
         accepted = next((k for k in range(length) if rng.random() >= chances[k]), length)
         told = None if plan.doubt is None else [beliefs[:length]]
         policy.update(state, observation([length], [accepted], draft_seconds=0.1 * length, plan=plan, beliefs=told))
@@ -322,14 +322,20 @@ def test_drafts_end_where_they_are_doubted_and_beat_every_fixed_length(boast: fl
     fixed = max((1 - 0.625 ** (k + 1)) / (1 - 0.625) / (1 + 0.1 * k) for k in range(17))
     assert speed >= 1.03 * fixed, (speed, fixed)
     assert len(set(lengths[1000:])) > 4, "long where it is sure, short where it is not"
-    assert plan.doubt is not None and 0.05 < plan.doubt.floor < 0.4
+    assert plan.doubt is not None and 0.05 < plan.doubt.level + plan.doubt.place < 0.4
     assert plan.doubt.trust[0] == pytest.approx(1.0 if boast == 1.0 else 0.8, abs=0.15), "boasting is seen through"
 
 
-def test_the_floor_is_the_price_of_a_guess() -> None:
-    outlook = Outlook(tokens=[1.0, 1.6, 2.0], seconds=[1.0, 1.1, 1.25], by_depth=[1.0, 1.1, 1.25], per_guess=0.12)
-    assert outlook.floor(2) == pytest.approx(0.12 * 2.0 / 1.25)
-    assert replace(outlook, per_guess=9.0).floor(2) == 0.5, "no price ends every draft"
+def test_doubt_asks_for_the_price_of_a_guess() -> None:
+    outlook = Outlook([1.0, 1.6, 2.0], [1.0, 1.1, 1.25], [0.0, 0.1, 0.2], [1.0, 1.0, 1.05], per_guess=0.1, per_place=0.02)
+    alone, padded = (outlook.doubt(2, (1.0,), padded=padded) for padded in (False, True))
+    assert alone.level == pytest.approx(0.1 * 2.0 / 1.25) and alone.place == pytest.approx(0.02 * 2.0 / 1.25)
+    assert padded.level == pytest.approx(0.12 * 2.0 / 1.25) and padded.place == 0.0
+    dear = replace(outlook, per_guess=9.0, per_place=0.1).doubt(2, (1.0,), padded=False)
+    assert dear.level + dear.place == 0.5, "no price ends every draft"
+    several = replace(outlook, tokens=[4.0, 6.4, 8.0]).doubt(2, (1.0,) * 4, padded=False)
+    assert several.level == pytest.approx(4 * alone.level), "drafting for four rows is paid by four"
+    assert several.place == pytest.approx(alone.place), "a wider pass has a place for each of them"
 
 
 def test_one_guess_more_is_priced_by_all_lengths() -> None:
@@ -338,10 +344,34 @@ def test_one_guess_more_is_priced_by_all_lengths() -> None:
     for length in (1, 2, 3, 4, 5, 6):
         for _ in range(20):
             costs.record(Timing(length, 0.1 + 0.1 * length, 1.0 + 0.02 * length))
-    assert costs.per_guess == pytest.approx(0.12, rel=0.1)
+    assert costs.per_guess == pytest.approx(0.1, rel=0.1) and costs.per_place == pytest.approx(0.02, rel=0.1)
     for _ in range(3):
         costs.record(Timing(8, 0.9, 9.0))
-    assert costs.per_guess <= 0.25
+    assert costs.per_guess + costs.per_place <= 0.25
+
+
+def test_a_pass_that_does_not_pad_is_priced_by_its_mean_row() -> None:
+    """Eight rows: drafts of up to four guesses that leave most rows short cost what their nodes cost."""
+    costs = BatchCosts(8)
+    for _ in range(30):
+        costs.record(Timing(4, 0.4, 1.0 + 0.3, mean_length=1.1), Timing(4, 0.4, 1.0 + 0.9, mean_length=2.8))
+        costs.record(Timing(1, 0.1, 1.0 + 0.3, mean_length=0.2), Timing(0, 0.01, 1.0, asked=False, mean_length=0.0))
+    assert costs.rest.at(1) == pytest.approx(1.3, rel=0.02) and costs.rest.at(3) == pytest.approx(1.9, rel=0.02)
+    assert costs.per_place == pytest.approx(0.3, rel=0.05), "three times the drafter's, and shared by eight rows"
+    assert costs.plain == pytest.approx(1.01, rel=0.02), "a round with one guess is not a plain one"
+
+
+@pytest.mark.parametrize(("padded", "kept"), [(True, 0.0), (False, 0.2)])
+def test_a_guess_is_left_out_only_where_that_saves_its_place(padded: bool, kept: float) -> None:
+    """Places cost a fifth of a round here, and tokens come one a round or faster: nothing less likely than that is kept."""
+    policy = Adaptive()
+    state = policy.start(4)
+    for _ in range(300):
+        depth = policy.plan(state, 4).max_depth[0]
+        seen = observation([depth] * 4, [min(1, depth)] * 4, draft_seconds=0.05 * depth, score_seconds=1.0 + 0.2 * depth)
+        policy.update(state, replace(seen, padded=padded))
+    doubt = policy.plan(state, 4).doubt
+    assert doubt is not None and (doubt.place == 0.0 if padded else kept <= doubt.place <= 0.5)
 
 
 @pytest.mark.parametrize("found", [0.02, 0.1, 0.5])

@@ -79,6 +79,11 @@ class Target(ABC):
     """... and choices with them, where it has a way of its own."""
 
     @property
+    def pads(self) -> bool:
+        """A pass costs as if every row were as wide as its widest one."""
+        return True
+
+    @property
     def has_own_threads(self) -> bool:
         """Its passes do not run on PyTorch's threads, which then had better not spin beside them."""
         return False
@@ -137,10 +142,17 @@ class StopRule(ABC):
 
 @dataclass(frozen=True)
 class Doubt:
-    """When a path is no longer worth following: once all its guesses are less likely than ``floor`` to be accepted, each
-    guess as likely as the drafter believes times the row's ``trust`` in it."""
+    """When drafts are no longer worth following. A path's *hope* is how likely all its guesses are to be accepted, each as
+    likely as the drafter believes times the row's ``trust`` in it. For guesses that are chosen, not sampled.
 
-    floor: float
+        drafting ends after a guess   if  sum of the hopes of rows that could go on  <  level + place * their number
+        a row ends before a guess     if  its hope with it  <  place
+    """
+
+    level: float
+    """Tokens that come in the time of drafting one guess more for everybody, ..."""
+    place: float
+    """... and in that of a guess's place in the target's pass."""
     trust: tuple[float, ...]
 
 
@@ -260,6 +272,8 @@ class Observation:
     round_seconds: float | None = None
     """The whole round, from the draft to what the drafter learns from it, planning not included; None where nobody measured it
     (and for the drafter, who is told before)."""
+    padded: bool = True
+    """Rows narrower than the widest saved nothing (``Target.pads``)."""
 
     @property
     def seconds(self) -> float:

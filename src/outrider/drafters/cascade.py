@@ -28,7 +28,7 @@ from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.rng import Noise
 from outrider.core.tree import TokenTree
-from outrider.drafters.catch_up import fit, new_cache, room
+from outrider.drafters.catch_up import fit, room
 
 INNER = ("prompt-lookup", "suffix", "reference", "rest", "draft-model", "draft-tree", "best-first")
 """Methods that may guess for the draft model. They keep no memory across requests here: most of what they see is a guess."""
@@ -94,7 +94,7 @@ class Cascade(Drafter):
         self.vocab_size, self.draws = vocab_size, draws
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> CascadeState:
-        return CascadeState(new_cache(self.model, rows), self.inner.start(rows, taps))
+        return CascadeState(self.model.new_cache(len(rows)), self.inner.start(rows, taps))
 
     def propose(self, state: CascadeState, context: Context, plan: Plan) -> Draft:
         limits = zip(context.tokens, plan.max_depth, plan.max_nodes, strict=True)

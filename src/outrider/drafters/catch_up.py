@@ -2,7 +2,8 @@
 
 After a round the cache holds the guesses that were accepted and had been fed; the token the target added, and often the
 last accepted guess, are still to be read. That is one or two tokens per row, read in one pass, and its last logits are the
-draft's opinion of what comes next.
+draft's opinion of what comes next. Prompts are read the same way, when a row is first drafted for: a drafter that is never
+asked reads nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +15,6 @@ from torch import Tensor
 
 from outrider.core.interfaces import Cache, Context, Target
 from outrider.core.tree import TokenTree
-
-
-def new_cache(model: Target, rows: Sequence[Sequence[int]]) -> Cache:
-    """A cache that has read all of ``rows[b]`` but the last token, or what fits into the model's context."""
-    cache = model.new_cache(len(rows))
-    model.prefill([row[: min(len(row), model.max_len) - 1] for row in rows], cache)
-    return cache
 
 
 def room(model: Target, tokens: Sequence[int], depth: int) -> int:

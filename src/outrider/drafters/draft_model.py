@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Cache, Context, Drafter, GuessingTarget, Observation, Plan, RowState, Target
 from outrider.core.tree import TokenTree
-from outrider.drafters.catch_up import catch_up, fit, missing_from, new_cache, room
+from outrider.drafters.catch_up import catch_up, fit, missing_from, room
 from outrider.drafters.chain_growth import grow_chain
 
 
@@ -52,7 +52,7 @@ class DraftModel(Drafter):
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
         del taps
-        return _State(new_cache(self.model, rows))
+        return _State(self.model.new_cache(len(rows)))
 
     def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
         depths = [room(self.model, tokens, depth) for tokens, depth in zip(context.tokens, plan.max_depth, strict=True)]

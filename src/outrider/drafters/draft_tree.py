@@ -26,7 +26,7 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.tree import TokenTree
-from outrider.drafters.catch_up import new_cache, room
+from outrider.drafters.catch_up import room
 from outrider.drafters.tree_candidates import Drawing
 from outrider.drafters.tree_growth import LevelGrowth, TreeGrowth, kept_part
 from outrider.drafters.tree_shape import RankPath, TreeShape, union
@@ -62,7 +62,7 @@ class TreeDrafter(Drafter, ABC):
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> TreeState:
         del taps
-        return TreeState(new_cache(self.model, rows))
+        return TreeState(self.model.new_cache(len(rows)))
 
     def propose(self, state: TreeState, context: Context, plan: Plan) -> Draft:
         limits = zip(context.tokens, plan.max_depth, plan.max_nodes, strict=True)

@@ -26,7 +26,7 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.sampling import Law
-from outrider.drafters.catch_up import new_cache, room
+from outrider.drafters.catch_up import room
 from outrider.drafters.draft_tree import DraftTreeOptions
 from outrider.drafters.tree_candidates import Drawing
 from outrider.drafters.tree_growth import TreeGrowth, kept_part
@@ -75,7 +75,7 @@ class MultiDraft(Drafter):
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> MultiDraftState:
         del taps
-        return MultiDraftState([new_cache(model, rows) for model in self.models])
+        return MultiDraftState([model.new_cache(len(rows)) for model in self.models])
 
     def propose(self, state: MultiDraftState, context: Context, plan: Plan) -> Draft:
         limits = list(zip(context.tokens, map(min, plan.max_depth, plan.max_nodes), strict=True))

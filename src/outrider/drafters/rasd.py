@@ -28,7 +28,7 @@ from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.tree import TokenTree
 from outrider.drafters.best_first import BestFirstOptions, candidate_chances, grow_pool
-from outrider.drafters.catch_up import new_cache, room
+from outrider.drafters.catch_up import room
 from outrider.drafters.source_rates import SourceRates
 from outrider.drafters.tree_growth import TreeGrowth
 
@@ -112,7 +112,7 @@ class Rasd(Drafter):
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> RasdState:
         holds = [SourceRates(self.trust_rounds) for _ in rows]
-        return RasdState(new_cache(self.model, rows), self.retriever.start(rows, taps), holds)
+        return RasdState(self.model.new_cache(len(rows)), self.retriever.start(rows, taps), holds)
 
     def propose(self, state: RasdState, context: Context, plan: Plan) -> Draft:
         found = self.retriever.propose(state.retrieved, context, plan).tree

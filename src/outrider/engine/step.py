@@ -121,7 +121,8 @@ class Engine:
         batch.cache.commit(paths)
         seen = Observation(draft, scores, paths, [len(path) - 1 for path in paths], drafted - planned, scored - drafted, plan)
         method.drafter.observe(batch.drafter_state, seen)
-        method.policy.update(batch.policy_state, replace(seen, round_seconds=self._clock() - planned))
+        timed = replace(seen, round_seconds=self._clock() - planned, padded=self.target.pads)
+        method.policy.update(batch.policy_state, timed)
         return self._emit(batch, verdict, seen, began)
 
     def _plan(self, batch: Batch) -> Plan:

@@ -7,18 +7,21 @@ SmartSpec's (Liu et al. 2024, arXiv 2406.14066), the expectation Leviathan's (ar
 and the budgets are ours.
 
     tokens(K)  = sum_b (1 + sum_{k <= K} prod_{j <= k} a_bj)             a_bj: found and accepted, if asked for and j - 1 were
-    seconds(K) = t(0) + sum_{k <= K} P(some row finds k) (t(k) - t(k-1))         t(k): the longest draft has k guesses
+    seconds(K) = d(0) + sum_{k <= K} P(some row finds k) (d(k) - d(k-1)) + r(width)      d: drafter, k guesses; r: the rest
+    width      = sum_{k <= K} P(some row finds k), or of the mean row where a pass does not pad
     K* = argmax tokens(K) / seconds(K),  against B / t_plain for K = 0
 
-Batches: rows share the pass, so cost is a matter of the batch: the pass is as wide as its longest row, and a shorter row saves
-nothing. Acceptance is a matter of the row. Hence one length for all, chosen by the sum of what every row expects from it.
+Batches: rows share the pass, so cost is a matter of the batch; acceptance is a matter of the row. Hence one length for all,
+chosen by the sum of what every row expects from it.
 
 A drafter that copies may find nothing: such a round costs about nothing and promises nothing, so rare matches do not argue
 against asking. One that knows how sure it is (``Doubt``) ends a draft itself, once a further guess is not worth its time:
 
     stop after guess k if  prod_{j <= k} trust * belief_j  <  tokens per second now * seconds of one guess more
 
-where ``trust`` is what the request has shown its beliefs to be worth. K is then only a cap, and a generous one is taken.
+where ``trust`` is what the request has shown its beliefs to be worth. K is then only a cap, and a generous one is taken. A
+batch goes on while the sum of its rows' products pays for drafting; where the pass does not pad, each guess must pay for its
+own place there too, or is left out: in large batches that is most of its cost.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ from outrider.policies.lessons import Played, Row, learn
 from outrider.policies.outlook import Outlook
 from outrider.policies.rates import PositionRates, Trust, reach_of
 
-_CALIBRATION = (0, 1, 0, 1)
-"""Lengths of an engine's first rounds: each cost twice, since first calls are slow."""
+_CALIBRATION = (0, 1, 1, 0, 1)
+"""Lengths of an engine's first rounds: each cost twice, since first calls are slow, and the first draft reads the prompt."""
 _PROBE_INTERVAL = 16
 """Fewest rounds from one probe to the next."""
 _PROBE_CAP = 2.0
@@ -57,6 +60,8 @@ _ABOUT = 1.34
 """Batches whose sizes differ by no more than this factor share a decision."""
 _PLAIN_SAMPLE = 4
 """One in so many plain rounds is timed."""
+_TAUGHT_ROWS = 8
+"""Rows a round teaches enough about: larger batches learn from one round in several, since reading it takes time per row."""
 _START_CREDIT = 6.0
 """Plain rounds that may be lost before anything was gained."""
 _MOST_CREDIT = 16.0
@@ -97,6 +102,8 @@ class _State(RowState):
     """Rounds that were not learnt from."""
     num_plain: int = 0
     """Plain rounds of these that were only counted."""
+    has_new: bool = True
+    """There are rows that the drafter was never asked for: it may have their prompts to read."""
     num_rows: int = field(default=0, repr=False)
     """Size of the batch that the last decision was made for."""
     seconds: float = field(default=0.0, repr=False)
@@ -122,17 +129,17 @@ class _State(RowState):
 
     def fork(self, rows: Sequence[int]) -> _State:
         self.learn()
-        return self._of([self.rows[row].copy() for row in rows])
+        return self._of([self.rows[row].copy() for row in rows], has_new=self.has_new)
 
     def join(self, other: _State) -> _State:
         self.learn()
         other.learn()
-        return self._of([*self.rows, *other.rows])
+        return self._of([*self.rows, *other.rows], has_new=self.has_new or other.has_new)
 
-    def _of(self, rows: list[Row]) -> _State:
+    def _of(self, rows: list[Row], *, has_new: bool) -> _State:
         """Other rows. The decision stays while the batch is about as large as when it was made: where requests come and go
         every few rounds, another one each time would cost more than it could gain."""
-        moved = _State(self.known, rows)
+        moved = _State(self.known, rows, has_new=has_new)
         if self.num_rows / _ABOUT <= len(rows) <= self.num_rows * _ABOUT and not self.is_probe:
             moved.num_rows, moved.seconds, moved.outlook, moved.best = self.num_rows, self.seconds, self.outlook, self.best
         return moved
@@ -180,7 +187,8 @@ class Adaptive(Policy):
         if state.outlook is None:
             return None
         usual = self.experience.trust.given(1.0)
-        return Doubt(state.outlook.floor(state.best), tuple(row.trust.given(usual) for row in state.rows))
+        trust = tuple(row.trust.given(usual) for row in state.rows)
+        return state.outlook.doubt(state.best, trust, padded=self.experience.padded)
 
     def update(self, state: _State, observation: Observation) -> None:
         """Note the round. It is learnt from at the next decision, with others: that costs far less than one by one."""
@@ -191,8 +199,12 @@ class Adaptive(Policy):
             state.num_plain += 1
             return
         planned = observation.plan.max_depth if observation.plan else (state.depth,) * len(state.rows)
+        known.padded, is_first = observation.padded, state.has_new and any(planned)
+        state.has_new = state.has_new and not is_first
+        if known.num_rounds > _WARM and known.num_rounds % (1 + len(state.rows) // _TAUGHT_ROWS) and not state.is_probe:
+            return
         seen = (observation.draft, planned, observation.num_accepted, observation.draft_seconds, observation.seconds)
-        state.unread.append(Played(*seen, state.outlook, state.best, state.is_probe))
+        state.unread.append(Played(*seen, known.padded, is_first, state.outlook, state.best, state.is_probe))
 
     def _is_due(self, state: _State) -> bool:
         """Whether there is news of a drafter that was not in use, or enough time has gone by to pay for a decision."""
@@ -215,18 +227,23 @@ class Adaptive(Policy):
         longest = min(self.options.num_draft_tokens, max(2, 2 * costs.longest_known))  # costs are guesses further out
         usual_accepted = known.accepted.inherited([self.options.prior_acceptance] * longest)
         usual_found = known.found.inherited([1.0] * longest)
-        gains, nobody = [0.0] * longest, [1.0] * longest
+        gains, nobody, finders = [0.0] * longest, [1.0] * longest, [0.0] * longest
         for row in rows:
             row.fade()
             found = row.found.inherited(usual_found)
             reach = reach_of(row.accepted.inherited(usual_accepted))
             gains = [x + y for x, y in zip(gains, reach, strict=True)]
-            nobody = [x * (1 - y) for x, y in zip(nobody, accumulate(found, mul), strict=True)]
-        table = costs.table(longest)
-        growth = ((1 - nobody[k]) * (table[k + 1] - table[k]) for k in range(longest))
-        seconds = list(accumulate(growth, initial=table[0]))
-        tokens = accumulate(gains, initial=float(len(rows)))
-        return Outlook(list(tokens), [costs.plain, *seconds[1:]], table, costs.per_guess)
+            finds = list(accumulate(found, mul))
+            nobody = [x * (1 - y) for x, y in zip(nobody, finds, strict=True)]
+            finders = [x + y for x, y in zip(finders, finds, strict=True)]
+        drafting, somebody = costs.drafting(longest), [1 - x for x in nobody]
+        growth = (chance * (drafting[k + 1] - drafting[k]) for k, chance in enumerate(somebody))
+        wider = somebody if known.padded else [x / len(rows) for x in finders]
+        rests = costs.rest.table(accumulate(wider, initial=0.0))
+        seconds = [draft + rest for draft, rest in zip(accumulate(growth, initial=drafting[0]), rests, strict=True)]
+        tokens, rests = accumulate(gains, initial=float(len(rows))), costs.rest.table(range(longest + 1))
+        per_guess, per_place = costs.per_guess, costs.per_place
+        return Outlook(list(tokens), [costs.plain, *seconds[1:]], drafting, rests, per_guess, per_place)
 
     def _probe(self, state: _State, outlook: Outlook) -> int | None:
         """A length worth trying for what it teaches, if one is due and the purse can pay for it.

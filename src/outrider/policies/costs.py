@@ -1,13 +1,15 @@
 """What a round costs on this machine, learnt from the rounds themselves.
 
-A round's seconds are the drafter's plus all the rest (the target's pass, the walk, the commit); each is a curve over the
-number of guesses, learnt robustly, since round times have outliers (first calls, garbage collection, neighbours). A longer
-draft never costs less: where few measurements say otherwise, neighbours are pooled by the number of their rounds. Lengths that
-were never tried are read off their neighbours, along straight lines. Costs belong to the machine and the models, not to a
-request: a ``CostModel`` is owned by a policy object and outlives requests, the exception to "method objects are frozen". It is
-fed by one engine at a time; were two to share it, single rounds could be lost but no state broken.
+A round's seconds are the drafter's plus all the rest (the target's pass, the walk, the commit). The drafter's are a curve over
+the length of the longest draft; the rest is one over the width of the pass, which is that length where rows are padded and the
+mean of all rows where they are not. Both are learnt robustly, since round times have outliers (first calls, garbage collection,
+neighbours). A longer draft never costs less: where few measurements say otherwise, neighbours are pooled by the number of
+their rounds. Lengths that were never tried are read off their neighbours, along straight lines. Costs belong to the machine
+and the models, not to a request: a ``CostModel`` is owned by a policy object and outlives requests, the exception to "method
+objects are frozen". It is fed by one engine at a time; were two to share it, single rounds could be lost but no state broken.
 
-    seconds(B, K) = pace_B * (idle_B + draft_B(K) + rest_B(K));      x <- x (1 + clip(ratio - 1) / n),  ratio = seen / (pace x)
+    seconds(B, K, W) = pace_B * (idle_B + draft_B(K) + rest_B(W))
+    x <- x (1 + clip(ratio - 1) / n),   ratio = seen / (pace x)
 
 ``pace`` is what all lengths have in common: clocks, growing contexts, a busy machine. It follows quickly and the curves slowly,
 so that a length measured long ago can be compared with one measured now. (Both quickly would be a trap: with one length in
@@ -62,6 +64,15 @@ class Timing:
     """The drafter was asked for guesses."""
     lag: int = 0
     """Tokens that had been emitted since it was last asked."""
+    is_first: bool = False
+    """It was asked for a new request, whose prompt it may have read."""
+    mean_length: float | None = None
+    """Guesses of a row in the mean, where a pass does not pad."""
+
+    @property
+    def width(self) -> int:
+        """That of the pass; 0 only where there was no guess."""
+        return self.length if self.mean_length is None else max(round(self.mean_length), min(self.length, 1))
 
 
 def _clipped(ratio: float) -> float:
@@ -192,10 +203,11 @@ def _snapshot(curve: Curve, ratio: float = 1.0) -> Shape:
 
 @final
 class BatchCosts:
-    """The costs of rounds of one batch size. ``like``, of batches ``ratio`` times smaller, lends its curves' shapes until this
-    one has its own."""
+    """The costs of rounds of one batch size. ``like``, of another size, lends its curves' shapes until this one has its own."""
 
-    def __init__(self, like: BatchCosts | None = None, ratio: float = 1.0) -> None:
+    def __init__(self, num_rows: int = 1, like: BatchCosts | None = None) -> None:
+        ratio = num_rows / like._num_rows if like else 1.0
+        self._num_rows = num_rows
         self.draft = Curve(_snapshot(like.draft) if like else _proportional)
         self.rest = Curve(_snapshot(like.rest, ratio) if like else _flat)
         self.idle = Typical()
@@ -212,23 +224,28 @@ class BatchCosts:
 
     def record(self, *rounds: Timing) -> None:
         """Learn from rounds, oldest first."""
-        usual: dict[tuple[int, bool], tuple[list[float], list[float]]] = {}
+        drafts: dict[tuple[int, bool], list[float]] = {}
+        rests: dict[int, list[float]] = {}
         for seen in rounds:
-            if self.rest.knows(seen.length):
-                self._follow(seen.rest / self.rest.cells[seen.length].value)
-            draft, rest = seen.draft / self.pace, seen.rest / self.pace
-            drafts, rests = usual.setdefault((seen.length, seen.asked), ([], []))
-            rests.append(rest)
-            if seen.asked and seen.lag > SHORT_LAG:
+            if self.rest.knows(seen.width):
+                self._follow(seen.rest / self.rest.cells[seen.width].value)
+            draft = seen.draft / self.pace
+            rests.setdefault(seen.width, []).append(seen.rest / self.pace)
+            slowed = seen.is_first or (seen.asked and seen.lag > SHORT_LAG)
+            if slowed and self.draft.knows(seen.length) and draft - self.idle.value < self._draft(seen.length):
+                slowed = False  # reading only ever adds: what is usual was thought too high
+            if slowed and seen.is_first:
+                continue
+            if slowed:
                 self._caught_up = _FORGET * self._caught_up + seen.lag
                 over = draft - self.idle.value - _NORMAL * self._draft(seen.length)
                 self._seconds_over = _FORGET * self._seconds_over + over
             else:
-                drafts.append(draft)
-        for (length, asked), (drafts, rests) in usual.items():
-            self.rest.add(length, rests)
-            if drafts:
-                self._record_drafts(length, drafts, asked=asked)
+                drafts.setdefault((seen.length, seen.asked), []).append(draft)
+        for width, seconds in rests.items():
+            self.rest.add(width, seconds)
+        for (length, asked), seconds in drafts.items():
+            self._record_drafts(length, seconds, asked=asked)
 
     def _record_drafts(self, length: int, seconds: Sequence[float], *, asked: bool) -> None:
         if not asked:
@@ -260,11 +277,14 @@ class BatchCosts:
 
     @property
     def per_guess(self) -> float:
-        """Seconds of one guess more: the drafter's, and in the pass at most as many, which is known less well."""
+        """Seconds of drafting one guess more for every row."""
         drafting = self.draft.slope
-        if drafting is None or drafting <= 0:
-            drafting = self._draft(1)
-        return drafting + min(max(self.rest.slope or 0.0, 0.0), drafting)
+        return self._draft(1) if drafting is None or drafting <= 0 else drafting
+
+    @property
+    def per_place(self) -> float:
+        """Seconds of a pass that is one guess wider. For each row at most as long as drafting, which is known better."""
+        return min(max(self.rest.slope or 0.0, 0.0), self._num_rows * self.per_guess)
 
     @property
     def knows_plain(self) -> bool:
@@ -279,15 +299,19 @@ class BatchCosts:
     @property
     def longest_known(self) -> int:
         """The longest draft that was timed often enough, here or at the batch size whose shape was lent."""
-        return max((length for length in self.rest.cells if self.rest.knows(length)), default=self._longest_lent)
+        known = (length for curve in (self.draft, self.rest) for length in curve.cells if curve.knows(length))
+        return max(known, default=self._longest_lent)
+
+    def drafting(self, longest: int) -> list[float]:
+        """The drafter's seconds in a round that asks it and gets 0, 1, ... ``longest`` guesses."""
+        lengths = range(longest + 1)
+        assumed = [_ASSUMED_DRAFT * length * self.rest.at(0) for length in lengths]
+        drafts = self.draft.table(lengths) if self.draft.cells else assumed
+        return [self.idle.value + draft for draft in (self.missed.value, *drafts[1:])]
 
     def table(self, longest: int) -> list[float]:
-        """Seconds of a round that asks the drafter and gets 0, 1, ... ``longest`` guesses."""
-        lengths = range(longest + 1)
-        rests = self.rest.table(lengths)
-        assumed = [_ASSUMED_DRAFT * length * rests[0] for length in lengths]
-        drafts = self.draft.table(lengths) if self.draft.cells else assumed
-        return [self.idle.value + draft + rest for draft, rest in zip([self.missed.value, *drafts[1:]], rests, strict=True)]
+        """Seconds of a round that asks the drafter and gets 0, 1, ... ``longest`` guesses for every row."""
+        return [draft + rest for draft, rest in zip(self.drafting(longest), self.rest.table(range(longest + 1)), strict=True)]
 
 
 @final
@@ -300,6 +324,5 @@ class CostModel:
     def of(self, batch_size: int) -> BatchCosts:
         if batch_size not in self._by_size:
             nearest = min(self._by_size, key=lambda size: abs(size - batch_size), default=None)
-            fresh = BatchCosts(self._by_size[nearest], batch_size / nearest) if nearest else BatchCosts()
-            self._by_size[batch_size] = fresh
+            self._by_size[batch_size] = BatchCosts(batch_size, self._by_size[nearest] if nearest else None)
         return self._by_size[batch_size]

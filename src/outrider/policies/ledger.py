@@ -66,6 +66,8 @@ class Experience:
     """What the drafter's beliefs are worth."""
     thinking: Average = field(default_factory=Average)
     """Seconds that a decision takes."""
+    padded: bool = True
+    """Passes are as wide as their widest row."""
     num_rounds: int = 0
     num_probes: int = 0
     turn: int = 0

@@ -84,6 +84,9 @@ class Played(NamedTuple):
     num_accepted: Sequence[int]
     draft_seconds: float
     seconds: float
+    padded: bool
+    is_first: bool
+    """The drafter was asked for a new request."""
     outlook: Outlook | None
     best: int
     """The length that was best then."""
@@ -99,7 +102,8 @@ def learn(rows: Sequence[Row], rounds: Sequence[Played], known: Experience) -> N
         drafted, beliefs = depths_of(played.draft.tree), played.draft.beliefs
         lag = max((row.lag for row, length in zip(rows, played.planned, strict=True) if length), default=0)
         rest = played.seconds - played.draft_seconds
-        timings.append(Timing(max(drafted), played.draft_seconds, rest, any(played.planned), lag))
+        mean_length = None if played.padded else sum(drafted) / len(drafted)
+        timings.append(Timing(max(drafted), played.draft_seconds, rest, any(played.planned), lag, played.is_first, mean_length))
         for i, (row, planned, found, accepted) in enumerate(
             zip(rows, played.planned, drafted, played.num_accepted, strict=True)
         ):
@@ -119,8 +123,8 @@ def learn(rows: Sequence[Row], rounds: Sequence[Played], known: Experience) -> N
 
 def _settle(played: Played, outlook: Outlook, timing: Timing, costs: BatchCosts, known: Experience) -> None:
     """Book a round, at the usual cost of its depth (single rounds are noisy), or as measured if it caught up."""
-    usual = outlook.by_depth[min(timing.length, len(outlook.by_depth) - 1)] if timing.asked else outlook.seconds[0]
-    if timing.lag > SHORT_LAG:
+    usual = outlook.usual(timing.length, timing.width) if timing.asked else outlook.seconds[0]
+    if timing.lag > SHORT_LAG or timing.is_first:
         usual = max(played.seconds / costs.pace, usual)
     cost = usual / outlook.seconds[0]
     tokens = sum(played.num_accepted) / len(played.num_accepted) + 1

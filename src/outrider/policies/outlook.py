@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from outrider.core.interfaces import Doubt
+
 _ABOUT = 0.95
 """Part of the best speed that is as good: estimates are no better."""
-_HIGHEST_FLOOR = 0.5
-"""No estimate of costs may end every draft at once: what is never drafted is never measured again."""
+_HIGHEST_PRICE = 0.5
+"""Tokens a guess may cost: no estimate of costs may end every draft at once: what is never drafted is never measured again."""
 
 
 @final
@@ -21,10 +23,14 @@ class Outlook:
 
     tokens: list[float]
     seconds: list[float]
-    by_depth: list[float]
-    """Seconds of a round that asked the drafter and got this many guesses."""
+    drafting: list[float]
+    """The drafter's part of a round that asked it, by the guesses of the longest draft, ..."""
+    rests: list[float]
+    """... and the other part, by the width of the pass."""
     per_guess: float
-    """Seconds of one guess more."""
+    """Seconds of drafting one guess more for every row, ..."""
+    per_place: float
+    """... and of a pass that has a place for it."""
 
     def best(self, purse: float, *, ends_itself: bool) -> int:
         """The fastest length whose worst case, nothing accepted, the purse could pay for. Where the drafter ends what it
@@ -39,9 +45,17 @@ class Outlook:
         """Expected speed, plain decoding being 1."""
         return self.tokens[length] / self.seconds[length] * self.seconds[0] / self.tokens[0]
 
-    def floor(self, length: int) -> float:
-        """How likely a further guess must be to pay for its time: the rate at which tokens come anyway, times its seconds."""
-        return min(self.per_guess * self.tokens[length] / self.tokens[0] / self.seconds[length], _HIGHEST_FLOOR)
+    def doubt(self, length: int, trust: tuple[float, ...], *, padded: bool) -> Doubt:
+        """What guesses must be likely to bring: what comes in their time anyway. Where rows are padded a place is saved for
+        all or for none of them."""
+        rate, num_rows = self.tokens[length] / self.seconds[length], len(trust)
+        place = 0.0 if padded else min(rate * self.per_place / num_rows, _HIGHEST_PRICE)
+        level = rate * (self.per_guess + (self.per_place if padded else 0.0))
+        return Doubt(min(level, num_rows * (_HIGHEST_PRICE - place)), place, trust)
+
+    def usual(self, length: int, width: int) -> float:
+        """Seconds of a round that asked the drafter."""
+        return self.drafting[min(length, len(self.drafting) - 1)] + self.rests[min(width, len(self.rests) - 1)]
 
     def risk(self, length: int, gain: float = 1.0) -> float:
         """Plain rounds lost, against decoding at ``gain`` times plain speed, if nothing is accepted."""

@@ -16,8 +16,8 @@ extern "C" struct Chain {
     const Cut* cuts;              // [batch] or null
     const float* trust;           // [batch] or null: what beliefs are multiplied with
     float* beliefs;               // [batch][longest] where there is trust
-    float floor;                  // a row ends when the product of trust x belief is below
-    float keep;                   // ... and without its last guess when it is below this
+    float level;                  // all rows end when the sum of the products of trust x belief is below this ...
+    float place;                  // ... plus this for each; a row ends without its last guess when its product is below it
 };
 
 static void run(const Model& model, const Pass& pass) {
@@ -77,7 +77,7 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
     Threshold threshold;
     now.last_only = 1, now.logits = logits.data(), now.lengths = lengths.data(), now.sizes = sizes.data();
     for (int step = 0; step < chain->longest; step++) {
-        bool going = false;
+        float hope = 0.0f, price = chain->level;
         run(*model, now);
         for (int b = 0; b < now.batch; b++) {
             lengths[b] += sizes[b];
@@ -91,11 +91,14 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
                 const float belief = belief_in(fed[b], scores, model->vocab, temperature, key, least);
                 chain->beliefs[size_t(b) * chain->longest + step] = belief;
                 reach[b] *= std::min(1.0f, chain->trust[b] * belief);
-                if (reach[b] < chain->floor) chain->depths[b] = step + (reach[b] >= chain->keep);
+                if (reach[b] < chain->place) chain->depths[b] = step;
             }
-            sizes[b] = step + 1 < chain->depths[b], going |= sizes[b] > 0;
+            sizes[b] = step + 1 < chain->depths[b];
+            if (sizes[b]) hope += reach[b], price += chain->place;
         }
-        if (!going) break;
+        const bool is_over = chain->trust && hope < price;
+        for (int b = 0; b < now.batch; b++) if (is_over && sizes[b]) sizes[b] = 0, chain->depths[b] = step + 1;
+        if (std::all_of(sizes.begin(), sizes.end(), [](int32_t size) { return size == 0; })) break;
         now.nodes = 1, now.tokens = fed.data();
     }
 }

@@ -101,8 +101,8 @@ class ChainStruct(Structure):
         ("longest", c_int32),
         *((name, c_void_p) for name in ("depths", "temperatures", "seeds", "positions", "guesses", "cuts")),
         *((name, c_void_p) for name in ("trust", "beliefs")),
-        ("floor", c_float),
-        ("keep", c_float),
+        ("level", c_float),
+        ("place", c_float),
     ]
 
     def give_doubt(self, doubt: Doubt | None) -> None:
@@ -110,7 +110,7 @@ class ChainStruct(Structure):
             return
         self._trust, self._beliefs = (c_float * len(doubt.trust))(*doubt.trust), (c_float * (len(doubt.trust) * self.longest))()
         self.trust, self.beliefs = addressof(self._trust), addressof(self._beliefs)
-        self.floor, self.keep = doubt.floor, doubt.keep
+        self.level, self.place = doubt.level, doubt.place
 
     def believed(self, depths: Sequence[int]) -> list[list[float]] | None:
         """How sure each row was of its guesses; None where nothing was doubted."""
