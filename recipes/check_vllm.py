@@ -31,8 +31,15 @@ from outrider.models.heads import load_head
 from outrider.models.heads.export import export_head
 from outrider.models.load import load_model
 
-THEIRS = {"eagle3": "eagle3", "eagle1": "eagle", "medusa": "medusa", "draft-model": "draft_model", "dflash": "dflash"}
-"""What vLLM calls our methods."""
+THEIRS: dict[str, dict[str, Any]] = {
+    "eagle3": {"method": "eagle3"},
+    "eagle1": {"method": "eagle"},
+    "medusa": {"method": "medusa"},
+    "draft-model": {"method": "draft_model"},
+    "dflash": {"method": "dflash"},
+    "p-eagle": {"method": "eagle3", "parallel_drafting": True},
+}
+"""How vLLM is asked for our methods."""
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -122,7 +129,7 @@ def main() -> None:
                 write_heads(heads, Path(exported))
                 branching = ",".join(["1"] * length)
                 method = llm.compose(name, heads=str(heads), branching=branching, num_draft_tokens=length)
-            speculative = {"method": THEIRS[name], "model": folder, "num_speculative_tokens": length}
+            speculative = {**THEIRS[name], "model": folder, "num_speculative_tokens": length}
             job = {"model": bundled_path("target"), "prompts": prompts, "max_tokens": max_tokens, "speculative": speculative}
             there = theirs(arguments.python, job)
         here = ours(llm, prompts, method, max_tokens=max_tokens, length=length)
