@@ -57,6 +57,8 @@ COPYING = {"again": "Repeat the story.", "renamed": "Rewrite the story with the 
 """What the copying prompts ask for, in the chat form of the bundled target: a story word for word, and a story edited."""
 TREES = {"5 levels, 32 nodes": ("4,2,2,1,1", 5, 32), "8 levels, 32 nodes": ("3,2,1,1,1,1,1,1", 8, 32)}
 """Branching, depth and nodes of trees in captured rounds."""
+SEARCHES = ((8, 63), (8, 31), (6, 31))
+"""Levels and guesses of best-first trees in captured rounds."""
 
 
 class Bench:
@@ -204,8 +206,9 @@ def generation(bench: Bench, num_tokens: int, lengths: tuple[int, ...]) -> None:
     rows += [("plain, invariant", "invariant", bench.method("plain", mode="invariant"))]
     for name, k in (("draft-model", 6), ("prompt-lookup", 8)):
         rows += [(f"{name} K={k}, invariant", "invariant", bench.method(name, mode="invariant", num_draft_tokens=k))]
-    search = bench.method("best-first", num_draft_tokens=8, num_tree_nodes=31)
-    rows.insert(1 + len(lengths), ("best-first 8 levels, 31 guesses", "fast", search))
+    for levels, nodes in SEARCHES:
+        search = bench.method("best-first", num_draft_tokens=levels, num_tree_nodes=nodes)
+        rows.insert(1 + len(lengths), (f"best-first {levels} levels, {nodes} guesses", "fast", search))
     for label, (branching, depth, nodes) in TREES.items():
         options: dict[str, Any] = {"branching": branching, "num_draft_tokens": depth, "num_tree_nodes": nodes}
         rows.insert(1 + len(lengths), (f"draft-tree {label}", "fast", bench.method("draft-tree", **options)))
@@ -313,8 +316,7 @@ def round_parts(bench: Bench, num_guesses: int) -> None:
             graph.graph.replay()
 
         whole = median_ms(replay)
-        rows = Rows((held - 1).int(), graphs.seats.places(1))
-        score = _pass_ms(graphs.target, rows, num_guesses + 1)
+        score = _pass_ms(graphs.target, graphs.seats.rows(held - 1), num_guesses + 1)
         chain = torch.zeros(1, num_guesses + 1, dtype=torch.int64, device=DEVICE)
         drafting = torch.cuda.CUDAGraph()
         assert graphs.drafter is not None

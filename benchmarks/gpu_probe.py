@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from torch import Tensor
 from outrider.core.tree import ancestors_of
 from outrider.models.attention.tree_tiles import Cut, Rows, Sights
 from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words
+from outrider.models.gpu.limits import can_go_wide
 from outrider.models.gpu.skinny import Tile, product, reference_product
-from outrider.models.gpu.tiles import Kind, tile_for
+from outrider.models.gpu.tiles import Kind, num_parts, tile_for
 from outrider.models.gpu.tuned import cut_key, save, tile_key
 from outrider.models.packed import Matrix, pack
 
@@ -40,7 +41,16 @@ SHAPES: dict[str, tuple[Kind, int, int]] = {
     "head": (Kind.HEAD, 128256, 4096),
 }
 CUTS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
-    16: ((16, 256, 4, 4), (32, 128, 4, 5), (64, 64, 4, 8), (64, 128, 4, 3), (64, 128, 4, 4), (128, 64, 8, 4)),
+    16: (
+        (16, 256, 4, 4),
+        (32, 128, 4, 5),
+        (64, 64, 4, 3),
+        (64, 64, 4, 8),
+        (64, 128, 4, 3),
+        (64, 128, 4, 6),
+        (128, 64, 4, 4),
+        (128, 64, 4, 6),
+    ),
     8: (
         (32, 128, 4, 5),
         (32, 256, 4, 4),
@@ -63,8 +73,22 @@ CUTS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 8, 128, 32
 PASSES = ((1, 1024), (1, 8192), (8, 1024), (8, 8192), (16, 8192), (64, 1024), (64, 8192))
 """Nodes and context."""
-ATTENTION = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2), (64, 128, 8, 2), (64, 32, 4, 4), (128, 64, 8, 2), (128, 64, 8, 3),
-             (128, 64, 4, 2), (128, 128, 8, 2), (32, 64, 4, 3), (16, 64, 4, 3), (16, 128, 4, 3), (32, 128, 4, 2))  # fmt: skip
+ATTENTION = (
+    *(
+        Cut(1, block_queries=queries, block_keys=keys, num_warps=num_warps, num_stages=num_stages)
+        for queries, keys, num_warps, num_stages in (
+            (64, 64, 4, 3),
+            (64, 128, 8, 2),
+            (128, 64, 8, 3),
+            (32, 64, 4, 3),
+            (16, 64, 4, 3),
+            (16, 128, 4, 3),
+            (32, 128, 4, 2),
+        )
+    ),
+    *(Cut(1, shortest=128, block_queries=128, num_stages=num_stages, side_by_side=True) for num_stages in (3, 4)),
+)
+"""How a program is cut; in how many pieces keys are is tried for each."""
 PIECES = (4, 6, 8, 10, 12, 16, 24, 32)
 BANDWIDTH = 4.3e12
 WORKERS = 14
@@ -73,11 +97,14 @@ WORKERS = 14
 def candidates(kind: Kind, rows: int, bits: int) -> list[Tile]:
     """Tiles worth trying. The number of parts stays: results depend on it."""
     bm = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    return [Tile(*cut, bm, 4 if kind is Kind.NARROW else 1) for cut in CUTS[bits]]
+    tiles = [Tile(*cut, bm, num_parts(kind, bits)) for cut in CUTS[bits]]
+    return tiles + [replace(tile, copied=True) for tile in tiles] if bits == 16 else tiles
 
 
-def attention_tiles(num_queries: int) -> list[tuple[int, int, int, int]]:
-    return [tile for tile in ATTENTION if tile[0] <= max(16, num_queries) and (num_queries < 256 or tile[0] >= 64)]
+def attention_cuts(num_queries: int) -> list[Cut]:
+    wide = can_go_wide(HEAD_DIM, torch.bfloat16)
+    cuts = [cut for cut in ATTENTION if wide or not cut.side_by_side]
+    return [cut for cut in cuts if cut.block_queries <= max(16, num_queries) and (num_queries < 256 or cut.block_queries >= 64)]
 
 
 def run(x: Tensor, weight: Matrix, tile: Tile, kind: Kind) -> Tensor:
@@ -117,13 +144,10 @@ def jobs(arguments: argparse.Namespace) -> list[Callable[[], Any]]:
     if "attention" in arguments.sections:
         for nodes, _ in PASSES:
             call = attention_calls(nodes, 256, layers=1)
-            found += [lambda c=call, t=tile: c(cut_of(t, 4))[0]() for tile in attention_tiles(nodes * HEADS // KV_HEADS)]
+            found += [
+                lambda c=call, t=cut: c(replace(t, num_pieces=4))[0]() for cut in attention_cuts(nodes * HEADS // KV_HEADS)
+            ]
     return found
-
-
-def cut_of(tile: tuple[int, int, int, int], num_pieces: int) -> Cut:
-    queries, keys, num_warps, num_stages = tile
-    return Cut(num_pieces, 0, 64, block_queries=queries, block_keys=keys, num_warps=num_warps, num_stages=num_stages)
 
 
 def attention_calls(nodes: int, context: int, *, layers: int = LAYERS) -> Callable[[Cut], list[Callable[[], Any]]]:
@@ -146,9 +170,10 @@ def attention_calls(nodes: int, context: int, *, layers: int = LAYERS) -> Callab
 def attention(nodes: int, context: int) -> tuple[dict[str, float], Cut]:
     """Every way of cutting one pass, and the best."""
     calls, num_queries = attention_calls(nodes, context), nodes * HEADS // KV_HEADS
-    used = cut_for(1, num_queries, num_kv_heads=KV_HEADS, capacity=context + nodes, invariant=False)
+    wide = can_go_wide(HEAD_DIM, torch.bfloat16)
+    used = cut_for(1, num_queries, num_kv_heads=KV_HEADS, capacity=context + nodes, invariant=False, wide=wide)
     found: dict[str, float] = {"in use": microseconds(calls(used))}
-    cuts = [cut_of(tile, pieces) for tile in attention_tiles(num_queries) for pieces in PIECES]
+    cuts = [replace(cut, num_pieces=pieces) for cut in attention_cuts(num_queries) for pieces in PIECES]
     for cut in cuts:
         try:
             found[str(cut)] = microseconds(calls(cut), repeats=4)

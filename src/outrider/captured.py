@@ -88,7 +88,7 @@ def captured(method: Method, target: Target) -> RoundGraphs | None:
     from outrider.engine.graphs import RoundGraphs
     from outrider.models.gpu.decoder import FastDecoder
 
-    if not isinstance(target, FastDecoder) or target.page_len:
+    if not isinstance(target, FastDecoder):
         return None
     if isinstance(method.drafter, NullDrafter):
         return RoundGraphs(target, None, policy, most_guesses=0)
@@ -111,7 +111,7 @@ def _twin(drafter: Drafter, policy: Fixed | Adaptive | Heuristic, target: FastDe
     if not isinstance(drafter, DraftModel | DraftTree | BestFirst) or drafter.draws is not Draws.DETERMINISTIC:
         return None
     model = drafter.model
-    if not isinstance(model, FastDecoder) or model.page_len:
+    if not isinstance(model, FastDecoder):
         return None
     if isinstance(drafter, DraftModel):
         return DeviceChain(model, vocab_size=drafter.vocab_size)

@@ -80,7 +80,8 @@ def test_sizes(path: Path) -> None:
             arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
             count = len([a for a in arguments if a.arg not in ("self", "cls")])
             public_entry = path.name == "api.py" and node.name == "__init__"
-            is_kernel = any(ast.unparse(mark).startswith("triton.jit") for mark in node.decorator_list)  # pointers and sizes
+            marks = map(ast.unparse, node.decorator_list)
+            is_kernel = any(mark.startswith(("triton.jit", "gluon.jit")) for mark in marks)  # pointers and sizes
             assert count <= 7 or public_entry or is_kernel, f"{node.name} takes {count} parameters"
 
 

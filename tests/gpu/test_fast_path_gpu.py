@@ -197,6 +197,27 @@ def test_pages_score_as_rows_do(llm: LLM) -> None:
             each.commit([[0, 2, 4], [0, 1]])
 
 
+PAGED = [("plain", {}), ("draft-model", {"num_draft_tokens": 3}), ("draft-tree", TREE), ("eagle3", SEARCH)]
+
+
+def test_captured_rounds_on_pages_say_what_plain_decoding_on_rows_says(llm: LLM) -> None:
+    """Chains, trees whose branches move from page to page, more requests than slots; all pages come back."""
+    from outrider.models.gpu.decoder import FastDecoder
+
+    paged = LLM(device="cuda", numerics="invariant", page_len=16, max_batch_size=2)
+    target = paged.target
+    assert isinstance(target, FastDecoder) and target.pool is not None
+    for params in PARAMS:
+        expected = [llm.generate(p, params, method=llm.compose("plain"))[0].token_ids for p in PROMPTS]
+        for name, options in PAGED:
+            method = paged.compose(name, **options)
+            assert captured(method, target) is not None
+            assert [o.token_ids for o in paged.generate(PROMPTS, params, method=method)] == expected, name
+    before = target.pool.num_used
+    paged.generate(PROMPTS, PARAMS[0], method=paged.compose("draft-tree", **TREE))
+    assert target.pool.num_used <= before + 1  # the spare page of the new method's slots
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_speculation_on_few_bits_says_what_their_plain_decoding_says(dtype: str) -> None:
     llm, params = LLM(device="cuda", dtype=dtype, numerics="invariant"), SamplingParams(max_tokens=40)

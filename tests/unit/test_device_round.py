@@ -12,7 +12,7 @@ from outrider.core.device_round import Frame
 from outrider.core.rng import Noise
 from outrider.core.tree import TokenTree
 from outrider.drafters.ngram import NgramIndex, PromptLookupOptions
-from outrider.models.gpu.chain import DeviceChain
+from outrider.models.gpu.chain import DeviceChain, Seats
 from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.lookup import DeviceLookup
@@ -109,9 +109,10 @@ def test_look_up_copies_what_the_index_copies(seed: int) -> None:
         assert chain[row, 1:].tolist() == (index.continuation(history, 6) or [-1] * 6)
 
 
-def test_the_chain_of_a_draft_model() -> None:
+@pytest.mark.parametrize("page_len", [0, 4])
+def test_the_chain_of_a_draft_model(page_len: int) -> None:
     config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
-    model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)))
+    model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=page_len)
     rows = [[5, 9, 1, 33, 7], [2, 8, 4]]
     frame = frame_of(rows, prompt_lens=[3, 3], temperatures=[0.0, 0.9])
     drafter = DeviceChain(model, vocab_size=64)
@@ -128,3 +129,21 @@ def test_the_chain_of_a_draft_model() -> None:
         alone = frame_of([row], prompt_lens=[3], temperatures=[frame.temperatures[slot].item()])
         alone.seeds.fill_(int(frame.seeds[slot]))
         assert choices_of(logits, alone)[0].tolist() == chain[slot, 1:].tolist()
+
+
+def test_slots_hold_pages_for_the_whole_text_and_give_them_back() -> None:
+    config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
+    model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=4)
+    assert model.pool is not None
+    seats = Seats(model)
+    seats.seat([1], [[5, 9, 1, 33, 7]], batch_size=2, capacity=14)
+    table, version = seats.places(2), seats.version
+    own, spare = table[1].tolist(), table[0].tolist()
+    assert len(set(own)) == 4 and len(set(spare)) == 1 and spare[0] not in own  # an empty slot's tokens go nowhere
+    assert model.pool.num_used == 5 and seats.num_slots(2) == 16
+    seats.seat([0], [[5, 9]], batch_size=2, capacity=14)
+    assert seats.places(2) is table and seats.version == version and not set(table[0].tolist()) & set(own)
+    seats.leave(2)
+    assert model.pool.num_used == 1 and set(table.flatten().tolist()) == {spare[0]}
+    seats.seat([0], [[5, 9]], batch_size=2, capacity=20)  # a longer text: captured rounds hold another table
+    assert seats.places(2).shape == (2, 5) and seats.version != version

@@ -19,6 +19,7 @@ from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
 from outrider.drafters.best_first import BestFirst, BestFirstOptions
 from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions, TreeDrafter
+from outrider.models.attention.tree_tiles import Rows
 from outrider.models.decoder import Decoder
 from outrider.models.gpu.best_first import Search
 from outrider.models.gpu.branches import DeviceTree, StaticTree
@@ -115,7 +116,8 @@ def test_the_walk_is_that_of_the_coupled_rule(seed: int) -> None:
         assert frame.tokens[row, base + 1 : base + 1 + len(text)].tolist() == text
 
 
-def test_a_branch_moves_as_a_cache_commits_it() -> None:
+@pytest.mark.parametrize("page_len", [0, 4])
+def test_a_branch_moves_as_a_cache_commits_it(page_len: int) -> None:
     block = torch.randn(2, 2, 3, 2, 16, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     places, paths, bases = [2, 0], [[0, 2, 5], [0, 1, 4, 7]], [3, 6]
     cache = ContiguousCache(block[:, :, places].clone(), bases)
@@ -123,7 +125,15 @@ def test_a_branch_moves_as_a_cache_commits_it() -> None:
     table = torch.zeros(2, 5, dtype=torch.int64, device=DEVICE)
     for row, (base, nodes) in enumerate(zip(bases, paths, strict=True)):
         table[row, : 1 + len(nodes)] = torch.tensor([base, len(nodes) - 1, *nodes[1:]])
-    move_path(block, torch.tensor(places, dtype=torch.int32, device=DEVICE), table)
+    lengths, where = (torch.tensor(values, dtype=torch.int32, device=DEVICE) for values in (bases, places))
+    if page_len:
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(1)).to(DEVICE)  # pages anywhere
+        pages = block.unflatten(4, (-1, page_len)).transpose(3, 4).flatten(2, 3)
+        scattered = torch.empty_like(pages).index_copy(2, order, pages).contiguous()
+        move_path(scattered, Rows(lengths, order.view(3, 4)[where.long()].int().contiguous(), page_len), table)
+        block = scattered[:, :, order].unflatten(2, (3, 4)).transpose(3, 4).flatten(4, 5)
+    else:
+        move_path(block, Rows(lengths, where), table)
     for row, place in enumerate(places):
         length = cache.lengths[row]
         assert torch.equal(block[:, :, place, :, :length], cache.block[:, :, row, :, :length])

@@ -15,7 +15,7 @@ from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words, rotate_and_write
 from outrider.models.gpu import skinny, tuned
 from outrider.models.gpu.skinny import Norm, Tile, add_norm, product, reference_product
-from outrider.models.gpu.tiles import Kind, tile_for
+from outrider.models.gpu.tiles import Kind, num_parts, tile_for
 from outrider.models.packed import pack
 
 
@@ -193,16 +193,19 @@ def test_choices_measured_on_the_device_are_kept_and_taken(tmp_path: Path, monke
     tuned.choices.cache_clear()
     try:
         assert tuned.choices() == {}
-        tile, cut = Tile(16, 64, num_parts=2), Cut(3, block_queries=32)
+        tile, cut = Tile(16, 64, num_parts=3), Cut(3, block_queries=32)
         sizes = {"num_kv_heads": 2, "capacity": 1100}
         wanted = {
             tuned.tile_key("NARROW", 5, 96, bits=16): asdict(tile),
             tuned.cut_key(1, 8, num_kv_heads=2, capacity=1024): asdict(cut),
         }
         assert tuned.save(wanted).parent.parent == tmp_path
-        assert tile_for(Kind.NARROW, 9, 96) == replace(tile, num_parts=4)
-        assert tile_for(Kind.NARROW, 9, 96, bits=8) != replace(tile, num_parts=4)
+        assert tile_for(Kind.NARROW, 9, 96) == replace(tile, num_parts=num_parts(Kind.NARROW))
+        assert replace(tile_for(Kind.NARROW, 9, 96, bits=8), num_parts=3) != tile
         assert cut_for(1, 8, invariant=False, **sizes) == cut
         assert cut_for(1, 8, invariant=True, **sizes).piece_len == 256
+        tuned.save({tuned.cut_key(1, 8, num_kv_heads=2, capacity=1024): asdict(replace(cut, side_by_side=True))})
+        assert cut_for(1, 8, invariant=False, wide=True, **sizes).side_by_side
+        assert not cut_for(1, 8, invariant=False, **sizes).side_by_side  # pages, or a type that kernel does not know
     finally:
         tuned.choices.cache_clear()

@@ -7,7 +7,7 @@ slots: tokens, lengths, seeds and temperatures are data. A ``DeviceDrafter`` gue
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +74,7 @@ class DeviceDrafter(ABC):
 
     @property
     @abstractmethod
-    def version(self) -> int:
+    def version(self) -> Hashable:
         """Changes when memory that a captured round points to has moved."""
 
     @abstractmethod

@@ -90,9 +90,9 @@ def _join_in_order(
     is_query = index < GROUP
     dims = tl.arange(0, D)
     flat = row * num_nodes + node
-    begin(EARLY)
     length = tl.load(lengths + row)
     depth = start + node if CHAIN else tl.load(depths + flat)
+    begin(EARLY)
     query_at = (flat * HEADS * GROUP + head * GROUP + index)[:, None] * D + dims[None, :]
     q = tl.load(queries + query_at, mask=is_query[:, None], other=0.0)
     first_part = (row * HEADS + head) * num_pieces * num_queries + node * GROUP + index

@@ -59,6 +59,8 @@ class Cut:
     block_keys: int = 64
     num_warps: int = 4
     num_stages: int = 3
+    side_by_side: bool = False
+    """Two groups of warps with half of the queries each, softmax and products side by side (``tree_wide.py``)."""
     tail_queries: int = 16
     """Attention in the order of the text: rows of the tile that a node's own end of the keys is read with, by as many warps as
     there are sixteens of them, so that every tile adds up a row's weights in the same order."""

@@ -48,20 +48,24 @@ def pack_words(ancestors: Tensor) -> Tensor:
     return (padded.unflatten(-1, (num_words, _WORD)) << shifts).sum(-1)
 
 
-def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int, invariant: bool) -> Cut:
-    """What measured best on an H200; ``num_queries`` is nodes times query heads per key head."""
+def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int, invariant: bool, wide: bool = False) -> Cut:
+    """What measured best on an H200; ``num_queries`` is nodes times query heads per key head. ``wide``: the kernel for many of
+    them can be had (``limits.can_go_wide``)."""
     if invariant:
         tail = 64 if num_queries <= 128 else 16
         return Cut(-(-capacity // 256), 256, block_queries=64, tail_queries=tail)  # one tile: sums depend on how it is laid out
     tuned = choices().get(cut_key(batch_size, num_queries, num_kv_heads=num_kv_heads, capacity=capacity))
-    if tuned is not None:
+    if tuned is not None and (wide or not tuned.get("side_by_side")):
         return Cut(**tuned)
-    block = 16 if num_queries <= 16 else 32 if num_queries <= 32 else 64
-    shortest = {16: 128, 32: 128, 64: 256}[block]
+    wide = wide and num_queries >= 96 and capacity >= 4096  # it takes longer to begin
+    block = 16 if num_queries <= 16 else 32 if num_queries <= 32 else 128 if wide else 64
     num_programs = batch_size * num_kv_heads * -(-num_queries // block)
-    most = 528 if block < 64 else 264  # programs of the device's processors, of which large ones hold fewer
-    num_pieces = max(1, min(16, capacity // shortest, most // num_programs))
-    return Cut(num_pieces, shortest=shortest, block_queries=block, block_keys=128 if block == 16 else 64)
+    # programs of the device's processors, of which large ones hold fewer, and one where a piece is short
+    most = 528 if block < 64 else 264 if not wide and capacity >= 4096 else 132
+    num_pieces = max(1, min(16, capacity // 128, most // num_programs))
+    if wide:
+        return Cut(num_pieces, shortest=128, block_queries=block, block_keys=64, num_stages=4, side_by_side=True)
+    return Cut(num_pieces, shortest=128, block_queries=block, block_keys=128 if block == 16 else 64)
 
 
 def attend_tree(
@@ -69,27 +73,50 @@ def attend_tree(
 ) -> Tensor:
     """[B, N, Hq, D] from rotated queries of that shape and the keys and values of a layer, [R, Hkv, S, D] (pages: [P, Hkv, L,
     D]), into which the nodes' own are already written, at slots ``lengths[b] + start``.. of each row."""
-    keys, values = memory
+    keys = memory[0]
     batch_size, num_nodes, num_heads, head_dim = queries.shape
-    num_kv_heads, capacity = keys.shape[1], keys.shape[2]
+    num_kv_heads = keys.shape[1]
     num_queries = num_nodes * num_heads // num_kv_heads
     shape = (batch_size, num_kv_heads, cut.num_pieces, num_queries)
     parts = torch.empty(*shape, head_dim, dtype=torch.float32, device=keys.device)
     peaks = torch.empty(2, *shape, dtype=torch.float32, device=keys.device)
-    by_paths = cut.piece_len > 0 and sights.words is not None
+    if cut.side_by_side:
+        from outrider.models.attention.tree_wide import launch_wide as launch_pieces  # a language not every triton has
+    else:
+        launch_pieces = _launch_pieces
+    scale *= _LOG2E
+    launch_pieces(queries, memory, rows, sights=sights, cut=cut, scale=scale, parts=(parts, peaks))
+    if cut.piece_len > 0 and sights.words is not None:
+        return join_in_order(queries, memory, rows, parts=(parts, peaks), sights=sights, cut=cut, scale=scale)
+    out = torch.empty_like(queries)
+    _join_pieces[(triton.cdiv(num_queries, _JOINED), num_kv_heads, batch_size)](
+        parts, peaks, rows.lengths, out, num_nodes, sights.start, cut.num_pieces, GROUP=num_heads // num_kv_heads,
+        HEADS=num_kv_heads, D=head_dim, PIECE_LEN=cut.piece_len, SHORTEST=cut.shortest, BK=cut.block_keys,
+        PADDED=triton.next_power_of_2(cut.num_pieces), BQ=_JOINED, EARLY=launch.EARLY, num_warps=4, launch_pdl=launch.EARLY,
+    )  # fmt: skip
+    return out
+
+
+def _launch_pieces(
+    queries: Tensor,
+    memory: tuple[Tensor, Tensor],
+    rows: Rows,
+    *,
+    sights: Sights,
+    cut: Cut,
+    scale: float,
+    parts: tuple[Tensor, Tensor],
+) -> None:
+    """Fill ``parts`` with totals, and peaks with weights, of every piece; ``scale`` is that of powers of two."""
+    keys, values = memory
+    batch_size, num_nodes, num_heads, head_dim = queries.shape
+    num_kv_heads = keys.shape[1]
+    group = num_heads // num_kv_heads
     key_bytes = cut.block_keys * head_dim * keys.element_size()
-    sizes = {
-        "GROUP": num_heads // num_kv_heads,
-        "HEADS": num_kv_heads,
-        "D": head_dim,
-        "PIECE_LEN": cut.piece_len,
-        "SHORTEST": cut.shortest,
-    }
-    grid = (cut.num_pieces, num_kv_heads * triton.cdiv(num_queries, cut.block_queries), batch_size)
     copied = cut.block_queries >= 64 and not rows.page_len and can_copy(keys)
     block = [cut.block_keys, head_dim]
     tiles = [TensorDescriptor.from_tensor(part.view(-1, head_dim), block) for part in memory] if copied else memory
-    _attend_pieces[grid](
+    _attend_pieces[(cut.num_pieces, num_kv_heads * triton.cdiv(num_nodes * group, cut.block_queries), batch_size)](
         queries,
         keys,
         values,
@@ -97,16 +124,19 @@ def attend_tree(
         rows.lengths,
         rows.places,
         rows.lengths if sights.words is None else sights.words,
-        parts,
-        peaks,
+        *parts,
         num_nodes,
         sights.start,
-        capacity,
+        keys.shape[2],
         rows.places.shape[1] if rows.page_len else 0,
-        scale * _LOG2E,
-        **sizes,
+        scale,
+        GROUP=group,
+        HEADS=num_kv_heads,
+        D=head_dim,
+        PIECE_LEN=cut.piece_len,
+        SHORTEST=cut.shortest,
         WORDS=0 if sights.words is None else sights.words.shape[2],
-        BY_PATHS=by_paths,
+        BY_PATHS=cut.piece_len > 0 and sights.words is not None,
         COPIED=copied,
         PAGED=rows.page_len > 0,
         BQ=cut.block_queries,
@@ -116,14 +146,6 @@ def attend_tree(
         num_stages=stages_that_fit(cut.num_stages, 2 * key_bytes, other_bytes=key_bytes * cut.block_queries // cut.block_keys),
         launch_pdl=launch.EARLY,
     )
-    if by_paths:
-        return join_in_order(queries, memory, rows, parts=(parts, peaks), sights=sights, cut=cut, scale=scale * _LOG2E)
-    out = torch.empty_like(queries)
-    _join_pieces[(triton.cdiv(num_queries, _JOINED), num_kv_heads, batch_size)](
-        parts, peaks, rows.lengths, out, num_nodes, sights.start, cut.num_pieces, **sizes, BK=cut.block_keys,
-        PADDED=triton.next_power_of_2(cut.num_pieces), BQ=_JOINED, EARLY=launch.EARLY, num_warps=4, launch_pdl=launch.EARLY,
-    )  # fmt: skip
-    return out
 
 
 @triton.jit
@@ -140,7 +162,10 @@ def _seen(words, query, node, other, start, is_query, WORDS: tl.constexpr):
     if WORDS == 0:
         return other[None, :] <= start + node[:, None]
     safe = tl.minimum(tl.maximum(other, 0), WORDS * 64 - 1)
-    word = tl.load(words + (query * WORDS)[:, None] + (safe // 64)[None, :], mask=is_query[:, None], other=0)
+    if WORDS == 1:
+        word = tl.load(words + query, mask=is_query, other=0)[:, None]
+    else:
+        word = tl.load(words + (query * WORDS)[:, None] + (safe // 64)[None, :], mask=is_query[:, None], other=0)
     return (other < 0)[None, :] | (((word >> (safe % 64)[None, :].to(tl.int64)) & 1) != 0)
 
 
@@ -162,12 +187,13 @@ def _attend_pieces(
     node = index // GROUP
     query = row * num_nodes + node
     dims = tl.arange(0, D)
-    begin(EARLY)
-    length = tl.load(lengths + row)
+    length = tl.load(lengths + row)  # written long before the kernel in front, so there is nothing to wait for
+    first_slot = (tl.load(places + row) * HEADS + head) * capacity if COPIED else 0
     num_slots = length + start + num_nodes
     size = _piece_len(num_slots, num_pieces, PIECE_LEN, SHORTEST, BK)
     low = piece * size
     high = tl.minimum(low + size, num_slots)
+    begin(EARLY)
     query_at = queries + (query * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
     q = tl.load(query_at, mask=is_query[:, None], other=0.0)
     peak = tl.full((BQ,), float("-inf"), tl.float32)
@@ -176,9 +202,8 @@ def _attend_pieces(
     whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot is seen by all
     for first in range(low, whole, BK):
         if COPIED:
-            place = (tl.load(places + row) * HEADS + head) * capacity + first
-            k = key_tiles.load([place, 0]).T
-            v = value_tiles.load([place, 0])
+            k = key_tiles.load([first_slot + first, 0]).T
+            v = value_tiles.load([first_slot + first, 0])
         else:
             slots = first + tl.arange(0, BK)
             at = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
@@ -226,9 +251,9 @@ def _join_pieces(
     is_query = index < num_queries
     head = tl.program_id(1)
     row = tl.program_id(2)
-    begin(EARLY)
     num_slots = tl.load(lengths + row) + start + num_nodes
     num_used = tl.cdiv(num_slots, _piece_len(num_slots, num_pieces, PIECE_LEN, SHORTEST, BK))
+    begin(EARLY)
     num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
     first = (row * HEADS + head) * num_pieces * num_queries + index
     dims = tl.arange(0, D)
@@ -270,14 +295,14 @@ def rotate_and_write(
     bias: Tensor | None = None,
     norms: tuple[Tensor, Tensor, float] | None = None,
 ) -> Tensor:
-    """Rotated queries [B, N, Hq, D] out of [B, N, (Hq + 2 Hkv) * D]; rotated keys and the values go to slots
-    ``lengths[b] + start + n``. ``tables`` are cosines and signed sines [S, D], None for a layer without positions; ``norms``
-    are those of queries and keys per head, and their eps."""
+    """Rotated queries [B, N, Hq, D] out of [B, N, (Hq + 2 Hkv) * D], or of [parts, B, N, ..] yet to be added up; rotated keys
+    and the values go to slots ``lengths[b] + start + n``. ``tables`` are cosines and signed sines [S, D], None for a layer
+    without positions; ``norms`` are those of queries and keys per head, and their eps."""
     keys, values = memory
-    batch_size, num_nodes, width = qkv.shape
+    batch_size, num_nodes, width = qkv.shape[-3:]
     num_kv_heads, capacity, head_dim = keys.shape[1], keys.shape[2], keys.shape[3]
     num_heads = width // head_dim - 2 * num_kv_heads
-    queries = torch.empty(batch_size, num_nodes, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    queries = torch.empty(batch_size, num_nodes, num_heads, head_dim, dtype=keys.dtype, device=qkv.device)
     cos, sin = tables if tables is not None else (qkv, qkv)
     block = math.gcd(math.gcd(num_heads, num_kv_heads), 8)  # heads of one sort per program
     _rotate_and_write[((num_heads + 2 * num_kv_heads) // block, batch_size * num_nodes)](
@@ -302,6 +327,7 @@ def rotate_and_write(
         KV_HEADS=num_kv_heads,
         BLOCK=block,
         D=head_dim,
+        PARTS=1 if qkv.dim() == 3 else len(qkv),
         CHAIN=sights.depths is None,
         TURNS=tables is not None,
         HAS_BIAS=bias is not None,
@@ -318,8 +344,8 @@ def rotate_and_write(
 def _rotate_and_write(
     qkv, queries, keys, values, lengths, places, depths, cos, sin, bias, q_norm, k_norm,
     capacity, num_pages, eps, num_nodes, start,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, CHAIN: tl.constexpr,
-    TURNS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr, PAGED: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    CHAIN: tl.constexpr, TURNS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr, PAGED: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK
@@ -332,10 +358,18 @@ def _rotate_and_write(
     own = heads[:, None] * D + dims[None, :]
     other = heads[:, None] * D + partners[None, :]
     at = qkv + flat.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
+    length = tl.load(lengths + row)  # like all the rest but the sums, written long before the kernel in front
+    turns = TURNS and first < HEADS + KV_HEADS
+    position = length + (start + node if CHAIN else tl.load(depths + flat))
+    c = tl.load(cos + position * D + dims, mask=turns, other=0.0).to(tl.float32)[None, :]
+    s = tl.load(sin + position * D + dims, mask=turns, other=0.0).to(tl.float32)[None, :]
     begin(EARLY)
-    length = tl.load(lengths + row)
     x = tl.load(at + own).to(tl.float32)
     turned = tl.load(at + other).to(tl.float32)
+    for _ in tl.static_range(1, PARTS):
+        at += tl.num_programs(1).to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
+        x += tl.load(at + own).to(tl.float32)
+        turned += tl.load(at + other).to(tl.float32)
     if HAS_BIAS:
         x += tl.load(bias + own).to(tl.float32)
         turned += tl.load(bias + other).to(tl.float32)
@@ -346,9 +380,6 @@ def _rotate_and_write(
             x *= scale * tl.load(gains + dims).to(tl.float32)[None, :]
             turned *= scale * tl.load(gains + partners).to(tl.float32)[None, :]
         if TURNS:
-            position = length + (start + node if CHAIN else tl.load(depths + flat))
-            c = tl.load(cos + position * D + dims).to(tl.float32)[None, :]
-            s = tl.load(sin + position * D + dims).to(tl.float32)[None, :]
             x = x * c + turned * s
     end(EARLY)
     y = x.to(queries.dtype.element_ty)

@@ -9,12 +9,13 @@ of each position.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
+from outrider.cache.paged import PagedCache
 from outrider.core.device_round import DeviceDrafter, Frame
 from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.gpu.arena import DeviceCache
@@ -24,23 +25,35 @@ from outrider.models.gpu.decoder import FastDecoder, Step
 
 @final
 class Seats:
-    """Which rows of a decoder's arena the slots of a frame stand in. Empty slots share a spare row, for they are scored too."""
+    """Which memory of a decoder the slots of a frame stand in: rows of its arena, or pages of its pool, enough of them for the
+    whole text from the beginning. Empty slots share a spare row or page, for they are scored too."""
 
     def __init__(self, model: FastDecoder) -> None:
         self.model = model
-        self._spare = DeviceCache.empty(model.arena, 1)
-        self._caches: dict[tuple[int, int], DeviceCache] = {}
+        self._spare = model.new_cache(1)
+        self._spare.reserve(1)
+        self._caches: dict[tuple[int, int], DeviceCache | PagedCache] = {}
         self._places: dict[int, Tensor] = {}
+        self._num_moved = 0
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Changes when something that a captured round points to has moved."""
+        return self.model.memory.version, self._num_moved
 
     def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
-        """Prefill all tokens of ``rows`` but the last, each into the arena row of a slot."""
+        """Prefill all tokens of ``rows`` but the last, each into the memory of a slot."""
         for slot in slots:
             self._caches.pop((batch_size, slot), None)
-        cache = DeviceCache.empty(self.model.arena, len(slots))
-        self.model.arena.ensure(capacity)
+        cache = self.model.new_cache(len(slots))
+        if isinstance(cache, DeviceCache):
+            cache.arena.ensure(capacity)
         self.model.prefill([row[:-1] for row in rows], cache)
-        for index, slot in enumerate(slots):
-            self._caches[batch_size, slot] = cache.fork([index])
+        alone = [cache.fork([index]) for index in range(len(slots))]
+        del cache  # nobody shares them any more
+        for slot, one in zip(slots, alone, strict=True):
+            one.reserve(capacity - one.lengths[0])
+            self._caches[batch_size, slot] = one
         self._tell(batch_size)
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
@@ -51,22 +64,41 @@ class Seats:
             self.model.prefill([row[length:-1]], cache)
 
     def leave(self, batch_size: int) -> None:
-        """Give the rows back."""
+        """Give the memory back."""
         for key in [key for key in self._caches if key[0] == batch_size]:
             del self._caches[key]
         self._tell(batch_size)
 
+    def rows(self, lengths: Tensor) -> Rows:
+        """What kernels read, behind so many [B] committed tokens. The places are at an address that stays."""
+        return Rows(lengths.int(), self.places(len(lengths)), self.model.page_len)
+
+    def num_slots(self, batch_size: int) -> int:
+        """Tokens a slot may ever hold."""
+        if not self.model.page_len:
+            return self.model.arena.capacity
+        return self.places(batch_size).shape[1] * self.model.page_len
+
     def places(self, batch_size: int) -> Tensor:
-        """[B] int32, at an address that stays."""
+        """[B] int32 rows or [B, P] pages, at an address that stays."""
         if batch_size not in self._places:
-            with torch.inference_mode(False):  # whoever asks first, anybody may write to it
-                self._places[batch_size] = torch.zeros(batch_size, dtype=torch.int32, device=self.model.device)
             self._tell(batch_size)
         return self._places[batch_size]
 
     def _tell(self, batch_size: int) -> None:
         caches = [self._caches.get((batch_size, slot), self._spare) for slot in range(batch_size)]
-        self.places(batch_size).copy_(torch.tensor([cache.places[0] for cache in caches], dtype=torch.int32))
+        held = [cache.places if isinstance(cache, DeviceCache) else cache.pages[0] for cache in caches]
+        places = self._places.get(batch_size)
+        width = max(map(len, held))
+        if places is None or places.numel() < batch_size * width:
+            shape = (batch_size, width) if self.model.page_len else (batch_size,)
+            self._num_moved += places is not None
+            with torch.inference_mode(False):  # whoever asks first, anybody may write to it
+                places = self._places[batch_size] = torch.zeros(shape, dtype=torch.int32, device=self.model.device)
+        spare = self._spare.places[0] if isinstance(self._spare, DeviceCache) else self._spare.pages[0][0]
+        width = places.numel() // batch_size
+        padded = [[*one, *[spare] * (width - len(one))] for one in held]
+        places.copy_(torch.tensor(padded, dtype=torch.int32).view_as(places))
 
 
 @final
@@ -102,8 +134,8 @@ class ModelDrafter(DeviceDrafter, ABC):
         self._seats = Seats(model)
 
     @property
-    def version(self) -> int:
-        return self.model.arena.version
+    def version(self) -> Hashable:
+        return self._seats.version
 
     def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
         self._seats.seat(slots, rows, batch_size=batch_size, capacity=capacity)
@@ -125,8 +157,9 @@ class ModelDrafter(DeviceDrafter, ABC):
         return self.model.logits(again.last(hidden.view(*tokens.shape, -1), frame, first))
 
     def _step(self, lengths: Tensor, num_nodes: int, sights: Sights) -> Step:
-        rows = Rows(lengths.int(), self._seats.places(len(lengths)))
-        return self.model.step((len(lengths), num_nodes), rows, sights, num_slots=self.model.arena.capacity)
+        seats = self._seats
+        shape = (len(lengths), num_nodes)
+        return self.model.step(shape, seats.rows(lengths), sights, num_slots=seats.num_slots(len(lengths)))
 
 
 @final

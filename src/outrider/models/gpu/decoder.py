@@ -26,6 +26,7 @@ from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words, rotate_and_write
 from outrider.models.config import ModelConfig
 from outrider.models.gpu.arena import Arena, ArenaShape, DeviceCache, flat_rows, rows_in
+from outrider.models.gpu.limits import can_go_wide
 from outrider.models.gpu.products import added, multiply
 from outrider.models.gpu.replay import PassGraphs
 from outrider.models.gpu.skinny import Norm, add_norm
@@ -65,6 +66,7 @@ class FastDecoder(LayeredTarget):
         shape = ArenaShape(config.num_layers, config.num_kv_heads, config.head_dim)
         self.arena = Arena(shape, dtype=self.dtype, device=self.device)
         self.page_len = page_len
+        self._is_wide = not page_len and can_go_wide(config.head_dim, self.dtype)
         pages = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
         self.pool = PagePool(pages, dtype=self.dtype, device=self.device, page_len=page_len) if page_len else None
         self._tables = [
@@ -136,8 +138,14 @@ class FastDecoder(LayeredTarget):
         if shape[1] > 64 and not self.is_invariant:
             cut = Cut(1, block_queries=64)
         else:
-            heads = self.config.num_kv_heads
-            cut = cut_for(shape[0], shape[1] * group, num_kv_heads=heads, capacity=num_slots, invariant=self.is_invariant)
+            cut = cut_for(
+                shape[0],
+                shape[1] * group,
+                num_kv_heads=self.config.num_kv_heads,
+                capacity=num_slots,
+                invariant=self.is_invariant,
+                wide=self._is_wide,
+            )
         return Step(shape, rows, sights, cut)
 
     def forward(self, tokens: Tensor, step: Step, *, taps: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
@@ -172,14 +180,16 @@ class FastDecoder(LayeredTarget):
             if route is None or route.attention[index]:
                 parts = self._attention(add_norm(x, parts, self._norm(layer.rest.attention_norm)), index, step)
             if route is None or route.mlp[index]:
-                gated = self._product(add_norm(x, parts, self._norm(layer.rest.mlp_norm)), layer.gate_up, Kind.GATED)
+                normed = add_norm(x, parts, self._norm(layer.rest.mlp_norm))
+                gated = self._product(normed, layer.gate_up, Kind.GATED)
                 parts = self._product(gated, layer.down, Kind.NARROW)
         return x, parts, tapped
 
     def _attention(self, x: Tensor, index: int, step: Step) -> Tensor:
         """What attention adds to the stream, from its norm."""
         layer, config, memory = self.weights.layers[index], self.config, self.memory.memory(index)
-        qkv = self._product(x, layer.qkv, Kind.WIDE).view(*step.shape, -1)
+        qkv = self._product(x, layer.qkv, Kind.WIDE)
+        qkv = qkv.view(*qkv.shape[:-2], *step.shape, -1)
         rope = config.rope_of_layer[index]
         tables = None if rope is None else (self._tables[rope].cos, self._tables[rope].sin)
         rest = layer.rest

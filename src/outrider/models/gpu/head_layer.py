@@ -137,7 +137,8 @@ class FastHead:
 
     def _attention(self, x: Tensor, standing: Standing) -> Tensor:
         batch_size, num_nodes, width = x.shape
-        qkv = multiply(x.view(-1, width), self._qkv, Kind.WIDE).view(batch_size, num_nodes, -1)
+        qkv = multiply(x.view(-1, width), self._qkv, Kind.WIDE)
+        qkv = qkv.view(*qkv.shape[:-2], batch_size, num_nodes, -1)
         memory, rows, sights, config = standing.memory, standing.rows, standing.sights, self.config
         tables = (self._table.cos, self._table.sin)
         queries = rotate_and_write(qkv, memory, rows, sights=sights, tables=tables, bias=self._bias)

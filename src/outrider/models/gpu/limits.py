@@ -6,13 +6,16 @@ number. Hopper and later have an engine that fetches tiles, so that threads need
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
+from importlib.metadata import version
 
 import torch
 from torch import Tensor
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 """Instructions of Hopper and later are there; never so for interpreted kernels."""
+_IS_HOPPER = HOPPER and torch.cuda.get_device_capability()[0] == 9
 _RESERVE = 2048
 """Bytes a kernel may need beside its operands."""
 
@@ -37,3 +40,12 @@ def stages_that_fit(num_stages: int, stage_bytes: int, *, other_bytes: int = 0, 
     """Of ``num_stages`` copies of ``stage_bytes``, as many as fit beside ``other_bytes``; at least one."""
     room = (shared_memory() if limit is None else limit) - _RESERVE - other_bytes
     return max(1, min(num_stages, room // stage_bytes))
+
+
+def can_go_wide(head_dim: int, dtype: torch.dtype) -> bool:
+    """Attention's kernel for many queries can be had (``attention/tree_wide.py``): Hopper itself, and a triton with the
+    language it is written in. ``OUTRIDER_WIDE_ATTENTION=0`` turns it off."""
+    wanted = _IS_HOPPER and os.environ.get("OUTRIDER_WIDE_ATTENTION", "1") == "1"
+    if not wanted or head_dim not in (64, 128) or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return (3, 6) <= tuple(map(int, version("triton").split(".")[:2])) < (4, 0)

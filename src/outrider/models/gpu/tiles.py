@@ -36,35 +36,44 @@ class Kind(Enum):
     HEAD = "head"
 
 
+def num_parts(kind: Kind, bits: int = 16) -> int:
+    """Parts of a matrix's sum. Results depend on it, so it depends on nothing but the matrix."""
+    if bits < 16:
+        return 4 if kind is Kind.NARROW else 1
+    return 2 if kind in (Kind.NARROW, Kind.WIDE) else 1
+
+
 def tile_for(kind: Kind, num_rows: int, num_outputs: int, *, bits: int = 16) -> Tile:
-    """The tile that measured best. The number of parts depends on the matrix alone, and so do the results."""
-    num_parts = 4 if kind is Kind.NARROW else 1
+    """The tile that measured best."""
+    parts = num_parts(kind, bits)
     tuned = choices().get(tile_key(kind.name, num_rows, num_outputs, bits=bits))
     if tuned is not None:
-        return Tile(**{**tuned, "num_parts": num_parts})
+        return Tile(**{**tuned, "num_parts": parts})
     bm = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
     if bits < 16:
-        return _tile_of_few_bits(kind, bm, num_parts, bits)
-    if num_outputs * num_parts < 48 * _PROGRAMS:
-        return Tile(16 if num_outputs * num_parts < 32 * _PROGRAMS else 32, 128, bm=bm, num_parts=num_parts)
+        return _tile_of_few_bits(kind, bm, parts, bits)
+    if num_outputs * parts < 48 * _PROGRAMS:
+        return Tile(16 if num_outputs * parts < 32 * _PROGRAMS else 32, 128, bm=bm, num_parts=parts)
     if kind is Kind.NARROW:
-        return Tile(64, 128, num_stages=3, bm=bm, num_parts=num_parts)
+        return Tile(64, 128, num_stages=6, bm=bm, num_parts=parts, copied=bm == 64)
     if kind is Kind.WIDE:
-        return Tile(64, 64, num_stages=8, bm=bm) if bm == 64 else Tile(64, 128, bm=bm)
+        return (
+            Tile(128, 64, num_stages=6, bm=bm, num_parts=parts, copied=True)
+            if bm == 64
+            else Tile(64, 128, bm=bm, num_parts=parts)
+        )
     if kind is Kind.HEAD:
-        return Tile(64, 64, num_stages=6, bm=bm, copied=True) if bm == 64 else Tile(64, 128, bm=bm, copied=True)
+        return Tile(128, 64, bm=bm, copied=True) if bm == 64 else Tile(64, 128, bm=bm, copied=True)
     if bm == 16:
         return Tile(64, 128, num_stages=3, bm=bm)
-    return Tile(128, 128, num_stages=3, bm=bm, copied=True) if bm == 32 else Tile(64, 128, bm=bm, copied=True)
+    return Tile(128, 128, num_stages=3, bm=bm, copied=True) if bm == 32 else Tile(64, 64, num_stages=3, bm=bm, copied=True)
 
 
-def _tile_of_few_bits(kind: Kind, bm: int, num_parts: int, bits: int) -> Tile:
+def _tile_of_few_bits(kind: Kind, bm: int, parts: int, bits: int) -> Tile:
     if bits == 8:
-        return (
-            Tile(64, 128, num_stages=6, bm=bm, num_parts=num_parts) if bm == 64 else Tile(32, 256, bm=bm, num_parts=num_parts)
-        )
+        return Tile(64, 128, num_stages=6, bm=bm, num_parts=parts) if bm == 64 else Tile(32, 256, bm=bm, num_parts=parts)
     if bm == 64:
-        return Tile(128, 128, num_stages=6, bm=bm, num_parts=num_parts) if kind is not Kind.GATED else Tile(64, 128, bm=bm)
+        return Tile(128, 128, num_stages=6, bm=bm, num_parts=parts) if kind is not Kind.GATED else Tile(64, 128, bm=bm)
     if kind in (Kind.NARROW, Kind.GATED):
-        return Tile(32, 128, num_warps=2, num_stages=6, bm=bm, num_parts=num_parts)
+        return Tile(32, 128, num_warps=2, num_stages=6, bm=bm, num_parts=parts)
     return Tile(64, 128, bm=bm)

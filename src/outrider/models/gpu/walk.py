@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.core.device_round import Frame
+from outrider.models.attention.tree_tiles import Rows, slots_at
 from outrider.models.gpu.choose import Bests, choice_of
 
 RING = 4
@@ -92,24 +93,28 @@ def _walk_and_commit(
     tl.store(rounds + row, number + 1)
 
 
-def move_path(block: Tensor, places: Tensor, path: Tensor) -> None:
-    """Move the nodes of every row's ``path`` next to its root in ``block`` [L, 2, R, Hkv, S, D]."""
-    num_layers, _, num_rows, num_heads, capacity, head_dim = block.shape
+def move_path(block: Tensor, rows: Rows, path: Tensor) -> None:
+    """Move the nodes of every row's ``path`` next to its root in ``block`` [L, 2, R, Hkv, S, D] of rows or pages."""
+    num_layers, _, num_places, num_heads, capacity, head_dim = block.shape
     _move_path[(num_layers * 2 * num_heads, len(path))](
-        block, places, path, num_rows, capacity, path.shape[1], HEADS=num_heads, D=head_dim, num_warps=1
-    )
+        block, rows.places, path, num_places, capacity, rows.places.shape[1] if rows.page_len else 0, path.shape[1],
+        HEADS=num_heads, D=head_dim, PAGED=rows.page_len > 0, num_warps=1,
+    )  # fmt: skip
 
 
 @triton.jit
-def _move_path(block, places, path, num_rows, capacity, width, HEADS: tl.constexpr, D: tl.constexpr):
+def _move_path(
+    block, places, path, num_places, capacity, num_pages, width, HEADS: tl.constexpr, D: tl.constexpr, PAGED: tl.constexpr
+):
     part = tl.program_id(0) // HEADS
     head = tl.program_id(0) % HEADS
     row = tl.program_id(1)
-    place = tl.load(places + row)
     base = tl.load(path + row * width)
     dims = tl.arange(0, D)
-    memory = block + (((part * num_rows + place).to(tl.int64) * HEADS + head) * capacity + base) * D + dims
+    memory = block + part.to(tl.int64) * num_places * HEADS * capacity * D + dims
     for index in range(tl.load(path + row * width + 1)):
         node = tl.load(path + row * width + 2 + index)
         if node != index + 1:
-            tl.store(memory + (index + 1) * D, tl.load(memory + node * D))
+            source = slots_at(places, row, head, base + node, True, capacity, num_pages, HEADS, PAGED)
+            to = slots_at(places, row, head, base + index + 1, True, capacity, num_pages, HEADS, PAGED)
+            tl.store(memory + to * D, tl.load(memory + source * D))
