@@ -1,17 +1,16 @@
-"""Which tile multiplies which matrix at how many rows. Microseconds of an 8B decoder on an H200 (benchmarks/gpu_probe.py):
+"""Which tile multiplies which matrix at how many rows. Microseconds of an 8B decoder on an H200, 16 bits inside a pass:
 
-    rows           8               64              cuBLAS, 8 and 64    floor
-    qkv            16.1            18.0            16.6    16.6        11.7
-    out            10.3            11.8            13.7    12.5         7.8
-    gate and up    56.8            60.6            57.1    62.1        54.6        (ours with the activation)
-    down           29.9            32.2            32.4    36.1        27.3
-    head          240.3           260.3           244.0   271.9       244.3
+    rows           1               64              cuBLAS, 8 and 64    floor
+    qkv            14.0            16.1            16.6    16.6        11.7
+    out             9.5            11.5            13.7    12.5         7.8
+    gate and up    55.8            60.3            57.1    62.1        54.6        (ours with the activation)
+    down           28.1            31.5            32.4    36.1        27.3
+    head          235.5           254.5           244.0   271.9       244.3
 
-    8 bits         14.6  8.8  51.5  22.3  177       22.3  12.1  66.0  33.0  248      (qkv, out, gate and up, down, head)
-    4 bits         20.6  7.4  37.6  20.5  129       31.2  11.5  57.7  33.1  268
+    8 bits (8 rows)  14.6  8.8  51.5  22.3  177     22.3  12.1  66.0  33.0  248      (qkv, out, gate and up, down, head)
+    4 bits (8 rows)  20.6  7.4  37.6  20.5  129     31.2  11.5  57.7  33.1  268
 
-PyTorch's own product for 4 bits takes 22.2, 13.7, 78.7, 41.5 and 334 at 8 rows, its one for 8 bits thirty times ours. Where
-cuBLAS alone is a little faster (qkv at 64 rows) ours still is in a chain, since its launch overlaps (``launch.py``).
+PyTorch's own product for 4 bits takes 22.2, 13.7, 78.7, 41.5 and 334 at 8 rows, its one for 8 bits thirty times ours.
 """
 
 from __future__ import annotations
