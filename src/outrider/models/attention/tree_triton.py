@@ -353,43 +353,44 @@ def _rotate_and_write(
     flat = tl.program_id(1)
     row = flat // num_nodes
     node = flat % num_nodes
-    dims = tl.arange(0, D)
-    partners = (dims + D // 2) % D
-    own = heads[:, None] * D + dims[None, :]
-    other = heads[:, None] * D + partners[None, :]
+    dims = tl.arange(0, D // 2)  # of the first half; a number turns with its partner in the second
+    low = heads[:, None] * D + dims[None, :]
+    high = low + D // 2
     at = qkv + flat.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
     length = tl.load(lengths + row)  # like all the rest but the sums, written long before the kernel in front
     turns = TURNS and first < HEADS + KV_HEADS
-    position = length + (start + node if CHAIN else tl.load(depths + flat))
-    c = tl.load(cos + position * D + dims, mask=turns, other=0.0).to(tl.float32)[None, :]
-    s = tl.load(sin + position * D + dims, mask=turns, other=0.0).to(tl.float32)[None, :]
+    angle = (length + (start + node if CHAIN else tl.load(depths + flat))) * D + dims
+    low_cos = tl.load(cos + angle, mask=turns, other=0.0).to(tl.float32)[None, :]
+    low_sin = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)[None, :]
+    high_cos = tl.load(cos + angle + D // 2, mask=turns, other=0.0).to(tl.float32)[None, :]
+    high_sin = tl.load(sin + angle + D // 2, mask=turns, other=0.0).to(tl.float32)[None, :]
     begin(EARLY)
-    x = tl.load(at + own).to(tl.float32)
-    turned = tl.load(at + other).to(tl.float32)
+    x = tl.load(at + low).to(tl.float32)
+    y = tl.load(at + high).to(tl.float32)
     for _ in tl.static_range(1, PARTS):
         at += tl.num_programs(1).to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
-        x += tl.load(at + own).to(tl.float32)
-        turned += tl.load(at + other).to(tl.float32)
+        x += tl.load(at + low).to(tl.float32)
+        y += tl.load(at + high).to(tl.float32)
     if HAS_BIAS:
-        x += tl.load(bias + own).to(tl.float32)
-        turned += tl.load(bias + other).to(tl.float32)
+        x += tl.load(bias + low).to(tl.float32)
+        y += tl.load(bias + high).to(tl.float32)
     if first < HEADS + KV_HEADS:
         if HAS_NORMS:
-            scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+            scale = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / D + eps)[:, None]
             gains = q_norm if first < HEADS else k_norm
             x *= scale * tl.load(gains + dims).to(tl.float32)[None, :]
-            turned *= scale * tl.load(gains + partners).to(tl.float32)[None, :]
+            y *= scale * tl.load(gains + dims + D // 2).to(tl.float32)[None, :]
         if TURNS:
-            x = x * c + turned * s
+            x, y = x * low_cos + y * low_sin, y * high_cos + x * high_sin
     end(EARLY)
-    y = x.to(queries.dtype.element_ty)
+    x, y = x.to(queries.dtype.element_ty), y.to(queries.dtype.element_ty)
     if first < HEADS:
-        tl.store(queries + flat.to(tl.int64) * HEADS * D + own, y)
+        tl.store(queries + flat.to(tl.int64) * HEADS * D + low, x)
+        tl.store(queries + flat.to(tl.int64) * HEADS * D + high, y)
     else:
         kv_heads = (heads - HEADS) % KV_HEADS
         slot = length + start + node
-        to = slots_at(places, row, kv_heads, slot, True, capacity, num_pages, KV_HEADS, PAGED)
-        if first < HEADS + KV_HEADS:
-            tl.store(keys + to[:, None] * D + dims[None, :], y)
-        else:
-            tl.store(values + to[:, None] * D + dims[None, :], y)
+        to = slots_at(places, row, kv_heads, slot, True, capacity, num_pages, KV_HEADS, PAGED)[:, None] * D + dims[None, :]
+        memory = keys if first < HEADS + KV_HEADS else values
+        tl.store(memory + to, x)
+        tl.store(memory + to + D // 2, y)
