@@ -315,6 +315,19 @@ def _doubting(policy: Policy, boast: float, num_rounds: int) -> tuple[list[int],
     return lengths, tokens / seconds, plan
 
 
+def test_rounds_of_a_request_that_ended_are_learnt_from() -> None:
+    """Requests too short for a decision of their own: what they saved still pays for probes, and what they showed is known."""
+    policy = Adaptive()
+    for _ in range(60):
+        state = policy.start(1)
+        for _ in range(30):
+            depth = policy.plan(state, 1).max_depth[0]
+            policy.update(state, observation([depth], [0], draft_seconds=0.5 * depth))
+    assert policy.experience.num_probes >= 5, "a drafter that never helped is asked again now and then"
+    policy.start(1)
+    assert not state.unread and state.num_plain == 0
+
+
 @pytest.mark.parametrize("boast", [1.0, 1.5])
 def test_drafts_end_where_they_are_doubted_and_beat_every_fixed_length(boast: float) -> None:
     """The chance of a guess is 0.625 on average; a fixed length can know no more than that."""

@@ -47,6 +47,8 @@ _PROBE_INTERVAL = 16
 """Fewest rounds from one probe to the next."""
 _PROBE_CAP = 2.0
 """Plain rounds a probe of more than one guess may cost."""
+_PLAIN_RUN = 3
+"""Plain rounds of a probe while drafting. The first is not timed: a pass of another width than the ones before is slow."""
 _CLOSE = 1.5
 """Speed, plain decoding being 1, below which it matters what a plain round costs now."""
 _THINKING_SHARE = 0.008
@@ -117,6 +119,8 @@ class _State(RowState):
     plan: Plan | None = None
     """... as a plan."""
     is_probe: bool = False
+    num_more: int = field(default=0, repr=False)
+    """Rounds of this probe that are still to come."""
 
     def learn(self) -> None:
         """Read the rounds since the last decision."""
@@ -156,7 +160,12 @@ class Adaptive(Policy):
             losses=Purse(self.options.loss_share, _START_CREDIT, cap=_MOST_CREDIT),
         )
 
+        self._latest: _State | None = None
+        """The state that was last told of a round; its request may have ended before it was learnt from."""
+
     def start(self, num_rows: int) -> _State:
+        if self._latest is not None:
+            self._latest.learn()
         horizon = self.options.horizon
         rows = [Row(PositionRates(horizon), PositionRates(horizon), Trust(horizon)) for _ in range(num_rows)]
         return _State(self.experience, rows)
@@ -166,10 +175,13 @@ class Adaptive(Policy):
         num_rounds = self.experience.num_rounds
         if num_rounds < len(_CALIBRATION):
             return self._take(state, min(_CALIBRATION[num_rounds], self.options.num_draft_tokens))
+        if state.is_probe and state.num_more and state.plan is not None:
+            state.num_more -= 1
+            return state.plan
         if state.outlook is None or self._is_due(state):
             outlook = self._decide(state)
             probe = self._probe(state, outlook)
-            state.is_probe = probe is not None
+            state.is_probe, state.num_more = probe is not None, _PLAIN_RUN - 1 if state.best and probe == 0 else 0
             return self._take(state, state.best if probe is None else probe)
         if state.is_probe or state.plan is None:
             state.is_probe = False
@@ -195,6 +207,10 @@ class Adaptive(Policy):
         known = self.experience
         known.num_rounds += 1
         state.seconds += observation.seconds
+        self._latest = state
+        if state.is_probe and state.num_more == _PLAIN_RUN - 1:
+            state.num_plain += 1
+            return
         if state.depth == 0 and state.outlook is not None and not state.is_probe and known.num_rounds % _PLAIN_SAMPLE:
             state.num_plain += 1
             return
@@ -264,7 +280,7 @@ class Adaptive(Policy):
         catch_up = known.costs.of(len(state.rows)).catch_up(max(row.lag for row in state.rows))
         purse = known.probes.balance - catch_up / outlook.seconds[0]
         lengths = range(wanted, best, -1) if wanted > best else (wanted,) if wanted < best else ()
-        probe = next((k for k in lengths if outlook.risk(k, gain) <= purse), None)
+        probe = next((k for k in lengths if outlook.risk(k, gain) * (1 if k else _PLAIN_RUN) <= purse), None)
         if probe is not None:
             known.last_probe = known.num_rounds
             known.num_probes += 1
