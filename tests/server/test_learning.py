@@ -1,4 +1,4 @@
-"""``outrider serve --learn``, whole: a draft that was spoilt learns from what is served, takes its place, and no text changes."""
+"""``outrider serve --learn``, whole: a spoilt draft learns from what is served, takes its place, and no text changes."""
 
 from __future__ import annotations
 

@@ -159,7 +159,6 @@ class Adaptive(Policy):
             probes=Purse(self.options.probe_share, 0.0, cap=_PROBE_CAP),
             losses=Purse(self.options.loss_share, _START_CREDIT, cap=_MOST_CREDIT),
         )
-
         self._latest: _State | None = None
         """The state that was last told of a round; its request may have ended before it was learnt from."""
 

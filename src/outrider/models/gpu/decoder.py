@@ -36,6 +36,8 @@ from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
 
+_MOST_PLACES = 65_535
+"""Rows times tokens of a pass: kernels count them in a dimension of the grid that CUDA keeps this small."""
 _CHUNK = 512
 
 
@@ -90,7 +92,7 @@ class FastDecoder(LayeredTarget):
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         assert isinstance(cache, DeviceCache | PagedCache), "a FastDecoder works on the caches it made"
         pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
-        for tree in chunks_of(rows, _CHUNK, self.device):
+        for tree in chunks_of(rows, max(1, min(_CHUNK, _MOST_PLACES // max(1, len(rows)))), self.device):
             cache.reserve(tree.num_nodes)
             with torch.inference_mode():
                 _, tapped = self.hidden(tree.tokens, self.step_of(tree, cache), taps=taps)
