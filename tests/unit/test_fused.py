@@ -131,7 +131,7 @@ def test_the_better_drafter_comes_first_and_gets_more() -> None:
             path += nodes
         seen_by(fused, state, draft, [path])
     assert good.plans[-1].max_nodes[0] > good.plans[0].max_nodes[0]
-    assert bad.plans[-1].max_nodes[0] < min(3, bad.plans[0].max_nodes[0])
+    assert len(bad.plans) < len(good.plans), "who has no place is not even asked"
 
 
 def test_states_fork_and_join() -> None:

@@ -110,7 +110,7 @@ class TokenRecycling(Drafter):
         """Recycle every node. Where a token occurs several times an accepted node beats the others, then a later one.
         While nothing is drafted one round in a few is enough: writing takes a tenth of a small model's round."""
         del state
-        if observation.draft.tree.num_nodes == 1:
+        if observation.plan is not None and not any(observation.plan.max_depth):
             self.table.num_idle += 1
             if self.table.num_idle % _IDLE_SHARE:
                 return
