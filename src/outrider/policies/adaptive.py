@@ -63,7 +63,8 @@ _ABOUT = 1.34
 _PLAIN_SAMPLE = 4
 """One in so many plain rounds is timed."""
 _TAUGHT_ROWS = 8
-"""Rows a round teaches enough about: larger batches learn from one round in several, since reading it takes time per row."""
+"""Rows a round teaches enough about: larger batches learn from one round in several, since reading it takes time per row. (What
+may be spent on probes and losses grows with these rounds too, so it stays on the safe side there.)"""
 _START_CREDIT = 6.0
 """Plain rounds that may be lost before anything was gained."""
 _MOST_CREDIT = 16.0

@@ -70,6 +70,11 @@ class Timing:
     """Guesses of a row in the mean, where a pass does not pad."""
 
     @property
+    def is_reading(self) -> bool:
+        """The drafter had more to read than usual before it guessed."""
+        return self.is_first or (self.asked and self.lag > SHORT_LAG)
+
+    @property
     def width(self) -> int:
         """That of the pass; 0 only where there was no guess."""
         return self.length if self.mean_length is None else max(round(self.mean_length), min(self.length, 1))
@@ -229,19 +234,14 @@ class BatchCosts:
         for seen in rounds:
             if self.rest.knows(seen.width):
                 self._follow(seen.rest / self.rest.cells[seen.width].value)
-            draft = seen.draft / self.pace
+            draft, usual = seen.draft / self.pace, self._draft(seen.length) if seen.is_reading else 0.0
             rests.setdefault(seen.width, []).append(seen.rest / self.pace)
-            slowed = seen.is_first or (seen.asked and seen.lag > SHORT_LAG)
-            if slowed and self.draft.knows(seen.length) and draft - self.idle.value < self._draft(seen.length):
-                slowed = False  # reading only ever adds: what is usual was thought too high
-            if slowed and seen.is_first:
-                continue
-            if slowed:
-                self._caught_up = _FORGET * self._caught_up + seen.lag
-                over = draft - self.idle.value - _NORMAL * self._draft(seen.length)
-                self._seconds_over = _FORGET * self._seconds_over + over
-            else:
+            # Reading only ever adds: if a round that read was faster all the same, what is usual was thought too high.
+            if not seen.is_reading or (self.draft.knows(seen.length) and draft - self.idle.value < usual):
                 drafts.setdefault((seen.length, seen.asked), []).append(draft)
+            elif not seen.is_first:
+                self._caught_up = _FORGET * self._caught_up + seen.lag
+                self._seconds_over = _FORGET * self._seconds_over + draft - self.idle.value - _NORMAL * usual
         for width, seconds in rests.items():
             self.rest.add(width, seconds)
         for (length, asked), seconds in drafts.items():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from outrider.core.draft import Draft
-from outrider.policies.costs import SHORT_LAG, BatchCosts, Timing
+from outrider.policies.costs import BatchCosts, Timing
 from outrider.policies.ledger import Experience
 from outrider.policies.lengths import depths_of
 from outrider.policies.outlook import Outlook
@@ -124,7 +124,7 @@ def learn(rows: Sequence[Row], rounds: Sequence[Played], known: Experience) -> N
 def _settle(played: Played, outlook: Outlook, timing: Timing, costs: BatchCosts, known: Experience) -> None:
     """Book a round, at the usual cost of its depth (single rounds are noisy), or as measured if it caught up."""
     usual = outlook.usual(timing.length, timing.width) if timing.asked else outlook.seconds[0]
-    if timing.lag > SHORT_LAG or timing.is_first:
+    if timing.is_reading:
         usual = max(played.seconds / costs.pace, usual)
     cost = usual / outlook.seconds[0]
     tokens = sum(played.num_accepted) / len(played.num_accepted) + 1
