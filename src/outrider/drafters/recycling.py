@@ -44,6 +44,9 @@ _MAX_DEPTH = 8
 _CHUNK = 128
 """Prompt states turned into logits at once: bounds the memory at this many times the vocabulary."""
 
+_IDLE_SHARE = 16
+"""One in so many rounds that draft nothing is recycled."""
+
 _WAYS = ("confidence", "ranks")
 
 
@@ -180,7 +183,3 @@ def _by_confidence(source: _Successors, context: Context, plan: Plan) -> tuple[T
     kept = torch.zeros_like(order, dtype=torch.bool)
     kept.scatter_(1, order, torch.arange(order.shape[1], device=device) < budget)
     return torch.cat(tokens, 1), torch.cat(parents, 1), kept & (torch.cat(tokens, 1) >= 0)
-
-
-_IDLE_SHARE = 16
-"""One in so many rounds that draft nothing is recycled."""

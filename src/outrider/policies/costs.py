@@ -44,7 +44,7 @@ _FORGET = 0.8
 """Weight of earlier catch-up rounds at each further one."""
 _NORMAL = 1.25
 """A draft up to this much slower than usual was not slowed by catching up; small noise must not be multiplied by a long lag."""
-SHORT_LAG = 3
+_SHORT_LAG = 3
 """Tokens a drafter reads at about no cost before it guesses; one or two are normal."""
 
 Shape = Callable[[float], float]
@@ -72,7 +72,7 @@ class Timing:
     @property
     def is_reading(self) -> bool:
         """The drafter had more to read than usual before it guessed."""
-        return self.is_first or (self.asked and self.lag > SHORT_LAG)
+        return self.is_first or (self.asked and self.lag > _SHORT_LAG)
 
     @property
     def width(self) -> int:
