@@ -64,7 +64,7 @@ def drafted_logits(drafter: HeadDrafter, split: int, depth: int) -> list[torch.T
             if module.cache is not None and module.kept is not None:
                 module.cache.truncate(module.kept)
         rest = TARGET.prefill([TEXT[split - 4 : split]], cache, taps=drafter.taps)
-        state.pending.note([rest[tap][0][None] for tap in drafter.taps], [range(4)])
+        state.pending.note({tap: rest[tap][0][None] for tap in drafter.taps}, [range(4)])
         growth = drafter._growth(state, context, depth)
         laws = [growth.root().adjusted[0, 0]]
         for level in range(1, depth):

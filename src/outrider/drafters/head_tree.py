@@ -152,8 +152,8 @@ class HeadDrafter(Drafter, ABC):
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         states = [torch.cat([taps[tap][row] for tap in self.taps], -1).to(self._dtype) for row in range(len(rows))]
         if self._memory is None:
-            return HeadState(UnreadStates(states, self.num_kept))
-        return HeadState(UnreadStates(states), self._memory.new(len(rows)))
+            return HeadState(UnreadStates(states, self.taps, self.num_kept))
+        return HeadState(UnreadStates(states, self.taps), self._memory.new(len(rows)))
 
     def propose(self, state: HeadState, context: Context, plan: Plan) -> Draft:
         limits = zip(plan.max_depth, plan.max_nodes, strict=True)
@@ -178,7 +178,7 @@ class HeadDrafter(Drafter, ABC):
             if module.cache is not None and module.kept is not None:
                 module.cache.truncate(module.kept)
             module.kept = None
-        state.pending.note([observation.scores.taps[tap] for tap in self.taps], observation.paths)
+        state.pending.note(observation.scores.taps, observation.paths)
 
     @abstractmethod
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelGrowth:

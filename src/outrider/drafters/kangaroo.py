@@ -113,7 +113,7 @@ class AdaptedKangaroo(Drafter):
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _Read:
         states = [states.to(self._dtype) for states in taps[self.adapter.exit_layer]]
-        return _Read(self._layer.new(len(rows)), UnreadStates(states))
+        return _Read(self._layer.new(len(rows)), UnreadStates(states, self.taps))
 
     def propose(self, state: _Read, context: Context, plan: Plan) -> Draft:
         if any(min(depth, nodes) for depth, nodes in zip(plan.max_depth, plan.max_nodes, strict=True)):
@@ -128,7 +128,7 @@ class AdaptedKangaroo(Drafter):
 
     def observe(self, state: _Read, observation: Observation) -> None:
         """Drafted entries were never committed; the accepted tokens' states are read next time."""
-        state.pending.note([observation.scores.taps[self.adapter.exit_layer]], observation.paths)
+        state.pending.note(observation.scores.taps, observation.paths)
 
     def _catch_up(self, state: _Read) -> None:
         """Read what is pending."""

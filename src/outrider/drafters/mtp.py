@@ -41,7 +41,7 @@ class Mtp(HeadDrafter):
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         first, count = super().start(rows, taps), len(rows)
         nothing = torch.zeros(0, self.head.config.hidden_size, dtype=self._dtype, device=self._device)
-        deeper = tuple(HeadState(UnreadStates([nothing] * count), self._layer.new(count)) for _ in self.head.layers[1:])
+        deeper = tuple(HeadState(UnreadStates([nothing] * count, ()), self._layer.new(count)) for _ in self.head.layers[1:])
         return HeadState(first.pending, first.cache, deeper=deeper)
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> MtpGrowth:

@@ -7,7 +7,7 @@ ready.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
@@ -18,14 +18,14 @@ from torch import Tensor
 class UnreadStates:
     """[m, F] per row, the oldest first."""
 
-    def __init__(self, rows: Sequence[Tensor], num_kept: int | None = None) -> None:
-        """Only the newest ``num_kept`` of each row matter, or all of them."""
-        self._rows = list(rows)
+    def __init__(self, rows: Sequence[Tensor], taps: Sequence[int], num_kept: int | None = None) -> None:
+        """``taps`` in the order of features. Only the newest ``num_kept`` of each row matter, or all of them."""
+        self._rows, self._taps = list(rows), taps
         self._num_kept = num_kept
-        self._noted: list[tuple[Sequence[Tensor], Sequence[Sequence[int]]]] = []
+        self._noted: list[tuple[Mapping[int, Tensor], Sequence[Sequence[int]]]] = []
 
-    def note(self, states: Sequence[Tensor], paths: Sequence[Sequence[int]]) -> None:
-        """A round: [B, N, H] of each tap, in the order of features, and the committed nodes of every row."""
+    def note(self, states: Mapping[int, Tensor], paths: Sequence[Sequence[int]]) -> None:
+        """A round: [B, N, H] by tap, and the committed nodes of every row."""
         self._noted.append((states, paths))
         if self._num_kept is not None and len(self._noted) > self._num_kept:  # every round commits a token of every row
             del self._noted[0]
@@ -33,7 +33,8 @@ class UnreadStates:
     @property
     def rows(self) -> list[Tensor]:
         if self._noted:
-            added = [[_of_row(states, row, paths[row]) for states, paths in self._noted] for row in range(len(self._rows))]
+            noted = [([states[tap] for tap in self._taps], paths) for states, paths in self._noted]
+            added = [[_of_row(states, row, paths[row]) for states, paths in noted] for row in range(len(self._rows))]
             self._rows = [_joined(old, new, self._num_kept) for old, new in zip(self._rows, added, strict=True)]
             self._noted = []
         return self._rows
@@ -48,10 +49,10 @@ class UnreadStates:
 
     def fork(self, rows: Sequence[int]) -> UnreadStates:
         mine = self.rows
-        return UnreadStates([mine[row] for row in rows], self._num_kept)
+        return UnreadStates([mine[row] for row in rows], self._taps, self._num_kept)
 
     def join(self, other: UnreadStates) -> UnreadStates:
-        return UnreadStates([*self.rows, *other.rows], self._num_kept)
+        return UnreadStates([*self.rows, *other.rows], self._taps, self._num_kept)
 
 
 def _of_row(states: Sequence[Tensor], row: int, path: Sequence[int]) -> Tensor:

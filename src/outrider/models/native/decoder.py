@@ -23,7 +23,7 @@ from outrider.core.draft import Resume
 from outrider.core.interfaces import Cache, Guesses, GuessingTarget, LayeredTarget, Plan, TreeSearch
 from outrider.core.rng import Noise
 from outrider.core.route import Route
-from outrider.core.scores import Scores
+from outrider.core.scores import Scores, StackedTaps
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Tempering
 from outrider.models.config import ModelConfig
@@ -199,7 +199,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
 
     def _run(
         self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted
-    ) -> tuple[Tensor | None, dict[int, Tensor]]:
+    ) -> tuple[Tensor | None, Mapping[int, Tensor]]:
         """Nodes ``start``.. through layers ``first`` to ``last``: logits [B, N, V] if wanted, and the taps [B, N, H]."""
         batch_size, num_nodes = tree.batch_size, tree.num_nodes - start
         new = torch.zeros if tree.is_ragged else torch.empty  # what is padding is not computed
@@ -211,7 +211,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
             call.give_taps(taps, tapped)
         call.logits = None if logits is None else logits.data_ptr()
         self._call(byref(self._model.struct), byref(call))
-        return logits, {} if tapped is None else dict(zip(taps, tapped.to(self.dtype), strict=True))
+        return logits, {} if tapped is None else StackedTaps(taps, tapped, self.dtype)
 
     def _pass(self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted, *, ahead: int = 0) -> PassStruct:
         """The description of one call, on a cache that has room for it and ``ahead`` tokens more."""

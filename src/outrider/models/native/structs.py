@@ -82,7 +82,7 @@ class PassStruct(Structure):
 
     def give_taps(self, taps: Sequence[int], tapped: Tensor) -> None:
         """``tapped`` [taps, B, N, H], contiguous, is where their states go."""
-        size = tapped[0].numel() * tapped.element_size()
+        size = tapped.stride(0) * tapped.element_size()
         self._tap_layers = (c_int32 * len(taps))(*taps)
         self._taps = (c_void_p * len(taps))(*(tapped.data_ptr() + size * place for place in range(len(taps))))
         self.num_taps, self.tap_layers, self.taps = len(taps), addressof(self._tap_layers), addressof(self._taps)
