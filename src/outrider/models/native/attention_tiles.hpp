@@ -18,8 +18,38 @@ constexpr int RECENT = 32;  // the deepest tree, plus one, that keeps every addi
 struct Query {
     const float* from;
     int row, column;  // where what it saw goes
-    Past<bf16> past;
-    int blended;  // slots below `blended` are left to the tiles
+};
+
+// What the queries of a tile see, slot by slot: the same for all heads, and for all layers with the same window.
+class Sight {
+  public:
+    int committed, first, last, latest;  // slots [first, last) are looked at, and [latest, committed) seen by all
+    int old = 0, lowest = 1 << 30;       // below `lowest` values are left to the tiles by all queries, below `old` by some
+    I begins = {}, limits = {};          // of each query: the first slot it sees, and the first whose value it adds itself
+    std::vector<int32_t> seen;           // [slot - committed] bit of each query that sees it
+    std::vector<int32_t> branch;         // uncommitted slots that any query sees
+
+    explicit Sight(int num_committed) : committed(num_committed), first(num_committed), last(num_committed), latest(0) {}
+    void add(const Past<bf16>& past, int blended, int num_queries) {
+        for (int i = 0; i < past.num_ancestors; i++) {
+            const size_t at = size_t(past.ancestors[i] - committed);
+            if (seen.size() <= at) seen.resize(at + 1);
+            seen[at] |= ((1 << num_queries) - 1) << count;
+        }
+        first = std::min(first, past.begin / 32 * 32), latest = std::max(latest, past.begin);
+        old = std::max(old, blended), lowest = std::min(lowest, blended);
+        for (int end = count + num_queries; count < end; count++) begins[count] = past.begin, limits[count] = blended;
+    }
+    void close() {
+        last = committed + int(seen.size()), lowest = std::max(lowest, first);
+        for (int slot = committed; slot < last; slot++)
+            if (seen[slot - committed]) branch.push_back(slot);
+    }
+    __mmask16 who_sees(int slot) const { return _mm512_cmple_epi32_mask((__m512i)begins, _mm512_set1_epi32(slot)); }
+    __mmask16 who_sees_new(int slot) const { return __mmask16(seen[slot - committed]); }
+
+  private:
+    int count = 0;
 };
 
 // Sixteen rows of sixteen words become columns.
@@ -88,50 +118,25 @@ class QueryTile {
     int count = 0;
     PackedValues values;  // old: below the largest `blended`; recent: from the smallest on
 
-    void attend(int head_dim, float scale, float cap, Inputs<bf16>& out) {
+    void attend(const Sight& sight, const bf16* keys, int head_dim, float scale, float cap, Inputs<bf16>& out) {
         dim = head_dim;
-        measure();
+        weights.grow(size_t(up(sight.last, 64)) * QUERIES);
         shape_tiles(16);
         pack_queries();
         written();
-        score(scale, cap);
-        weigh(cap > 0 ? 1.0f : scale);
-        blend_old();
-        blend_recent();
+        score(sight, keys, scale, cap);
+        weigh(sight, cap > 0 ? 1.0f : scale);
+        blend_old(sight);
+        blend_recent(sight);
         put(out);
     }
 
   private:
-    void measure() {
-        committed = query[0].past.committed;
-        last = 0, first = committed, old = 0, lowest = 1 << 30, latest = 0;
-        for (int q = 0; q < count; q++) {
-            const Past<bf16>& past = query[q].past;
-            last = std::max(last, past.num_ancestors ? past.ancestors[past.num_ancestors - 1] + 1 : committed);
-            first = std::min(first, past.begin), latest = std::max(latest, past.begin);
-            old = std::max(old, query[q].blended), lowest = std::min(lowest, query[q].blended);
-            begins[q] = past.begin, limits[q] = query[q].blended;
-        }
-        first = first / 32 * 32, lowest = std::max(lowest, first);
-        weights.grow(size_t(up(last, 64)) * QUERIES);
-        seen.assign(last - committed, 0);
-        for (int q = 0; q < count; q++)
-            for (int i = 0; i < query[q].past.num_ancestors; i++) seen[query[q].past.ancestors[i] - committed] |= 1 << q;
-        branch.clear();
-        for (int slot = committed; slot < last; slot++)
-            if (seen[slot - committed]) branch.push_back(slot);
-    }
     float* at(int slot) const { return weights.data() + size_t(slot) * QUERIES; }
-    __mmask16 who_sees(int slot) const { return _mm512_cmple_epi32_mask((__m512i)begins, _mm512_set1_epi32(slot)); }
     static __m512i in_turn() {  // lane i of the lower half, then lane i of the upper
         alignas(64) static constexpr uint16_t turns[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                            8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
         return _mm512_load_si512(turns);
-    }
-    // f(slot, who sees it) for slots that some of the queries see
-    template <class F> void masked(F f) const {
-        for (int slot = first; slot < std::min(latest, committed); slot++) f(slot, who_sees(slot));
-        for (int slot : branch) f(slot, __mmask16(seen[slot - committed]));
     }
     void pack_queries() {  // [dim / 2][query][2]
         __m512i block[QUERIES];
@@ -145,11 +150,11 @@ class QueryTile {
         }
     }
     // weights[slot][query] = query . key
-    void score(float scale, float cap) {
-        const bf16* keys = query[0].past.keys;
+    void score(const Sight& sight, const bf16* keys, float scale, float cap) {
+        const int last = sight.last, committed = sight.committed;
         V found[4];  // each a chain of comparisons
         for (V& one : found) one = splat(-1e30f);
-        for (int slot = first; slot < last; slot += 64) {
+        for (int slot = sight.first; slot < last; slot += 64) {
             const int num = std::min(4, (last - slot + 15) / 16), step = dim * 2;
             _tile_zero(0);
             _tile_zero(1);
@@ -172,24 +177,28 @@ class QueryTile {
             if (cap > 0)
                 for (int i = slot; i < std::min(slot + 64, last); i++) store(at(i), cap * tanh(scale * load(at(i)) / cap));
             const int end = std::min(slot + 64, committed);
-            int i = std::max(slot, latest);
+            int i = std::max(slot, sight.latest);
             for (; i + 4 <= end; i += 4)
                 for (int j = 0; j < 4; j++) found[j] = max(found[j], load(at(i + j)));
             for (; i < end; i++) found[0] = max(found[0], load(at(i)));
         }
         V most = max(max(found[0], found[1]), max(found[2], found[3]));
-        masked([&](int slot, __mmask16 who) { most = (V)_mm512_mask_max_ps((__m512)most, who, (__m512)most, (__m512)load(at(slot))); });
+        const auto compare = [&](int slot, __mmask16 who) { most = (V)_mm512_mask_max_ps((__m512)most, who, (__m512)most, (__m512)load(at(slot))); };
+        for (int slot = sight.first; slot < std::min(sight.latest, committed); slot++) compare(slot, sight.who_sees(slot));
+        for (int slot : sight.branch) compare(slot, sight.who_sees_new(slot));
         top = most;
     }
     // weights = e^(score - largest), 0 where the slot is not seen. What all queries leave to tiles is packed for them at once.
-    void weigh(float scale) {
+    void weigh(const Sight& sight, float scale) {
+        const int committed = sight.committed, latest = sight.latest;
+        first = sight.first;
         scale *= LOG2_E;
         const V highest = top * scale;
         V sum = splat(0);
         const auto soften = [&](int slot) { return exp2(load(at(slot)) * scale - highest); };
-        const auto hidden = [&](int slot) { return (V)_mm512_maskz_mov_ps(who_sees(slot), (__m512)soften(slot)); };
-        const int whole = std::min(lowest, committed) / 32 * 32;
-        rows.grow(size_t(std::max(old - first, 0)) * QUERIES);
+        const auto hidden = [&](int slot) { return (V)_mm512_maskz_mov_ps(sight.who_sees(slot), (__m512)soften(slot)); };
+        const int whole = std::min(sight.lowest, committed) / 32 * 32;
+        rows.grow(size_t(std::max(sight.old - first, 0)) * QUERIES);
         const auto pair = [&](int slot, V even, V odd) {
             sum += even;
             sum += odd;
@@ -203,18 +212,19 @@ class QueryTile {
             store(at(slot), weight);
             sum += weight;
         }
-        for (int slot = committed; slot < std::min(old, last); slot++)
-            if (!seen[slot - committed]) store(at(slot), splat(0));
-        for (int slot : branch) {
-            const V weight = (V)_mm512_maskz_mov_ps(__mmask16(seen[slot - committed]), (__m512)soften(slot));
+        for (int slot = committed; slot < std::min(sight.old, sight.last); slot++)
+            if (!sight.who_sees_new(slot)) store(at(slot), splat(0));
+        for (int slot : sight.branch) {
+            const V weight = (V)_mm512_maskz_mov_ps(sight.who_sees_new(slot), (__m512)soften(slot));
             store(at(slot), weight);
             sum += weight;
         }
         total = sum;
-        for (slot = std::max(whole, first); slot < old; slot += 32) pack_weights(slot);
+        for (slot = std::max(whole, first); slot < sight.old; slot += 32) pack_weights(sight, slot);
     }
     // sums[dim][query] over the slots left to the tiles
-    void blend_old() {
+    void blend_old(const Sight& sight) {
+        const int old = sight.old;
         if (old <= first) {
             memset(sums_, 0, size_t(QUERIES) * dim * 4);
             return;
@@ -254,15 +264,15 @@ class QueryTile {
         _mm512_storeu_si512(rows.data() + size_t(slot - first) * QUERIES, _mm512_permutexvar_epi16(in_turn(), both));
     }
     // What a query blends itself is zero there, and what it does not, here.
-    void pack_weights(int slot) {
-        const __mmask16 is_old = _mm512_cmpgt_epi32_mask((__m512i)limits, _mm512_set1_epi32(slot));
+    void pack_weights(const Sight& sight, int slot) {
+        const __mmask16 is_old = _mm512_cmpgt_epi32_mask((__m512i)sight.limits, _mm512_set1_epi32(slot));
         for (int s = slot; s < slot + 32; s += 2) {
             pack_pair(s, (V)_mm512_maskz_load_ps(is_old, at(s)), (V)_mm512_maskz_load_ps(is_old, at(s + 1)));
         }
-        for (int s = std::max(slot, lowest); s < slot + 32; s++) _mm512_mask_store_ps(at(s), is_old, _mm512_setzero_ps());
+        for (int s = std::max(slot, sight.lowest); s < slot + 32; s++) _mm512_mask_store_ps(at(s), is_old, _mm512_setzero_ps());
     }
     // Recent slots in order of position, on top of the sums of the old ones: a tree's slots come after their parents.
-    void blend_recent() {
+    void blend_recent(const Sight& sight) {
         for (int d = 0; d < dim; d += 16) {
             V acc[16];
             for (int i = 0; i < 16; i++) acc[i] = load(sums_ + (d + i) * QUERIES);
@@ -271,9 +281,9 @@ class QueryTile {
                 const float* value = values.line(slot) + d;
                 for (int i = 0; i < 16; i++) acc[i] += weight * value[i];
             };
-            for (int slot = lowest; slot < committed; slot++) add(slot);
-            for (int slot : branch)
-                if (slot >= lowest) add(slot);
+            for (int slot = sight.lowest; slot < sight.committed; slot++) add(slot);
+            for (int slot : sight.branch)
+                if (slot >= sight.lowest) add(slot);
             for (int i = 0; i < 16; i++) store(sums_ + (d + i) * QUERIES, acc[i]);
         }
     }
@@ -295,11 +305,8 @@ class QueryTile {
 
     Memory<float> weights;
     Memory<bf16> rows;
-    std::vector<int32_t> seen;    // [slot] bit of each query that sees it
-    std::vector<int32_t> branch;  // uncommitted slots that any query sees
-    int dim = 0, committed = 0, first = 0, latest = 0, last = 0, old = 0, lowest = 0;
+    int dim = 0, first = 0;
     V top, total;
-    I begins = {}, limits = {};
     alignas(64) float sums_[QUERIES * MAX_DIM];
     alignas(64) bf16 packed[MAX_DIM * QUERIES];
 };

@@ -3,6 +3,8 @@
 // A pass is a fixed sequence of phases that a few threads go through together; the residual stream is float32, matrices
 // and cache are bfloat16 or float32. Only real nodes are computed (no padding). Nothing is allocated per layer.
 #pragma once
+#include <map>
+
 #include "attention_tiles.hpp"
 #include "model.hpp"
 #include "pool.hpp"
@@ -51,6 +53,9 @@ template <class T> class Runner {
         b.gated.reshape(int(rows.size()), m.mlp);
         b.last.reshape(int(speaking.size()), m.hidden);
         b.spaces.resize(pool.size());
+#if defined(__AMX_BF16__)
+        if (has_tile_attention()) look_ahead();
+#endif
         score_stride = up(longest + p.nodes, LANES);
         counters = std::vector<std::atomic<int>>(size_t(16) * (p.last_layer - p.first_layer + 2) * pool.size());
         pool.run([this](int thread) { work(thread); });
@@ -273,7 +278,7 @@ template <class T> class Runner {
         const int dim = m.head_dim, group = m.heads / m.kv_heads;
 #if defined(__AMX_BF16__)
         if constexpr (sizeof(T) == 2) {
-            if (dim % 32 == 0 && dim <= MAX_DIM && group <= QUERIES) return look_with_tiles(phase, index);
+            if (has_tile_attention()) return look_with_tiles(phase, index);
         }
 #endif
         auto& space = b.spaces[thread];
@@ -292,30 +297,46 @@ template <class T> class Runner {
     void look_with_tiles(int& phase, int index) {
         const LayerWeights& w = m.layer[index];
         const int dim = m.head_dim, group = m.heads / m.kv_heads, num_spans = int(spans.size());
+        const std::vector<Sight>& sight = sights.at(w.window);
         share(phase, num_spans * m.kv_heads, [&](int piece) {
             static thread_local QueryTile tile;
             const int head = piece / num_spans;
             const auto [begin, end] = spans[piece % num_spans];
-            const Row& one = rows[tiles[begin].first];
-            int first = one.slot, old = 0, lowest = one.slot, last = 0;
-            for (int r = tiles[begin].first; r < tiles[end - 1].second; r++) {
-                first = std::min(first, past_of(w, index, rows[r], head).begin), last = std::max(last, rows[r].slot + 1);
-                old = std::max(old, blended(rows[r])), lowest = std::min(lowest, blended(rows[r]));
+            const int batch = rows[tiles[begin].first].batch;
+            int first = sight[begin].first, old = 0, lowest = sight[begin].lowest, last = 0;
+            for (int t = begin; t < end; t++) {
+                first = std::min(first, sight[t].first), last = std::max(last, sight[t].last);
+                old = std::max(old, sight[t].old), lowest = std::min(lowest, sight[t].lowest);
             }
-            const T* values = slot(index, 1, one.batch, head);
-            tile.values.pack(values, dim, first / 32 * 32, old);
-            tile.values.unpack(values, std::max(lowest, first / 32 * 32), last);
+            const T *keys = slot(index, 0, batch, head), *values = slot(index, 1, batch, head);
+            tile.values.pack(values, dim, first, old);
+            tile.values.unpack(values, lowest, last);
             for (int t = begin; t < end; t++) {
                 tile.count = 0;
                 for (int r = tiles[t].first; r < tiles[t].second; r++) {
-                    const Past<T> past = past_of(w, index, rows[r], head);
-                    for (int g = 0; g < group; g++)
-                        tile.query[tile.count++] = {heads_of(head, r) + g * dim, r, (head * group + g) * dim, past, blended(rows[r])};
+                    for (int g = 0; g < group; g++) tile.query[tile.count++] = {heads_of(head, r) + g * dim, r, (head * group + g) * dim};
                     if (head == m.kv_heads - 1) b.narrow.clear(r, m.heads * dim);
                 }
-                tile.attend(dim, m.query_scale, m.attention_cap, b.narrow);
+                tile.attend(sight[t], keys, dim, m.query_scale, m.attention_cap, b.narrow);
             }
         });
+    }
+    // What each tile of queries sees, for each window that layers have
+    void look_ahead() {
+        if constexpr (sizeof(T) == 2) {
+            for (int index = p.first_layer; index < p.last_layer; index++) {
+                auto [at, is_new] = sights.try_emplace(m.layer[index].window);
+                if (!is_new) continue;
+                for (const auto& [begin, end] : tiles) {
+                    Sight& sight = at->second.emplace_back(p.lengths[rows[begin].batch]);
+                    for (int r = begin; r < end; r++) sight.add(past_of(m.layer[index], index, rows[r], 0), blended(rows[r]), m.heads / m.kv_heads);
+                    sight.close();
+                }
+            }
+        }
+    }
+    bool has_tile_attention() const {
+        return sizeof(T) == 2 && m.head_dim % 32 == 0 && m.head_dim <= MAX_DIM && m.heads / m.kv_heads <= QUERIES;
     }
     int blended(const Row& row) const {
         const int old = std::max(0, row.position + 1 - RECENT) / 32 * 32;
@@ -417,5 +438,8 @@ template <class T> class Runner {
     std::vector<std::pair<int, int>> tiles;  // rows of one tree whose queries are looked at together
     std::vector<std::pair<int, int>> spans;  // tiles of one tree that are a piece of work
     std::vector<std::atomic<int>> counters;
+#if defined(__AMX_BF16__)
+    std::map<int, std::vector<Sight>> sights;  // of the tiles, by window
+#endif
     int score_stride = 0, longest = 0;
 };
