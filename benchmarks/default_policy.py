@@ -67,22 +67,25 @@ def measure(llm: LLM, drafter: str, suites: list[str], args: argparse.Namespace)
 
 
 def every(llm: LLM, suites: list[str], args: argparse.Namespace) -> None:
-    """The adaptive policy on every row of the table that these models can run, all beside one plain decoding."""
-    methods, params = {"plain": llm.compose("plain")}, SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature)
-    for name in args.rows.split(",") if args.rows else METHODS:
-        try:
-            if name != "plain":
-                methods[name] = llm.compose(name, policy="adaptive")
-        except OutriderError as error:
-            print(f"{name:<16} left out: {error}")
+    """The adaptive policy on every row of the table that these models can run, each beside a plain decoding of its own: where
+    thirty take turns, none finds its own things in the caches, which a user's one method does. The first row is plain decoding
+    itself, to see what the figures are worth."""
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature)
     for suite in load_suites(suites):
-        times: dict[str, list[list[float]]] = {name: [] for name in methods}
-        for round_number in range(args.rounds + 1):
-            done = [race(llm, methods, row, params) for row in _encode(llm, suite.first(args.prompts))]
-            for name in methods if round_number else ():
-                times[name].append([seconds[name] for seconds in done])
-        for name in methods:
-            span = ratio_of(times[name], times["plain"])
+        prompts = _encode(llm, suite.first(args.prompts))
+        for name in args.rows.split(",") if args.rows else METHODS:
+            try:
+                method = llm.compose(name) if name == "plain" else llm.compose(name, policy="adaptive")
+            except OutriderError as error:
+                print(f"{name:<16} left out: {error}")
+                continue
+            pair = {"plain": llm.compose("plain"), "other": method}
+            times: dict[str, list[list[float]]] = {side: [] for side in pair}
+            for round_number in range(args.rounds + 1):
+                done = [race(llm, pair, row, params) for row in prompts]
+                for side in pair if round_number else ():
+                    times[side].append([seconds[side] for seconds in done])
+            span = ratio_of(times["other"], times["plain"])
             print(f"{suite.name:<10} {name:<16} {span.value:.3f} ({span.low:.2f}-{span.high:.2f})", flush=True)
 
 

@@ -429,6 +429,16 @@ def test_adaptive_on_a_machine_that_changes_pace(pace) -> None:
     assert run.merit(machine, 800) >= 0.95 * machine.speed_of(machine.best())
 
 
+@pytest.mark.parametrize("cost", [0.5, 2.0])
+def test_a_pass_that_becomes_much_faster_ends_what_paid_before(cost: float) -> None:
+    """As where compiled code takes the place of eager code while the drafter stays as it is."""
+    before, after = (Machine(constant(0.6), cost, lambda n, t=t: t, rng=random.Random(4)) for t in (10.0, 1.0))
+    run = play(Adaptive(), lambda i: before if i < 600 else after, 3600, request_len=200)
+    assert sum(length > 0 for length in run.lengths[100:600]) > 400, "it paid"
+    lost = sum(run.seconds[600:]) - sum(run.tokens[600:]) * (1.0 + after.overhead)
+    assert lost <= 0.03 * 3000 + 30 * cost * 4, "thirty rounds to find out, and the usual share"
+
+
 def test_probes_stay_within_their_budget() -> None:
     policy = Adaptive(AdaptiveOptions(probe_share=0.0))
     machine = Machine(constant(0.0), 0.3, CURVES["linear"], rng=random.Random(1))

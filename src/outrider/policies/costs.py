@@ -13,7 +13,8 @@ objects are frozen". It is fed by one engine at a time; were two to share it, si
 
 ``pace`` is what all lengths have in common: clocks, growing contexts, a busy machine. It follows quickly and the curves slowly,
 so that a length measured long ago can be compared with one measured now. (Both quickly would be a trap: with one length in
-play, pace and curve would drift apart, their product unchanged, and take the comparison with them.)
+play, pace and curve would drift apart, their product unchanged, and take the comparison with them.) Where passes alone become
+faster or slower, as when compiled code takes the place of eager code, it is the drafter's whole curve that jumps.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ _OUTLIER = 0.3
 _PACE_STEP = 0.1
 """Part of a round's difference that is taken for a change of pace."""
 _JUMP = 1.15
+_DRAFT_JUMP = 1.5
 _JUMP_ROUNDS = 6
-"""So many rounds in a row, all this much slower or all faster than usual, are a jump of the pace."""
+"""So many rounds in a row, all this much slower or all faster than usual, are a jump: of the pace, of the drafter's times."""
+_MINOR = 0.1
+"""Part of a pass; changes of the drafter's times below it are no jumps."""
 _STALE = 400
 """Rounds of other lengths that halve the weight of what is known of one: the pace was not followed exactly meanwhile."""
 _TRUSTED = 2
@@ -85,6 +89,25 @@ def _clipped(ratio: float) -> float:
 
 
 @final
+class Jumps:
+    """Notices when numbers stay far from what is usual, where single ones are outliers."""
+
+    def __init__(self, far: float) -> None:
+        self._far = far
+        self._ratios: deque[float] = deque(maxlen=_JUMP_ROUNDS)
+
+    def add(self, ratio: float) -> float | None:
+        """The factor of a jump, if this ratio to what is usual completes one."""
+        ratios = self._ratios
+        ratios.append(ratio)
+        if len(ratios) < _JUMP_ROUNDS or (min(ratios) <= self._far and max(ratios) >= 1 / self._far):
+            return None
+        jump = sorted(ratios)[_JUMP_ROUNDS // 2]
+        ratios.clear()
+        return jump
+
+
+@final
 class Typical:
     """A running mean of positive numbers that outliers hardly move."""
 
@@ -125,6 +148,13 @@ class Curve:
         cell.add(*seconds)
         self._num_added += len(seconds)
         self._last_added[length] = self._num_added
+        self._anchors = []
+
+    def scale(self, factor: float) -> None:
+        """All lengths take so many times as long as they did; none of them is known well."""
+        for cell in self.cells.values():
+            cell.value *= factor
+            cell.count = min(cell.count, _TRUSTED)
         self._anchors = []
 
     def _fit(self) -> list[tuple[int, float]]:
@@ -220,8 +250,8 @@ class BatchCosts:
         self.missed = Typical()
         """... in which it was asked and had no guess."""
         self.pace = 1.0
+        self._pace_jumps, self._draft_jumps = Jumps(_JUMP), Jumps(_DRAFT_JUMP)
         self._longest_lent = like.longest_known if like else 0
-        self._ratios: deque[float] = deque(maxlen=_JUMP_ROUNDS)
         self._caught_up, self._seconds_over = 0.0, 0.0
         if like:
             self.idle.add(like.idle.value)
@@ -252,19 +282,25 @@ class BatchCosts:
             self.idle.add(*seconds)
             return
         over_idle = [each - self.idle.value for each in seconds]
-        if length:
-            self.draft.add(length, over_idle)
-        else:
+        if not length:
             self.missed.add(*over_idle)
+            return
+        if self.draft.knows(length):
+            for each in over_idle:
+                self._follow_draft(each, self.draft.cells[length].value)
+        self.draft.add(length, over_idle)
 
     def _follow(self, ratio: float) -> None:
         """Take part of a round's difference, or all of it if it stays, for a change of pace."""
-        self._ratios.append(ratio / self.pace)
-        if len(self._ratios) == _JUMP_ROUNDS and (min(self._ratios) > _JUMP or max(self._ratios) < 1 / _JUMP):
-            self.pace *= sorted(self._ratios)[_JUMP_ROUNDS // 2]
-            self._ratios.clear()
-        else:
-            self.pace *= 1 + _PACE_STEP * _clipped(ratio / self.pace)
+        jump = self._pace_jumps.add(ratio / self.pace)
+        self.pace *= jump or 1 + _PACE_STEP * _clipped(ratio / self.pace)
+
+    def _follow_draft(self, seconds: float, usual: float) -> None:
+        """Notice a jump of the drafter's times, if it is one that matters beside a pass."""
+        matters = abs(seconds - usual) > _MINOR * self.rest.at(0)
+        jump = self._draft_jumps.add(seconds / usual if matters else 1.0)
+        if jump is not None:
+            self.draft.scale(jump)
 
     def catch_up(self, lag: int) -> float:
         """Seconds by which a round is longer if the drafter must first read ``lag`` tokens that were emitted without it."""

@@ -12,6 +12,8 @@ from outrider.core.interfaces import Doubt
 
 _ABOUT = 0.95
 """Part of the best speed that is as good: estimates are no better."""
+_MARGIN = 0.05
+"""Part of what a length risks that it must promise to gain: estimates are no better, and drafting takes more thinking."""
 _HIGHEST_PRICE = 0.5
 """Tokens a guess may cost: no estimate of costs may end every draft at once: what is never drafted is never measured again."""
 
@@ -37,6 +39,8 @@ class Outlook:
         doubts, the longest that is about as fast: what is not worth it will not be drafted."""
         payable = [length for length in range(len(self.tokens)) if length == 0 or self.risk(length) <= purse]
         best = max(payable, key=self.gain)
+        if best and self.gain(best) - 1 < _MARGIN * self.risk(best):
+            return 0
         if best and ends_itself:
             best = max(length for length in payable if self.gain(length) >= _ABOUT * self.gain(best))
         return best
