@@ -16,7 +16,7 @@ constexpr int MAX_DIM = 256;
 constexpr int RECENT = 32;  // the deepest tree, plus one, that keeps every addition in its place
 
 struct Query {
-    const float* from;
+    const bf16* from;
     int row, column;  // where what it saw goes
 };
 
@@ -116,6 +116,7 @@ class QueryTile {
   public:
     Query query[QUERIES];
     int count = 0;
+    Ahead next_keys, next_values;  // of what is looked at after this
     PackedValues values;  // old: below the largest `blended`; recent: from the smallest on
 
     void attend(const Sight& sight, const bf16* keys, int head_dim, float scale, float cap, Inputs<bf16>& out) {
@@ -141,10 +142,7 @@ class QueryTile {
     void pack_queries() {  // [dim / 2][query][2]
         __m512i block[QUERIES];
         for (int d = 0; d < dim; d += 32) {
-            for (int q = 0; q < QUERIES; q++) {
-                block[q] = q < count ? (__m512i)_mm512_cvtne2ps_pbh((__m512)load(query[q].from + d + 16), (__m512)load(query[q].from + d))
-                                     : _mm512_setzero_si512();
-            }
+            for (int q = 0; q < QUERIES; q++) block[q] = q < count ? _mm512_loadu_si512(query[q].from + d) : _mm512_setzero_si512();
             transpose(block);
             for (int pair = 0; pair < 16; pair++) _mm512_store_si512(packed + (d / 2 + pair) * 32, block[pair]);
         }
@@ -183,7 +181,9 @@ class QueryTile {
             for (; i < end; i++) found[0] = max(found[0], load(at(i)));
         }
         V most = max(max(found[0], found[1]), max(found[2], found[3]));
-        const auto compare = [&](int slot, __mmask16 who) { most = (V)_mm512_mask_max_ps((__m512)most, who, (__m512)most, (__m512)load(at(slot))); };
+        const auto compare = [&](int slot, __mmask16 who) {
+            most = (V)_mm512_mask_max_ps((__m512)most, who, (__m512)most, (__m512)load(at(slot)));
+        };
         for (int slot = sight.first; slot < std::min(sight.latest, committed); slot++) compare(slot, sight.who_sees(slot));
         for (int slot : sight.branch) compare(slot, sight.who_sees_new(slot));
         top = most;
@@ -202,6 +202,7 @@ class QueryTile {
         const auto pair = [&](int slot, V even, V odd) {
             sum += even;
             sum += odd;
+            next_keys.bring_one(), next_values.bring_one();
             pack_pair(slot, even, odd);
         };
         int slot = first;

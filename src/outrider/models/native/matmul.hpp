@@ -43,20 +43,25 @@ template <class T> struct Blocks {
     }
 };
 
-// Something that can be done bit by bit while tiles are multiplied, which leaves the vector units idle: after every CHORE_INPUTS inputs.
-constexpr int CHORE_INPUTS = 512;
-struct Chore {
-    void (*do_some)(void*);
-    void* of;
-    void operator()() const { do_some(of); }
-};
-
 // Brings lines near: hint 3 into the first-level cache, 2 into the second. A function that does nothing else would be taken for one
 // that does nothing, and left out.
 template <int HINT> static inline void fetch(const void* from, int num_lines) {
     for (int line = 0; line < num_lines; line++) __builtin_prefetch(static_cast<const char*>(from) + line * 64, 0, HINT);
     __asm__ volatile("");
 }
+
+// Lines that will be needed, brought into the second-level cache one at a time by whoever computes something else meanwhile.
+struct Ahead {
+    const char *at = nullptr, *end = nullptr;
+    template <class T> static Ahead of(const T* from, size_t size) {
+        return {reinterpret_cast<const char*>(from), reinterpret_cast<const char*>(from + size)};
+    }
+    void bring_one() {
+        if (at >= end) return;
+        fetch<2>(at, 1);
+        at += 64;
+    }
+};
 
 template <class W> static void pack(W* to, const W* from, int out, int in) {
     constexpr int PAIR = sizeof(W) == 4 ? 1 : 2, NEXT = sizeof(W) == 1 ? 1 : PAIR;
@@ -272,13 +277,13 @@ static inline void multiply_square(const bf16* x, int step, Blocks<W> w, size_t 
     _tile_stored(3, sums + 16 * wide + BLOCK, wide * 4);
 }
 // More than 32 rows, in R tiles: two tiles times two blocks, then the rest with the same weights, which are near by then. Meanwhile
-// the next two blocks are fetched from memory, evenly.
-template <int R, class W>
-static void multiply_tall(const bf16* x, Blocks<W> w, size_t next, Blocks<W> then, float* sums, int wide, Chore chore) {
+// the next two blocks are fetched from memory, evenly, and a chore is done, which finds the vector units idle.
+template <int R, class W, class C>
+static void multiply_tall(const bf16* x, Blocks<W> w, size_t next, Blocks<W> then, float* sums, int wide, C& chore) {
     const W* ahead = then.at;
     const auto even = [&](int k, int quarter) {
         fetch<2>(ahead + size_t(k) * BLOCK + quarter * 128, 2 * sizeof(W));
-        if (quarter == 3 && k % CHORE_INPUTS == CHORE_INPUTS - 32) chore();
+        if (quarter == 3) chore();
     };
     const Space space = sizeof(W) == 1 ? Space::large(w.next()) : Space::small();
     multiply_square<true>(x, R * 512, w, next, space, sums, wide, even);
@@ -287,13 +292,9 @@ static void multiply_tall(const bf16* x, Blocks<W> w, size_t next, Blocks<W> the
     if constexpr (sizeof(W) == 1) multiply_square<R == 4>(x, R * 512, Blocks<bf16>{space.at, w.width}, next, space, sums, wide, even);
     else multiply_square<R == 4>(x, R * 512, w, next, space, sums, wide, even);
 }
-template <int B, class W>
-static void multiply_blocks(int rows, const bf16* x, Blocks<W> w, Blocks<W> then, float* sums, int wide, Chore chore) {
+template <int B, class W> static void multiply_blocks(int rows, const bf16* x, Blocks<W> w, Blocks<W> then, float* sums, int wide) {
     const size_t next = B > 1 ? w.next() : 0;
-    shape_tiles(rows > 32 ? MOST_ROWS : rows);
     if (rows <= 16) return multiply_flat<B>(x, w, then, sums, wide);
-    if (rows > 48) return multiply_tall<4>(x, w, next, then, sums, wide, chore);
-    if (rows > 32) return multiply_tall<3>(x, w, next, then, sums, wide, chore);
     multiply_square<true>(x, 1024, w, next, Space::small(), sums, wide, [&](int k, int quarter) {
         fetch<2>(later(w, then, quarter / 2, k, AHEAD / 2) + quarter % 2 * 256, 4 * sizeof(W));
     });
@@ -311,17 +312,21 @@ template <class T> struct Group {
 template <class T> static int together(int rows) { return has_tiles<T> && rows > 16 ? 2 : GROUP; }
 
 // Up to 64 rows of x, a group of them, times `count` blocks of w. What is multiplied after them is fetched ahead; some of the chore
-// may be done meanwhile.
-template <class T, class W>
-static void multiply_group(int rows, Group<T> x, Blocks<W> w, int count, Blocks<W> then, float* sums, Chore chore) {
+// is done after every 32 inputs if there are more than 32 rows and tiles.
+template <class T, class W, class C>
+static void multiply_group(int rows, Group<T> x, Blocks<W> w, int count, Blocks<W> then, float* sums, C& chore) {
     const int wide = together<T>(rows) * BLOCK;
 #if defined(__AMX_BF16__)
     if constexpr (has_tiles<T>) {
+        const size_t next = count > 1 ? w.next() : 0;
+        shape_tiles(rows > 32 ? MOST_ROWS : rows);
+        if (rows > 48) return multiply_tall<4>(x.at, w, next, then, sums, wide, chore);
+        if (rows > 32) return multiply_tall<3>(x.at, w, next, then, sums, wide, chore);
         switch (count) {
-            case 4: return multiply_blocks<4>(rows, x.at, w, then, sums, wide, chore);
-            case 3: return multiply_blocks<3>(rows, x.at, w, then, sums, wide, chore);
-            case 2: return multiply_blocks<2>(rows, x.at, w, then, sums, wide, chore);
-            default: return multiply_blocks<1>(rows, x.at, w, then, sums, wide, chore);
+            case 4: return multiply_blocks<4>(rows, x.at, w, then, sums, wide);
+            case 3: return multiply_blocks<3>(rows, x.at, w, then, sums, wide);
+            case 2: return multiply_blocks<2>(rows, x.at, w, then, sums, wide);
+            default: return multiply_blocks<1>(rows, x.at, w, then, sums, wide);
         }
     }
 #endif

@@ -4,6 +4,7 @@
 // and cache are bfloat16 or float32. Only real nodes are computed (no padding). Nothing is allocated per layer.
 #pragma once
 #include <map>
+#include <optional>
 
 #include "attention_tiles.hpp"
 #include "model.hpp"
@@ -25,6 +26,7 @@ constexpr int CHUNK = 16;  // rows that are rotated at once
 template <class T> struct Buffers {  // kept between passes
     std::vector<float> residual, wide;
     Inputs<T> narrow, gated, last;
+    Memory<T> queries;
     std::vector<std::vector<float>> spaces;
 };
 
@@ -32,7 +34,6 @@ struct Sums {  // of some rows and a few blocks: what a product found
     float* at;
     int rows, wide;
     float* operator()(int row) const { return at + row * wide; }
-    Sums part(int first, int count) const { return {at + first * wide, count, wide}; }
 };
 template <class T> struct Product {
     const Matrix &w, &then;  // then: what is read next
@@ -53,8 +54,11 @@ template <class T> class Runner {
         b.gated.reshape(int(rows.size()), m.mlp);
         b.last.reshape(int(speaking.size()), m.hidden);
         b.spaces.resize(pool.size());
+        b.queries.grow(has_tile_attention() ? rows.size() * m.heads * m.head_dim : 0);
 #if defined(__AMX_BF16__)
-        if (has_tile_attention()) look_ahead();
+        if constexpr (sizeof(T) == 2)
+            for (int index = p.first_layer; index < p.last_layer && has_tile_attention(); index++)
+                if (const int window = m.layer[index].window; !sights.contains(window)) sights[window] = sights_of(m.layer[index]);
 #endif
         score_stride = up(longest + p.nodes, LANES);
         counters = std::vector<std::atomic<int>>(size_t(16) * (p.last_layer - p.first_layer + 2) * pool.size());
@@ -94,6 +98,12 @@ template <class T> class Runner {
     // The queries of a key head, its key and its value at one row. Outputs of qkv come in this order too (structs.py), so that a
     // thread finds in its own cache what it needs for the attention of a head.
     float* heads_of(int head, int row) { return b.wide.data() + (size_t(head) * rows.size() + row) * per_head(); }
+    T* queries_of(int head, int row) { return b.queries.data() + (size_t(head) * rows.size() + row) * (m.heads / m.kv_heads) * m.head_dim; }
+    // Outputs of a head come with those that they are rotated with, sixteen and sixteen, where that can be.
+    int column_of(int output) const {
+        const int within = output % per_head(), dim = m.head_dim, block = within % dim / BLOCK;
+        return dim % (2 * BLOCK) ? within : within / dim * dim + block / 2 * BLOCK + block % 2 * (dim / 2);
+    }
     int per_head() const { return (m.heads / m.kv_heads + 2) * m.head_dim; }
     float* residual(int row) { return b.residual.data() + size_t(row) * m.hidden; }
 
@@ -119,21 +129,21 @@ template <class T> class Runner {
         if (this_thread == 0) spent += (std::chrono::steady_clock::now() - began).count();
 #endif
     }
-    // Results that are written while the next are multiplied, a few rows at a time.
-    template <class F> struct Results {
-        const Product<T>& of;
-        const F& take;  // (row, from, count, sums)
+    // Results that are written while the next are multiplied, a row or a few at a time.
+    template <class P> struct Results {
+        const Matrix& w;
+        int at_once;
         Sums sums{};
-        int row = 0, from = 0, count = 0, done = 0, at_once = 16;
+        int from = 0, count = 0, done = 0;
+        std::optional<P> put{};  // (row of sums, what was found there)
+        void operator()() { write(at_once); }
         void write(int most) {
-            const int num = std::min(most, sums.rows - done);
-            if (num <= 0) return;
-            const Sums part = sums.part(done, num);
-            finish(of.w, from, count, part);
-            take(row + done, from, count, part);
-            done += num;
+            for (const int end = std::min(sums.rows, done + most); done < end; done++) {
+                float* found = sums(done);
+                if (w.scales || w.bias) finish(w, from, count, found);
+                (*put)(done, found);
+            }
         }
-        static void write_some(void* results) { static_cast<Results*>(results)->write(static_cast<Results*>(results)->at_once); }
     };
     template <class F> void product(int& phase, const Product<T>& of, F take) {
         if constexpr (sizeof(T) == 2) {
@@ -141,7 +151,8 @@ template <class T> class Runner {
         }
         product_of<T>(phase, of, take);
     }
-    // One piece is a few blocks of w for all rows: its weights are read from memory once.
+    // One piece is a few blocks of w for all rows: its weights are read from memory once. take(row, from, count) gives what puts
+    // outputs [from, from + count) of rows from `row` on in their place.
     template <class W, class F> void product_of(int& phase, const Product<T>& of, const F& take) {
         const Matrix& w = of.w;
         const int step = together<T>(of.rows), count = up(w.num_blocks(), step) / step;
@@ -149,8 +160,7 @@ template <class T> class Runner {
         const int begin_then = up(of.then.num_blocks(), step) / step * this_thread / pool.size() * step;
         alignas(64) float sums[2][MOST_ROWS * GROUP * BLOCK];
         int turn = 0;
-        Results<F> results{of, take};
-        results.at_once = std::max(16, MOST_ROWS * CHORE_INPUTS / (2 * w.padded_in()));  // so that all are, in two goes over the inputs
+        Results<decltype(take(0, 0, 0))> results{w, up(MOST_ROWS * 16, w.padded_in()) / w.padded_in()};  // all, in two goes over the inputs
         share(phase, count, [&](int piece) {
             const int first = piece * step, num_blocks = std::min(step, w.num_blocks() - first);
             const auto next = piece == last ? Blocks<W>::of(of.then, begin_then) : Blocks<W>::of(w, first + step);
@@ -158,22 +168,20 @@ template <class T> class Runner {
                 const int num = std::min(MOST_ROWS, of.rows - row);
                 const Sums found{sums[turn ^= 1], num, together<T>(num) * BLOCK};
                 const Group<T> group{of.x.group(row), of.x.stride};
-                multiply_group(num, group, Blocks<W>::of(w, first), num_blocks, next, found.at, {results.write_some, &results});
+                multiply_group(num, group, Blocks<W>::of(w, first), num_blocks, next, found.at, results);
                 results.write(MOST_ROWS);
-                results.sums = found, results.row = row, results.from = first * BLOCK, results.done = 0;
+                results.sums = found, results.from = first * BLOCK, results.done = 0;
                 results.count = std::min(num_blocks * BLOCK, w.out - results.from);
+                results.put.emplace(take(row, results.from, results.count));
                 if (num <= MOST_ROWS / 2) results.write(MOST_ROWS);  // so few are multiplied without a chore
             }
         }, [&] { results.write(MOST_ROWS); });
     }
-    static void finish(const Matrix& w, int from, int count, Sums sums) {
-        for (int r = 0; r < sums.rows && (w.scales || w.bias); r++) {
-            float* at = sums(r);
-            if (w.scales)
-                for (int j = 0; j < count; j++) at[j] *= w.scales[from + j];
-            if (w.bias)
-                for (int j = 0; j < count; j++) at[j] += w.bias[from + j];
-        }
+    static void finish(const Matrix& w, int from, int count, float* at) {
+        if (w.scales)
+            for (int j = 0; j < count; j++) at[j] *= w.scales[from + j];
+        if (w.bias)
+            for (int j = 0; j < count; j++) at[j] += w.bias[from + j];
     }
     float rms(const float* x, int size) const {
         V squares[4] = {};
@@ -224,13 +232,18 @@ template <class T> class Runner {
         const float scale = rms(x, m.head_dim);
         for (int i = 0; i < m.head_dim; i++) x[i] = x[i] * scale * weight[i];
     }
+    static void turn(V& low, V& high, const float* cos, const float* sin, int half) {
+        const V was = low;
+        low = was * load(cos) + high * load(sin);
+        high = high * load(cos + half) + was * load(sin + half);
+    }
     void rotate(float* x, const float* cos, const float* sin) const {
         const int half = m.head_dim / 2;
         int i = 0;
         for (; i + LANES <= half; i += LANES) {
-            const V low = load(x + i), high = load(x + i + half);
-            store(x + i, low * load(cos + i) + high * load(sin + i));
-            store(x + i + half, high * load(cos + i + half) + low * load(sin + i + half));
+            V low = load(x + i), high = load(x + i + half);
+            turn(low, high, cos + i, sin + i, half);
+            store(x + i, low), store(x + i + half, high);
         }
         for (; i < half; i++) {
             const float low = x[i], high = x[i + half];
@@ -246,21 +259,46 @@ template <class T> class Runner {
     void attention(int& phase, int index, int thread) {
         const LayerWeights& w = m.layer[index];
         norm(phase, w.attention_norm, b.narrow);
-        product(phase, {w.qkv, w.out, b.narrow, int(rows.size())}, [&](int row, int from, int count, Sums sums) {
-            for (int j = 0; j < count; j += BLOCK) {
-                float* to = heads_of((from + j) / per_head(), row) + (from + j) % per_head();
-                for (int r = 0; r < sums.rows; r++) store(to + size_t(r) * per_head(), load(sums(r) + j));
-            }
+        const bool is_direct = has_tile_attention() && !w.q_norm;
+        product(phase, {w.qkv, w.out, b.narrow, int(rows.size())}, [&](int row, int from, int count) {
+            const HeadPart parts[2] = {part_of(from), part_of(from + 2 * BLOCK)};
+            float* to[GROUP];
+            for (int i = 0; i < GROUP; i++) to[i] = heads_of((from + i * BLOCK) / per_head(), row) + column_of(from + i * BLOCK);
+            return [=, this, &w](int r, const float* found) {
+                if (is_direct)
+                    for (int j = 0; j < count; j += 2 * BLOCK) place_pair(w, index, parts[j / (2 * BLOCK)], row + r, found + j);
+                else
+                    for (int j = 0; j < count; j += BLOCK) store(to[j / BLOCK] + size_t(r) * per_head(), load(found + j));
+            };
         });
         const int num_chunks = up(int(rows.size()), CHUNK) / CHUNK;
-        share(phase, m.kv_heads * num_chunks, [&](int piece) {
-            const int head = piece / num_chunks, first = piece % num_chunks * CHUNK;
-            for (int r = first; r < std::min(first + CHUNK, int(rows.size())); r++) place(w, index, head, r);
-        });
+        if (!is_direct) {
+            share(phase, m.kv_heads * num_chunks, [&](int piece) {
+                const int head = piece / num_chunks, first = piece % num_chunks * CHUNK;
+                for (int r = first; r < std::min(first + CHUNK, int(rows.size())); r++) place(w, index, head, r);
+            });
+        }
         look(phase, index, thread);
         add_product(phase, {w.out, w.gate_up, b.narrow, int(rows.size())}, w.attention_post_norm);
     }
-    // Rotates the queries and the key of one head at one row, and writes key and value.
+    struct HeadPart {
+        int head, part, column;  // part: one of the queries, the key, the value
+    };
+    HeadPart part_of(int output) const {
+        return {output / per_head(), output % per_head() / m.head_dim, column_of(output) % m.head_dim};
+    }
+    // What a product found of two blocks that are rotated together: rotated, and written where attention finds it.
+    void place_pair(const LayerWeights& w, int index, HeadPart of, int r, const float* found) {
+        const int dim = m.head_dim, half = dim / 2, group = m.heads / m.kv_heads;
+        const Row& row = rows[r];
+        const size_t angle = size_t(row.position) * dim + of.column;
+        V low = load(found), high = load(found + BLOCK);
+        if (of.part <= group && w.rope >= 0) turn(low, high, p.cosines[w.rope] + angle, p.sines[w.rope] + angle, half);
+        T* to = of.part < group ? queries_of(of.head, r) + of.part * dim
+                                : slot(index, of.part - group, row.batch, of.head) + size_t(row.slot) * dim;
+        store(to + of.column, low), store(to + of.column + half, high);
+    }
+    // The same for one head at one row, where more than rotation has to be done first.
     void place(const LayerWeights& w, int index, int head, int r) {
         const int dim = m.head_dim, group = m.heads / m.kv_heads;
         const Row& row = rows[r];
@@ -270,7 +308,16 @@ template <class T> class Runner {
             if (w.q_norm) head_norm(at, i < group ? w.q_norm : w.k_norm);
             if (w.rope >= 0) rotate(at, p.cosines[w.rope] + size_t(row.position) * dim, p.sines[w.rope] + size_t(row.position) * dim);
         }
-        for (int which = 0; which < 2; which++) put(slot(index, which, row.batch, head) + size_t(row.slot) * dim, x + (group + which) * dim, dim);
+        if (has_tile_attention()) put(queries_of(head, r), x, group * dim);
+        for (int which = 0; which < 2; which++)
+            put(slot(index, which, row.batch, head) + size_t(row.slot) * dim, x + (group + which) * dim, dim);
+    }
+    bool has_tile_attention() const {
+#if defined(__AMX_BF16__)
+        return sizeof(T) == 2 && m.head_dim % 32 == 0 && m.head_dim <= MAX_DIM && m.heads / m.kv_heads <= QUERIES;
+#else
+        return false;
+#endif
     }
     // narrow = what each query saw
     void look(int& phase, int index, int thread) {
@@ -302,41 +349,49 @@ template <class T> class Runner {
             static thread_local QueryTile tile;
             const int head = piece / num_spans;
             const auto [begin, end] = spans[piece % num_spans];
-            const int batch = rows[tiles[begin].first].batch;
-            int first = sight[begin].first, old = 0, lowest = sight[begin].lowest, last = 0;
-            for (int t = begin; t < end; t++) {
-                first = std::min(first, sight[t].first), last = std::max(last, sight[t].last);
-                old = std::max(old, sight[t].old), lowest = std::min(lowest, sight[t].lowest);
+            const Reach reach = reach_of(sight, spans[piece % num_spans]);
+            const T *keys = slot(index, 0, reach.batch, head), *values = slot(index, 1, reach.batch, head);
+            tile.next_keys = tile.next_values = {};
+            if (const int after = piece + 1, next = after / num_spans; next < m.kv_heads) {
+                const Reach then = reach_of(sight, spans[after % num_spans]);
+                const size_t from = size_t(then.first) * dim, size = size_t(then.last - then.first) * dim;
+                if (next != head || then.batch != reach.batch) {
+                    tile.next_keys = Ahead::of(slot(index, 0, then.batch, next) + from, size);
+                    tile.next_values = Ahead::of(slot(index, 1, then.batch, next) + from, size);
+                }
             }
-            const T *keys = slot(index, 0, batch, head), *values = slot(index, 1, batch, head);
-            tile.values.pack(values, dim, first, old);
-            tile.values.unpack(values, lowest, last);
+            tile.values.pack(values, dim, reach.first, reach.old);
+            tile.values.unpack(values, reach.lowest, reach.last);
             for (int t = begin; t < end; t++) {
                 tile.count = 0;
                 for (int r = tiles[t].first; r < tiles[t].second; r++) {
-                    for (int g = 0; g < group; g++) tile.query[tile.count++] = {heads_of(head, r) + g * dim, r, (head * group + g) * dim};
+                    for (int g = 0; g < group; g++) tile.query[tile.count++] = {queries_of(head, r) + g * dim, r, (head * group + g) * dim};
                     if (head == m.kv_heads - 1) b.narrow.clear(r, m.heads * dim);
                 }
                 tile.attend(sight[t], keys, dim, m.query_scale, m.attention_cap, b.narrow);
             }
         });
     }
-    // What each tile of queries sees, for each window that layers have
-    void look_ahead() {
-        if constexpr (sizeof(T) == 2) {
-            for (int index = p.first_layer; index < p.last_layer; index++) {
-                auto [at, is_new] = sights.try_emplace(m.layer[index].window);
-                if (!is_new) continue;
-                for (const auto& [begin, end] : tiles) {
-                    Sight& sight = at->second.emplace_back(p.lengths[rows[begin].batch]);
-                    for (int r = begin; r < end; r++) sight.add(past_of(m.layer[index], index, rows[r], 0), blended(rows[r]), m.heads / m.kv_heads);
-                    sight.close();
-                }
-            }
+    struct Reach {  // the slots that some tiles of one tree look at
+        int batch, first, last, old, lowest;
+    };
+    Reach reach_of(const std::vector<Sight>& sight, std::pair<int, int> span) const {
+        Reach reach{rows[tiles[span.first].first].batch, sight[span.first].first, 0, 0, sight[span.first].lowest};
+        for (int t = span.first; t < span.second; t++) {
+            reach.first = std::min(reach.first, sight[t].first), reach.last = std::max(reach.last, sight[t].last);
+            reach.old = std::max(reach.old, sight[t].old), reach.lowest = std::min(reach.lowest, sight[t].lowest);
         }
+        return reach;
     }
-    bool has_tile_attention() const {
-        return sizeof(T) == 2 && m.head_dim % 32 == 0 && m.head_dim <= MAX_DIM && m.heads / m.kv_heads <= QUERIES;
+    // What each tile of queries sees in layers with this window
+    std::vector<Sight> sights_of(const LayerWeights& w) {
+        std::vector<Sight> found;
+        for (const auto& [begin, end] : tiles) {
+            Sight& sight = found.emplace_back(p.lengths[rows[begin].batch]);
+            for (int r = begin; r < end; r++) sight.add(past_of(w, 0, rows[r], 0), blended(rows[r]), m.heads / m.kv_heads);
+            sight.close();
+        }
+        return found;
     }
     int blended(const Row& row) const {
         const int old = std::max(0, row.position + 1 - RECENT) / 32 * 32;
@@ -351,15 +406,14 @@ template <class T> class Runner {
     }
     void mlp(int& phase, const LayerWeights& w, const Matrix& then) {
         norm(phase, w.mlp_norm, b.narrow);
-        product(phase, {w.gate_up, w.down, b.narrow, int(rows.size())}, [&](int row, int from, int count, Sums sums) {
-            for (int j = 0; j < count; j += 2 * BLOCK) {
-                T* to = b.gated.at(row, (from + j) / 2);
-                for (int r = 0; r < sums.rows; r++) {
-                    store(to + size_t(r) * b.gated.step(), activated(load(sums(r) + j)) * load(sums(r) + j + BLOCK));
-                }
-            }
-            if (from + count == w.gate_up.out)
-                for (int r = 0; r < sums.rows; r++) b.gated.clear(row + r, w.gate_up.out / 2);
+        product(phase, {w.gate_up, w.down, b.narrow, int(rows.size())}, [&](int row, int from, int count) {
+            T* to = b.gated.at(row, from / 2);
+            const bool is_last = from + count == w.gate_up.out;
+            return [=, this, &w](int r, const float* found) {
+                for (int j = 0; j < count; j += 2 * BLOCK)
+                    store(to + size_t(r) * b.gated.step() + j / 2, activated(load(found + j)) * load(found + j + BLOCK));
+                if (is_last) b.gated.clear(row + r, w.gate_up.out / 2);
+            };
         });
         add_product(phase, {w.down, then, b.gated, int(rows.size())}, w.mlp_post_norm);
     }
@@ -376,12 +430,12 @@ template <class T> class Runner {
         return x;
     }
     void add_product(int& phase, const Product<T>& of, const float* post_norm) {
-        product(phase, of, [&](int row, int from, int count, Sums sums) {
+        product(phase, of, [&](int row, int from, int count) {
             float* to = (post_norm ? b.wide.data() : b.residual.data()) + size_t(row) * m.hidden + from;
-            for (int r = 0; r < sums.rows; r++, to += m.hidden) {
-                if (post_norm) memcpy(to, sums(r), size_t(count) * 4);
-                else add(to, sums(r), count);
-            }
+            return [=, this](int r, const float* found) {
+                if (post_norm) memcpy(to + size_t(r) * m.hidden, found, size_t(count) * 4);
+                else add(to + size_t(r) * m.hidden, found, count);
+            };
         });
         if (!post_norm) return;
         share(phase, int(rows.size()), [&](int row) {
@@ -416,14 +470,14 @@ template <class T> class Runner {
         if (p.hidden) copy_out(phase, p.hidden);
         if (p.logits) {
             norm(phase, m.norm, b.last, &speaking);
-            product(phase, {m.head, m.layers ? m.layer[0].qkv : m.head, b.last, int(speaking.size())}, [&](int row, int from, int count, Sums sums) {
-                for (int r = 0; r < sums.rows; r++) {
+            product(phase, {m.head, m.layers ? m.layer[0].qkv : m.head, b.last, int(speaking.size())}, [&](int row, int from, int count) {
+                return [=, this](int r, const float* found) {
                     const Row& of = rows[speaking[row + r]];
                     float* to = p.logits + size_t(p.last_only ? of.batch : of.out) * m.vocab + from;
                     if (m.final_cap > 0)
-                        for (int j = 0; j < count; j++) to[j] = m.final_cap * std::tanh(sums(r)[j] / m.final_cap);
-                    else memcpy(to, sums(r), size_t(count) * 4);
-                }
+                        for (int j = 0; j < count; j++) to[j] = m.final_cap * std::tanh(found[j] / m.final_cap);
+                    else memcpy(to, found, size_t(count) * 4);
+                };
             });
         }
         release_tiles();

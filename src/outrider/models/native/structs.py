@@ -82,7 +82,7 @@ class PassStruct(Structure):
 
     def give_taps(self, taps: Sequence[int], tapped: Tensor) -> None:
         """``tapped`` [taps, B, N, H], contiguous, is where their states go."""
-        size = tapped.stride(0) * tapped.element_size()
+        size = tapped[0].numel() * tapped.element_size()
         self._tap_layers = (c_int32 * len(taps))(*taps)
         self._taps = (c_void_p * len(taps))(*(tapped.data_ptr() + size * place for place in range(len(taps))))
         self.num_taps, self.tap_layers, self.taps = len(taps), addressof(self._tap_layers), addressof(self._taps)
@@ -212,10 +212,13 @@ class PackedModel:
 
 
 def _by_head(qkv: Tensor, config: ModelConfig) -> Tensor:
-    """The queries of a key head, its key and its value next to each other, head by head."""
+    """The queries of a key head, its key and its value next to each other, head by head, and what is rotated together, too."""
     num_kv_heads, head_dim = config.num_kv_heads, config.head_dim
     parts = qkv.split([config.num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim])
-    return torch.cat([part.unflatten(0, (num_kv_heads, -1)) for part in parts], 1).flatten(0, 1)
+    by_head = torch.cat([part.unflatten(0, (num_kv_heads, -1)) for part in parts], 1).flatten(0, 1)
+    if head_dim % (2 * _BLOCK):
+        return by_head
+    return by_head.unflatten(0, (-1, 2, head_dim // (2 * _BLOCK), _BLOCK)).transpose(1, 2).flatten(0, 3)
 
 
 def _in_turn(gate_up: Tensor) -> Tensor:
