@@ -6,6 +6,7 @@ import random
 from dataclasses import fields, replace
 from itertools import accumulate
 from operator import mul
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,6 +38,12 @@ ALL: dict[str, type] = {
     "heuristic": Heuristic, "optimal": Optimal, "adaptive": Adaptive, "bandit": Bandit, "confidence": Confidence,
     "entropy": Entropy, "threshold": Threshold,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _thinking_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds here take made-up seconds; how long a decision really takes must not decide how often one is made."""
+    monkeypatch.setattr("outrider.policies.adaptive.time", SimpleNamespace(perf_counter=lambda: 0.0))
 
 
 # --- heuristic --------------------------------------------------------------------------------------------------------

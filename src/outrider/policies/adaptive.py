@@ -53,7 +53,7 @@ _CLOSE = 1.5
 """Speed, plain decoding being 1, below which it matters what a plain round costs now."""
 _THINKING_SHARE = 0.008
 """Part of the time that deciding may take: a decision holds until rounds of a model have paid for it."""
-_IDLE_SHARE = 0.003
+_IDLE_SHARE = 0.0015
 """... while nothing is drafted, ..."""
 _EAGER_SHARE = 0.03
 _WARM = 64

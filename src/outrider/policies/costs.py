@@ -28,6 +28,8 @@ _MEMORY = 200
 """Rounds of a length that count."""
 _OUTLIER = 0.3
 """A round moves an estimate by no more than if it had differed by this share."""
+SLOWEST = 3.0
+"""Times as long as usual: rounds slower than that are counted as so slow."""
 _PACE_STEP = 0.1
 """Part of a round's difference that is taken for a change of pace."""
 _JUMP = 1.15
@@ -250,6 +252,8 @@ class BatchCosts:
         self.missed = Typical()
         """... in which it was asked and had no guess."""
         self.pace = 1.0
+        self.plain_excess = 1.0
+        """What plain rounds take on average, in those that are typical."""
         self._pace_jumps, self._draft_jumps = Jumps(_JUMP), Jumps(_DRAFT_JUMP)
         self._longest_lent = like.longest_known if like else 0
         self._caught_up, self._seconds_over = 0.0, 0.0
@@ -264,6 +268,9 @@ class BatchCosts:
         for seen in rounds:
             if self.rest.knows(seen.width):
                 self._follow(seen.rest / self.rest.cells[seen.width].value)
+            if not seen.asked and self.knows_plain:
+                ratio = min((seen.draft + seen.rest) / (self.pace * self.plain), SLOWEST)
+                self.plain_excess += (ratio - self.plain_excess) / _MEMORY
             draft, usual = seen.draft / self.pace, self._draft(seen.length) if seen.is_reading else 0.0
             rests.setdefault(seen.width, []).append(seen.rest / self.pace)
             # Reading only ever adds: if a round that read was faster all the same, what is usual was thought too high.

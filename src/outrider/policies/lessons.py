@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from outrider.core.draft import Draft
-from outrider.policies.costs import BatchCosts, Timing
+from outrider.policies.costs import SLOWEST, BatchCosts, Timing
 from outrider.policies.ledger import Experience
 from outrider.policies.lengths import depths_of
 from outrider.policies.outlook import Outlook
@@ -122,11 +122,13 @@ def learn(rows: Sequence[Row], rounds: Sequence[Played], known: Experience) -> N
 
 
 def _settle(played: Played, outlook: Outlook, timing: Timing, costs: BatchCosts, known: Experience) -> None:
-    """Book a round, at the usual cost of its depth (single rounds are noisy), or as measured if it caught up."""
-    usual = outlook.usual(timing.length, timing.width) if timing.asked else outlook.seconds[0]
-    if timing.is_reading:
-        usual = max(played.seconds / costs.pace, usual)
-    cost = usual / outlook.seconds[0]
+    """Book a round at what it took, in plain rounds as they are on average. One that is no exception is booked at no more than
+    a few times what is usual: such outliers happen to plain rounds too."""
+    cost = 1.0
+    if timing.asked:
+        seconds, usual = played.seconds / costs.pace, outlook.usual(timing.length, timing.width)
+        is_exception = timing.is_reading or played.is_probe
+        cost = (seconds if is_exception else min(seconds, SLOWEST * usual)) / (outlook.seconds[0] * costs.plain_excess)
     tokens = sum(played.num_accepted) / len(played.num_accepted) + 1
     over_best = max(cost - tokens / outlook.gain(played.best), 0.0)
     known.probes.settle(cost, over_best if played.is_probe else 0.0)
