@@ -121,7 +121,7 @@ class QueryTile {
 
     void attend(const Sight& sight, const bf16* keys, int head_dim, float scale, float cap, Inputs<bf16>& out) {
         dim = head_dim;
-        weights.grow(size_t(up(sight.last, 64)) * QUERIES);
+        weights.grow(size_t(sight.first + up(sight.last - sight.first, 64)) * QUERIES);
         shape_tiles(16);
         pack_queries();
         written();

@@ -32,6 +32,7 @@ _SOURCES = (
     "noise.hpp",
     "pass.hpp",
     "pool.hpp",
+    "rows.hpp",
     "tree.hpp",
     "vector.hpp",
 )

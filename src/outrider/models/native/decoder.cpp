@@ -1,5 +1,4 @@
 // What Python calls: passes, drafts of chains and trees in one call, packing, random numbers.
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -47,12 +46,7 @@ int outrider_init() {
     return 1;
 #endif
 }
-// Asks the system to lay this out on large pages, which spares the address tables.
-void outrider_large_pages(void* from, size_t size) {
-#if defined(__linux__)
-    madvise(from, size, MADV_HUGEPAGE);
-#endif
-}
+void outrider_large_pages(void* from, size_t size) { on_large_pages(from, size); }
 void outrider_pack(void* to, const void* from, int out, int in, int num_bytes) {  // of one number: 4, 2 or 1
     if (num_bytes == 4) pack(static_cast<float*>(to), static_cast<const float*>(from), out, in);
     else if (num_bytes == 2) pack(static_cast<bf16*>(to), static_cast<const bf16*>(from), out, in);

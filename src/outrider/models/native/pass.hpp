@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "attention_tiles.hpp"
-#include "model.hpp"
 #include "pool.hpp"
+#include "rows.hpp"
 
 static thread_local int this_thread = 0;
 #if defined(OUTRIDER_STAGES)  // nanoseconds of the caller in each phase of a layer (the sixteenth: outside the layers), for profiling
@@ -16,15 +16,11 @@ extern "C" int64_t outrider_stages[17];
 int64_t outrider_stages[17];
 #endif
 
-struct Row {
-    int batch, node, slot, position, out;  // out: index of the row in what is returned
-    std::vector<int32_t> ancestors;        // slots of the nodes it sees, itself last
-};
-
+constexpr int64_t BACK = int64_t(1) << 32;  // one piece taken from the back of a run
 constexpr int CHUNK = 16;  // rows that are rotated at once
 
 template <class T> struct Buffers {  // kept between passes
-    std::vector<float> residual, wide;
+    Memory<float> residual, wide;
     Inputs<T> narrow, gated, last;
     Memory<T> queries;
     std::vector<std::vector<float>> spaces;
@@ -43,13 +39,13 @@ template <class T> struct Product {
 
 template <class T> class Runner {
   public:
-    Runner(const Model& model, const Pass& pass, Buffers<T>& buffers) : m(model), p(pass), b(buffers), pool(Pool::of(pass.num_threads)) {}
+    Runner(const Model& model, const Pass& pass, Buffers<T>& buffers)
+        : m(model), p(pass), b(buffers), pool(Pool::of(pass.num_threads)), list(m, p, pool.size()) {}
 
     void run() {
-        list_rows();
         if (rows.empty()) return;
-        grow(b.residual, rows.size() * m.hidden);
-        grow(b.wide, rows.size() * std::max((m.heads + 2 * m.kv_heads) * m.head_dim, m.hidden));
+        b.residual.grow(rows.size() * m.hidden);
+        b.wide.grow(rows.size() * std::max((m.heads + 2 * m.kv_heads) * m.head_dim, m.hidden));
         b.narrow.reshape(int(rows.size()), std::max(m.hidden, m.heads * m.head_dim));
         b.gated.reshape(int(rows.size()), m.mlp);
         b.last.reshape(int(speaking.size()), m.hidden);
@@ -60,38 +56,12 @@ template <class T> class Runner {
             for (int index = p.first_layer; index < p.last_layer && has_tile_attention(); index++)
                 if (const int window = m.layer[index].window; !sights.contains(window)) sights[window] = sights_of(m.layer[index]);
 #endif
-        score_stride = up(longest + p.nodes, LANES);
-        counters = std::vector<std::atomic<int>>(size_t(16) * (p.last_layer - p.first_layer + 2) * pool.size());
+        score_stride = up(list.longest + p.nodes, LANES);
+        counters = std::vector<std::atomic<int64_t>>(size_t(16) * (p.last_layer - p.first_layer + 2) * pool.size());
         pool.run([this](int thread) { work(thread); });
     }
 
   private:
-    void list_rows() {
-        const int per_row = p.nodes - p.start;
-        for (int batch = 0; batch < p.batch; batch++) {
-            longest = std::max(longest, int(p.lengths[batch]));
-            const int64_t* parents = p.parents ? p.parents + size_t(batch) * p.nodes : nullptr;
-            for (int node = p.start; node < p.sizes[batch]; node++) {
-                Row row{batch, node, p.lengths[batch] + node, 0, batch * per_row + node - p.start, {}};
-                for (int at = node; at >= 0; at = parents ? int(parents[at]) : at - 1) row.ancestors.push_back(p.lengths[batch] + at);
-                std::reverse(row.ancestors.begin(), row.ancestors.end());
-                row.position = p.lengths[batch] + int(row.ancestors.size()) - 1;
-                rows.push_back(std::move(row));
-                if (!p.last_only || node == p.sizes[batch] - 1) speaking.push_back(int(rows.size()) - 1);
-                const int together = std::max(1, 16 / (m.heads / m.kv_heads));
-                if (tiles.empty() || rows[tiles.back().first].batch != batch || tiles.back().second - tiles.back().first == together)
-                    tiles.emplace_back(int(rows.size()) - 1, int(rows.size()));
-                else tiles.back().second++;
-            }
-        }
-        // A head's tiles stay together unless there are too few pieces for the threads.
-        const int num_parts = up(4 * pool.size(), m.kv_heads * p.batch) / (m.kv_heads * p.batch);
-        for (int begin = 0, end = 0; begin < int(tiles.size()); begin = end) {
-            while (end < int(tiles.size()) && rows[tiles[end].first].batch == rows[tiles[begin].first].batch) end++;
-            const int count = end - begin, parts = std::min(count, num_parts);
-            for (int part = 0; part < parts; part++) spans.emplace_back(begin + count * part / parts, begin + count * (part + 1) / parts);
-        }
-    }
     template <class B> static void grow(B& buffer, size_t size) {
         if (buffer.size() < size) buffer.resize(size);
     }
@@ -117,11 +87,16 @@ template <class T> class Runner {
         const auto began = std::chrono::steady_clock::now();
         int64_t& spent = outrider_stages[phase < 16 || phase >= 16 * (p.last_layer - p.first_layer + 1) ? 16 : phase % 16];
 #endif
-        std::atomic<int>* taken = &counters[size_t(phase++) * num_threads];
+        std::atomic<int64_t>* taken = &counters[size_t(phase++) * num_threads];
         for (int turn = 0; turn < num_threads; turn++) {
             const int owner = (this_thread + turn) % num_threads, begin = count * owner / num_threads;
             const int size = count * (owner + 1) / num_threads - begin;
-            for (int i; (i = taken[owner].fetch_add(1, std::memory_order_relaxed)) < size;) piece(begin + i);
+            for (;;) {  // the owner takes from the front, the others from the back: what each fetches ahead stays its own
+                const int64_t was = taken[owner].fetch_add(turn ? BACK : 1, std::memory_order_relaxed);
+                const int front = int(was % BACK), back = int(was / BACK);
+                if (front + back >= size) break;
+                piece(begin + (turn ? size - 1 - back : front));
+            }
         }
         at_last();
         pool.meet(this_thread);
@@ -156,14 +131,16 @@ template <class T> class Runner {
     template <class W, class F> void product_of(int& phase, const Product<T>& of, const F& take) {
         const Matrix& w = of.w;
         const int step = together<T>(of.rows), count = up(w.num_blocks(), step) / step;
-        const int last = count * (this_thread + 1) / pool.size() - 1;  // of this thread's own
+        const int own = count * this_thread / pool.size(), last = count * (this_thread + 1) / pool.size() - 1;  // this thread's
         const int begin_then = up(of.then.num_blocks(), step) / step * this_thread / pool.size() * step;
         alignas(64) float sums[2][MOST_ROWS * GROUP * BLOCK];
         int turn = 0;
         Results<decltype(take(0, 0, 0))> results{w, up(MOST_ROWS * 16, w.padded_in()) / w.padded_in()};  // all, in two goes over the inputs
         share(phase, count, [&](int piece) {
             const int first = piece * step, num_blocks = std::min(step, w.num_blocks() - first);
-            const auto next = piece == last ? Blocks<W>::of(of.then, begin_then) : Blocks<W>::of(w, first + step);
+            const bool is_own = piece >= own && piece <= last;
+            const auto next = piece == last ? Blocks<W>::of(of.then, begin_then)
+                                            : Blocks<W>::of(w, is_own ? first + step : std::max(0, first - step));
             for (int row = 0; row < of.rows; row += MOST_ROWS) {
                 const int num = std::min(MOST_ROWS, of.rows - row);
                 const Sums found{sums[turn ^= 1], num, together<T>(num) * BLOCK};
@@ -470,7 +447,8 @@ template <class T> class Runner {
         if (p.hidden) copy_out(phase, p.hidden);
         if (p.logits) {
             norm(phase, m.norm, b.last, &speaking);
-            product(phase, {m.head, m.layers ? m.layer[0].qkv : m.head, b.last, int(speaking.size())}, [&](int row, int from, int count) {
+            const Matrix& then = m.layers ? m.layer[0].qkv : m.head;
+            product(phase, {m.head, then, b.last, int(speaking.size())}, [&](int row, int from, int count) {
                 return [=, this](int r, const float* found) {
                     const Row& of = rows[speaking[row + r]];
                     float* to = p.logits + size_t(p.last_only ? of.batch : of.out) * m.vocab + from;
@@ -487,13 +465,13 @@ template <class T> class Runner {
     const Pass& p;
     Buffers<T>& b;
     Pool& pool;
-    std::vector<Row> rows;
-    std::vector<int> speaking;  // rows whose logits are wanted
-    std::vector<std::pair<int, int>> tiles;  // rows of one tree whose queries are looked at together
-    std::vector<std::pair<int, int>> spans;  // tiles of one tree that are a piece of work
-    std::vector<std::atomic<int>> counters;
+    const RowList list;
+    const std::vector<Row>& rows = list.rows;
+    const std::vector<int>& speaking = list.speaking;
+    const std::vector<std::pair<int, int>>&tiles = list.tiles, &spans = list.spans;
+    std::vector<std::atomic<int64_t>> counters;  // by phase and thread: pieces taken from the front, and from the BACK
 #if defined(__AMX_BF16__)
     std::map<int, std::vector<Sight>> sights;  // of the tiles, by window
 #endif
-    int score_stride = 0, longest = 0;
+    int score_stride = 0;
 };

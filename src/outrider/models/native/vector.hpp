@@ -1,7 +1,12 @@
 // Sixteen floats at a time, in the compiler's own vector types: AVX-512, AVX2 or NEON code from one text.
 // Every function here works lane by lane, so a number never depends on its neighbours.
 #pragma once
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 #if defined(__AVX512F__)
@@ -167,19 +172,35 @@ static inline V sums(const V* v) {
     return halves<1>(c[0], c[1]);
 }
 
-// Memory that begins with a cache line, or everything that is read from it would come from two at a time. It only grows.
+// Asks the system to lay this out on large pages, which spares the address tables.
+static inline void on_large_pages([[maybe_unused]] void* from, [[maybe_unused]] size_t size) {
+#if defined(__linux__)
+    madvise(from, size, MADV_HUGEPAGE);
+#endif
+}
+// Memory that begins with a cache line, or everything that is read from it would come from two at a time. Much of it lies on large
+// pages. It only grows.
 template <class T> class Memory {
   public:
+    Memory() = default;
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    ~Memory() { free(begin); }
     T* data() const { return begin; }
     T* grow(size_t size) {
-        if (bytes.size() < size * sizeof(T) + 64) {
-            bytes.resize(size * sizeof(T) + 64);
-            begin = reinterpret_cast<T*>((uintptr_t(bytes.data()) + 63) & ~uintptr_t(63));
-        }
+        if (size <= room) return begin;
+        const bool is_large = size * sizeof(T) >= LARGE;
+        const size_t unit = is_large ? LARGE_PAGE : 64, bytes = (size * sizeof(T) + unit - 1) / unit * unit;
+        free(begin);
+        begin = static_cast<T*>(aligned_alloc(unit, bytes));
+        if (is_large) on_large_pages(begin, bytes);
+        memset(begin, 0, bytes);
+        room = bytes / sizeof(T);
         return begin;
     }
 
   private:
-    std::vector<uint8_t> bytes;
+    static constexpr size_t LARGE = 1 << 16, LARGE_PAGE = 1 << 21;
     T* begin = nullptr;
+    size_t room = 0;
 };
