@@ -2,10 +2,11 @@
 
 Every drafter, a useless one included (the bundled draft with its vocabulary shuffled), runs with fixed lengths and with the
 adaptive policy, beside plain decoding on the same prompts. They run in lockstep: the one that has emitted least makes the
-next round, so that all of them meet the machine's moods at the same time; each is charged its own rounds. Times are medians
-over repetitions, summed over prompts.
+next round, so that all of them meet the machine's moods at the same time; each is charged its own rounds. The best fixed
+length is chosen in repetitions of its own (the best of six in the ones that count would partly be the luckiest), and then it,
+the adaptive policy and plain decoding alone are compared. Times are medians over repetitions, summed over prompts.
 
-    python benchmarks/default_policy.py [--rounds 3] [--prompts 8] [--max-tokens 192] [--model DIR --draft DIR]
+    python benchmarks/default_policy.py [--rounds 3] [--choosing 2] [--prompts 8] [--max-tokens 192] [--model DIR --draft DIR]
     python benchmarks/default_policy.py --every [--suites chat]        each row of the table against plain decoding, no lengths
 """
 
@@ -24,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from outrider import LLM, SamplingParams
 from outrider.bench.provenance import provenance
 from outrider.bench.stats import ratio_of, total
-from outrider.bench.suites import load_suites
+from outrider.bench.suites import Suite, load_suites
 from outrider.bundled import bundled_path
 from outrider.core.errors import OutriderError
 from outrider.core.method import Method
@@ -45,25 +46,36 @@ def useless_draft(folder: str) -> str:
     return str(place)
 
 
-def methods_of(llm: LLM, drafter: str, lengths: list[int]) -> dict[str, Method]:
-    fixed = {f"K={k}": llm.compose(drafter, num_draft_tokens=k) for k in lengths}
-    return {"plain": llm.compose("plain"), **fixed, "adaptive": llm.compose(drafter, policy="adaptive")}
-
-
-def measure(llm: LLM, drafter: str, suites: list[str], args: argparse.Namespace) -> list[dict]:
-    lengths = [int(length) for length in args.lengths.split(",")]
-    # a policy knows one family, as where it is served alone
-    methods = {suite: methods_of(llm, drafter, lengths) for suite in suites}
+def measure(llm: LLM, drafter: str, suite: Suite, args: argparse.Namespace) -> dict:
+    """One family, which is all that its policy knows, as where it is served alone."""
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=1)
-    prompts = {suite.name: _encode(llm, suite.first(args.prompts)) for suite in load_suites(suites)}
-    times: dict[str, dict[str, list[list[float]]]] = {suite: {name: [] for name in methods[suite]} for suite in prompts}
-    for round_number in range(args.rounds + 1):  # the first is not counted: it warms up, and the policy learns its costs
-        for suite, rows in prompts.items():
-            done = [race(llm, methods[suite], row, params) for row in rows]
-            if round_number:
-                for name in methods[suite]:
-                    times[suite][name].append([seconds[name] for seconds in done])
-    return [_line(drafter, suite, by_name) for suite, by_name in times.items()]
+    prompts = _encode(llm, suite.first(args.prompts))
+    fixed = {f"K={k}": llm.compose(drafter, num_draft_tokens=int(k)) for k in args.lengths.split(",")}
+    chosen = times_of(llm, fixed, prompts, params, args.choosing)
+    best = min(fixed, key=lambda name: total(chosen[name]))
+    last = {"plain": llm.compose("plain"), best: fixed[best], "adaptive": llm.compose(drafter, policy="adaptive")}
+    times = times_of(llm, last, prompts, params, args.rounds)
+    against_best, against_plain = (ratio_of(times["adaptive"], times[other]) for other in (best, "plain"))
+    return {
+        "drafter": drafter,
+        "suite": suite.name,
+        "best": best,
+        "best_to_plain": total(times["plain"]) / total(times[best]),
+        "adaptive_to_best": against_best.to_json(),
+        "adaptive_to_plain": against_plain.to_json(),
+    }
+
+
+def times_of(
+    llm: LLM, methods: dict[str, Method], prompts: list[list[int]], params: SamplingParams, num_rounds: int
+) -> dict[str, list[list[float]]]:
+    """Seconds of every method by repetition and prompt. The first is not counted: it warms up, and policies learn costs."""
+    times: dict[str, list[list[float]]] = {name: [] for name in methods}
+    for number in range(num_rounds + 1):
+        done = [race(llm, methods, prompt, params) for prompt in prompts]
+        for name in methods if number else ():
+            times[name].append([seconds[name] for seconds in done])
+    return times
 
 
 def every(llm: LLM, suites: list[str], args: argparse.Namespace) -> None:
@@ -79,12 +91,7 @@ def every(llm: LLM, suites: list[str], args: argparse.Namespace) -> None:
             except OutriderError as error:
                 print(f"{name:<16} left out: {error}")
                 continue
-            pair = {"plain": llm.compose("plain"), "other": method}
-            times: dict[str, list[list[float]]] = {side: [] for side in pair}
-            for round_number in range(args.rounds + 1):
-                done = [race(llm, pair, row, params) for row in prompts]
-                for side in pair if round_number else ():
-                    times[side].append([seconds[side] for seconds in done])
+            times = times_of(llm, {"plain": llm.compose("plain"), "other": method}, prompts, params, args.rounds)
             span = ratio_of(times["other"], times["plain"])
             print(f"{suite.name:<10} {name:<16} {span.value:.3f} ({span.low:.2f}-{span.high:.2f})", flush=True)
 
@@ -107,30 +114,17 @@ def race(llm: LLM, methods: dict[str, Method], prompt: list[int], params: Sampli
     return seconds
 
 
-def _encode(llm: LLM, suite) -> list[list[int]]:
+def _encode(llm: LLM, suite: Suite) -> list[list[int]]:
     return [
         llm.codec.encode(item.text) if item.text else llm.codec.encode_chat([{"role": "user", "content": item.turns[0]}])
         for item in suite.items
     ]
 
 
-def _line(drafter: str, suite: str, times: dict[str, list[list[float]]]) -> dict:
-    fixed = {name: total(rows) for name, rows in times.items() if name.startswith("K=")}
-    best = min(fixed, key=fixed.__getitem__)
-    against_best, against_plain = (ratio_of(times["adaptive"], times[other]) for other in (best, "plain"))
-    return {
-        "drafter": drafter,
-        "suite": suite,
-        "best": best,
-        "best_to_plain": total(times["plain"]) / fixed[best],
-        "adaptive_to_best": against_best.to_json(),
-        "adaptive_to_plain": against_plain.to_json(),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--choosing", type=int, default=2, help="repetitions that choose the best fixed length")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -152,8 +146,8 @@ def main() -> None:
     print(f"{'drafter':<14} {'suite':<10} {'best fixed':>16} {'adaptive/best':>22} {'adaptive/plain':>22}")
     for drafter in args.drafters.split(","):
         user = LLM(args.model, draft=useless_draft(draft), dtype=args.dtype) if drafter == "useless" else llm
-        for line in measure(user, "draft-model" if drafter == "useless" else drafter, args.suites.split(","), args):
-            line["drafter"] = drafter
+        for suite in load_suites(args.suites.split(",")):
+            line = measure(user, "draft-model" if drafter == "useless" else drafter, suite, args) | {"drafter": drafter}
             lines.append(line)
             spans = [line[key] for key in ("adaptive_to_best", "adaptive_to_plain")]
             cells = [f"{span['value']:.3f} ({span['low']:.2f}-{span['high']:.2f})" for span in spans]

@@ -348,12 +348,12 @@ def test_drafts_end_where_they_are_doubted_and_beat_every_fixed_length(boast: fl
 
 def test_doubt_asks_for_the_price_of_a_guess() -> None:
     outlook = Outlook([1.0, 1.6, 2.0], [1.0, 1.1, 1.25], [0.0, 0.1, 0.2], [1.0, 1.0, 1.05], per_guess=0.1, per_place=0.02)
-    alone, padded = (outlook.doubt(2, (1.0,), padded=padded) for padded in (False, True))
+    alone, padded = (outlook.doubt(2, (1.0,), further=1.0, padded=padded) for padded in (False, True))
     assert alone.level == pytest.approx(0.1 * 2.0 / 1.25) and alone.place == pytest.approx(0.02 * 2.0 / 1.25)
     assert padded.level == pytest.approx(0.12 * 2.0 / 1.25) and padded.place == 0.0
-    dear = replace(outlook, per_guess=9.0, per_place=0.1).doubt(2, (1.0,), padded=False)
+    dear = replace(outlook, per_guess=9.0, per_place=0.1).doubt(2, (1.0,), further=1.0, padded=False)
     assert dear.level + dear.place == 0.5, "no price ends every draft"
-    several = replace(outlook, tokens=[4.0, 6.4, 8.0]).doubt(2, (1.0,) * 4, padded=False)
+    several = replace(outlook, tokens=[4.0, 6.4, 8.0]).doubt(2, (1.0,) * 4, further=1.0, padded=False)
     assert several.level == pytest.approx(4 * alone.level), "drafting for four rows is paid by four"
     assert several.place == pytest.approx(alone.place), "a wider pass has a place for each of them"
 

@@ -17,9 +17,10 @@ chosen by the sum of what every row expects from it.
 A drafter that copies may find nothing: such a round costs about nothing and promises nothing, so rare matches do not argue
 against asking. One that knows how sure it is (``Doubt``) ends a draft itself, once a further guess is not worth its time:
 
-    stop after guess k if  prod_{j <= k} trust * belief_j  <  tokens per second now * seconds of one guess more
+    stop after guess k if  a * prod_{j <= k} trust * belief_j  <  tokens per second now * seconds of one guess more
 
-where ``trust`` is what the request has shown its beliefs to be worth. K is then only a cap, and a generous one is taken. A
+where ``trust`` is what the request has shown its beliefs to be worth, and a how often its guesses are right: the next one's
+belief is not known before it is drafted. K is then only a cap, and a generous one is taken. A
 batch goes on while the sum of its rows' products pays for drafting; where the pass does not pad, each guess must pay for its
 own place there too, or is left out: in large batches that is most of its cost.
 """
@@ -43,6 +44,10 @@ from outrider.policies.rates import PositionRates, Trust, reach_of
 
 _CALIBRATION = (0, 1, 1, 0, 1)
 """Lengths of an engine's first rounds: each cost twice, since first calls are slow, and the first draft reads the prompt."""
+_LONGER = (4, 4, 4)
+"""... and of the next ones, where a guess is cheap: single rounds of another length, as probes are, are slower than usual."""
+_CHEAP = 0.4
+"""Plain rounds that a guess takes at most there."""
 _PROBE_INTERVAL = 16
 """Fewest rounds from one probe to the next."""
 _PROBE_CAP = 2.0
@@ -173,8 +178,10 @@ class Adaptive(Policy):
     def plan(self, state: _State, num_rows: int) -> Plan:
         assert len(state.rows) == num_rows, "a batch that changed has a state of its own"
         num_rounds = self.experience.num_rounds
-        if num_rounds < len(_CALIBRATION):
-            return self._take(state, min(_CALIBRATION[num_rounds], self.options.num_draft_tokens))
+        if num_rounds < len(_CALIBRATION) + len(_LONGER):
+            length = self._calibrating(state, num_rounds)
+            if length is not None:
+                return self._take(state, min(length, self.options.num_draft_tokens))
         if state.is_probe and state.num_more and state.plan is not None:
             state.num_more -= 1
             return state.plan
@@ -188,6 +195,16 @@ class Adaptive(Policy):
             return self._take(state, state.best)
         return state.plan
 
+    def _calibrating(self, state: _State, num_rounds: int) -> int | None:
+        """The length of one of the first rounds, if it is one that only serves to time it."""
+        if num_rounds < len(_CALIBRATION):
+            return _CALIBRATION[num_rounds]
+        if state.unread and state.outlook is None:
+            state.learn()
+        costs = self.experience.costs.of(len(state.rows))
+        is_cheap = costs.drafting(1)[1] <= _CHEAP * costs.plain
+        return _LONGER[num_rounds - len(_CALIBRATION)] if is_cheap and state.outlook is None else None
+
     def _take(self, state: _State, depth: int) -> Plan:
         state.depth, options = depth, self.options
         lengths, doubt = [depth] * len(state.rows), self._doubt(state) if depth else None
@@ -198,9 +215,11 @@ class Adaptive(Policy):
         """Where drafts end that are not going well."""
         if state.outlook is None:
             return None
-        usual = self.experience.trust.given(1.0)
+        known = self.experience
+        usual, usual_rate = known.trust.given(1.0), known.trust.rate(self.options.prior_acceptance)
         trust = tuple(row.trust.given(usual) for row in state.rows)
-        return state.outlook.doubt(state.best, trust, padded=self.experience.padded)
+        further = sum(row.trust.rate(usual_rate) for row in state.rows) / len(state.rows)
+        return state.outlook.doubt(state.best, trust, further=further, padded=known.padded)
 
     def update(self, state: _State, observation: Observation) -> None:
         """Note the round. It is learnt from at the next decision, with others: that costs far less than one by one."""

@@ -261,13 +261,15 @@ class BatchCosts:
             self.idle.add(like.idle.value)
             self.missed.add(like.missed.value)
 
-    def record(self, *rounds: Timing) -> None:
-        """Learn from rounds, oldest first."""
+    def record(self, *rounds: Timing) -> list[float]:
+        """Learn from rounds, oldest first; the pace at each of them."""
+        paces: list[float] = []
         drafts: dict[tuple[int, bool], list[float]] = {}
         rests: dict[int, list[float]] = {}
         for seen in rounds:
             if self.rest.knows(seen.width):
                 self._follow(seen.rest / self.rest.cells[seen.width].value)
+            paces.append(self.pace)
             if not seen.asked and self.knows_plain:
                 ratio = min((seen.draft + seen.rest) / (self.pace * self.plain), SLOWEST)
                 self.plain_excess += (ratio - self.plain_excess) / _MEMORY
@@ -283,6 +285,7 @@ class BatchCosts:
             self.rest.add(width, seconds)
         for (length, asked), seconds in drafts.items():
             self._record_drafts(length, seconds, asked=asked)
+        return paces
 
     def _record_drafts(self, length: int, seconds: Sequence[float], *, asked: bool) -> None:
         if not asked:

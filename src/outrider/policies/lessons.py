@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from outrider.core.draft import Draft
-from outrider.policies.costs import SLOWEST, BatchCosts, Timing
+from outrider.policies.costs import SLOWEST, Timing
 from outrider.policies.ledger import Experience
 from outrider.policies.lengths import depths_of
 from outrider.policies.outlook import Outlook
@@ -60,9 +60,10 @@ class Row:
         outcomes = [(one.accepted, one.accepted < one.planned) for one in asked]
         expected = sum(one.expected for one in asked)
         accepted = sum(one.accepted for one in asked if one.expected)
+        tested = sum(min(one.accepted + 1, one.found) for one in asked if one.expected)
         for rates, trust in ((self.accepted, self.trust), (known.accepted, known.trust)):
             rates.record(*outcomes)
-            trust.record(accepted, expected, len(asked))
+            trust.record(accepted, expected, tested=tested, num_rounds=len(asked))
 
 
 class _Asked(NamedTuple):
@@ -112,23 +113,24 @@ def learn(rows: Sequence[Row], rounds: Sequence[Played], known: Experience) -> N
                 asked[i].append(_Asked(planned, found, accepted, sum(beliefs[i][: accepted + 1]) if beliefs else 0.0))
             else:
                 row.rest(1)
-    costs.record(*timings)
+    paces = costs.record(*timings)
     for row, notes in zip(rows, asked, strict=True):
         if notes:
             row.learn(notes, known)
-    for played, timing in zip(rounds, timings, strict=True):
+    for played, timing, pace in zip(rounds, timings, paces, strict=True):
         if played.outlook is not None:
-            _settle(played, played.outlook, timing, costs, known)
+            seconds = played.seconds / (pace * costs.plain_excess)
+            _settle(played, played.outlook, timing, seconds, known)
 
 
-def _settle(played: Played, outlook: Outlook, timing: Timing, costs: BatchCosts, known: Experience) -> None:
-    """Book a round at what it took, in plain rounds as they are on average. One that is no exception is booked at no more than
-    a few times what is usual: such outliers happen to plain rounds too."""
+def _settle(played: Played, outlook: Outlook, timing: Timing, seconds: float, known: Experience) -> None:
+    """Book a round at what it took, ``seconds`` at pace 1, in plain rounds as they are on average. One that is no exception is
+    booked at no more than a few times what is usual: such outliers happen to plain rounds too."""
     cost = 1.0
     if timing.asked:
-        seconds, usual = played.seconds / costs.pace, outlook.usual(timing.length, timing.width)
         is_exception = timing.is_reading or played.is_probe
-        cost = (seconds if is_exception else min(seconds, SLOWEST * usual)) / (outlook.seconds[0] * costs.plain_excess)
+        most = seconds if is_exception else SLOWEST * outlook.usual(timing.length, timing.width)
+        cost = min(seconds, most) / outlook.seconds[0]
     tokens = sum(played.num_accepted) / len(played.num_accepted) + 1
     over_best = max(cost - tokens / outlook.gain(played.best), 0.0)
     known.probes.settle(cost, over_best if played.is_probe else 0.0)

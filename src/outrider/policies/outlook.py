@@ -49,13 +49,14 @@ class Outlook:
         """Expected speed, plain decoding being 1."""
         return self.tokens[length] / self.seconds[length] * self.seconds[0] / self.tokens[0]
 
-    def doubt(self, length: int, trust: tuple[float, ...], *, padded: bool) -> Doubt:
+    def doubt(self, length: int, trust: tuple[float, ...], *, further: float, padded: bool) -> Doubt:
         """What guesses must be likely to bring: what comes in their time anyway. Where rows are padded a place is saved for
-        all or for none of them."""
+        all or for none of them. A guess that is yet to be drafted will be right with chance ``further`` if those before it
+        are, so their hope must be so much higher."""
         rate, num_rows = self.tokens[length] / self.seconds[length], len(trust)
         place = 0.0 if padded else min(rate * self.per_place / num_rows, _HIGHEST_PRICE)
         level = rate * (self.per_guess + (self.per_place if padded else 0.0))
-        return Doubt(min(level, num_rows * (_HIGHEST_PRICE - place)), place, trust)
+        return Doubt(min(level / further, num_rows * (_HIGHEST_PRICE - place)), place, trust)
 
     def usual(self, length: int, width: int) -> float:
         """Seconds of a round that asked the drafter."""

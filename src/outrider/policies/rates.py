@@ -23,7 +23,7 @@ Outcome = tuple[int, bool]
 PRIOR_WEIGHT = 10.0
 """Tests a prior is worth. Few, so that the first round after a long silence counts."""
 TRUST_WEIGHT = 10.0
-"""Expected guesses that the prior of a trust is worth."""
+"""Expected (or tested) guesses that the prior of a trust is worth."""
 _HIGHEST = 0.99
 """No prior promises more: with a rate of 1 every further guess would look free."""
 
@@ -86,30 +86,39 @@ class PositionRates:
 @final
 @dataclass
 class Trust:
-    """Guesses accepted for each one that the drafter expected to be: 1 for a drafter that knows itself."""
+    """Guesses accepted for each one that the drafter expected to be: 1 for a drafter that knows itself. And how many of
+    those that were tested."""
 
     horizon: float
     """Rounds that count, about."""
     accepted: float = 0.0
     expected: float = 0.0
-    """Sum of the drafter's beliefs in guesses that were tested."""
+    """Sum of the drafter's beliefs in guesses that were tested, ..."""
+    tested: float = 0.0
+    """... and their number."""
 
-    def record(self, accepted: int, expected: float, num_rounds: int) -> None:
+    def record(self, accepted: int, expected: float, *, tested: int, num_rounds: int) -> None:
         self.fade(num_rounds)
         self.accepted += accepted
         self.expected += expected
+        self.tested += tested
 
     def fade(self, num_rounds: int) -> None:
         keep = (1 - 1 / self.horizon) ** num_rounds
         self.accepted *= keep
         self.expected *= keep
+        self.tested *= keep
 
     def given(self, prior: float) -> float:
         """At most 1: modest drafters lose little by being believed."""
         return min((self.accepted + TRUST_WEIGHT * prior) / (self.expected + TRUST_WEIGHT), 1.0)
 
+    def rate(self, prior: float) -> float:
+        """How likely a guess is to be right where those before it are, its belief not being known yet."""
+        return (self.accepted + TRUST_WEIGHT * prior) / (self.tested + TRUST_WEIGHT)
+
     def copy(self) -> Trust:
-        return Trust(self.horizon, self.accepted, self.expected)
+        return Trust(self.horizon, self.accepted, self.expected, self.tested)
 
 
 def reach_of(rates: Sequence[float]) -> list[float]:
