@@ -27,7 +27,7 @@ struct Pass {
     const float* const* sines;
     const uint8_t *attention_on, *mlp_on;  // [layers] or null: all
     const int32_t* tap_layers;
-    float* const* taps;      // [num_taps] of [batch][nodes - start][hidden]
+    float* taps;             // [num_taps][batch][nodes - start][hidden]
     float* hidden;           // [batch][nodes - start][hidden] or null: in when first_layer > 0, out when not null
     float* logits;           // [batch][nodes - start][vocab] or null
     int32_t last_only;       // logits [batch][vocab] of each row's last node only

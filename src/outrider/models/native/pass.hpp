@@ -425,12 +425,15 @@ template <class T> class Runner {
         for (; i + LANES <= count; i += LANES) store(to + i, load(to + i) + load(from + i));
         for (; i < count; i++) to[i] += from[i];
     }
-    void copy_out(int& phase, float* to) {
-        share(phase, int(rows.size()), [&](int row) { memcpy(to + size_t(rows[row].out) * m.hidden, residual(row), size_t(m.hidden) * 4); });
+    // Nobody writes to the residual stream before all have met at least twice, so there is no need to meet here.
+    void copy_out(float* to) {
+        for (size_t row = size_t(this_thread); row < rows.size(); row += size_t(pool.active()))
+            memcpy(to + size_t(rows[row].out) * m.hidden, residual(int(row)), size_t(m.hidden) * 4);
     }
-    void tap(int& phase, int layer) {
+    void tap(int layer) {
+        const size_t size = size_t(p.batch) * size_t(p.nodes - p.start) * m.hidden;
         for (int i = 0; i < p.num_taps; i++)
-            if (p.tap_layers[i] == layer) copy_out(phase, p.taps[i]);
+            if (p.tap_layers[i] == layer) copy_out(p.taps + size_t(i) * size);
     }
     void work(int thread) {
         int phase = 0;
@@ -438,13 +441,13 @@ template <class T> class Runner {
         embed(phase);
         for (int index = p.first_layer; index < p.last_layer; index++) {
             phase = 16 * (index - p.first_layer + 1);
-            tap(phase, index);
+            tap(index);
             if (!p.attention_on || p.attention_on[index]) attention(phase, index, thread);
             if (!p.mlp_on || p.mlp_on[index]) mlp(phase, m.layer[index], index + 1 < m.layers ? m.layer[index + 1].qkv : m.head);
         }
         phase = 16 * (p.last_layer - p.first_layer + 1);
-        if (p.last_layer == m.layers) tap(phase, m.layers);
-        if (p.hidden) copy_out(phase, p.hidden);
+        if (p.last_layer == m.layers) tap(m.layers);
+        if (p.hidden) copy_out(p.hidden);
         if (p.logits) {
             norm(phase, m.norm, b.last, &speaking);
             const Matrix& then = m.layers ? m.layer[0].qkv : m.head;

@@ -40,6 +40,8 @@ class Pool {
         return *mutex;
     }
     int size() const { return size_; }
+    // Threads that work on this pass: all, or the caller alone.
+    int active() const { return active_; }
 
     // Runs work(thread) on every thread of the pool, the caller being number 0, or on the caller alone.
     void run(const std::function<void(int)>& work) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Array, Structure, addressof, c_float, c_int32, c_uint8, c_void_p
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -82,10 +83,13 @@ class PassStruct(Structure):
 
     def give_taps(self, taps: Sequence[int], tapped: Tensor) -> None:
         """``tapped`` [taps, B, N, H], contiguous, is where their states go."""
-        size = tapped[0].numel() * tapped.element_size()
-        self._tap_layers = (c_int32 * len(taps))(*taps)
-        self._taps = (c_void_p * len(taps))(*(tapped.data_ptr() + size * place for place in range(len(taps))))
-        self.num_taps, self.tap_layers, self.taps = len(taps), addressof(self._tap_layers), addressof(self._taps)
+        self.num_taps, self.tap_layers, self.taps = len(taps), addressof(_layer_array(tuple(taps))), tapped.data_ptr()
+
+
+@lru_cache(maxsize=64)
+def _layer_array(layers: tuple[int, ...]) -> Array[c_int32]:
+    """Kept, since drafters ask for the same ones in every round."""
+    return (c_int32 * len(layers))(*layers)
 
 
 class CutStruct(Structure):
