@@ -15,9 +15,11 @@ constexpr int QUERIES = 16;
 constexpr int MAX_DIM = 256;
 constexpr int RECENT = 32;  // the deepest tree, plus one, that keeps every addition in its place
 
-struct Query {
+// Queries one after the other, those of a row next to each other
+struct Queries {
     const bf16* from;
-    int row, column;  // where what it saw goes
+    int count, per_row;
+    int row, column;  // where what the first saw goes
 };
 
 // What the queries of a tile see, slot by slot: the same for all heads, and for all layers with the same window.
@@ -114,22 +116,20 @@ class PackedValues {
 
 class QueryTile {
   public:
-    Query query[QUERIES];
-    int count = 0;
+    int dim = 0;  // of a head
     Ahead next_keys, next_values;  // of what is looked at after this
     PackedValues values;  // old: below the largest `blended`; recent: from the smallest on
 
-    void attend(const Sight& sight, const bf16* keys, int head_dim, float scale, float cap, Inputs<bf16>& out) {
-        dim = head_dim;
+    void attend(const Queries& queries, const Sight& sight, const bf16* keys, float scale, float cap, Inputs<bf16>& out) {
         weights.grow(size_t(sight.first + up(sight.last - sight.first, 64)) * QUERIES);
         shape_tiles(16);
-        pack_queries();
+        pack(queries);
         written();
         score(sight, keys, scale, cap);
         weigh(sight, cap > 0 ? 1.0f : scale);
         blend_old(sight);
         blend_recent(sight);
-        put(out);
+        put(queries, out);
     }
 
   private:
@@ -139,10 +139,10 @@ class QueryTile {
                                                            8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
         return _mm512_load_si512(turns);
     }
-    void pack_queries() {  // [dim / 2][query][2]
+    void pack(const Queries& queries) {  // [dim / 2][query][2]
         __m512i block[QUERIES];
         for (int d = 0; d < dim; d += 32) {
-            for (int q = 0; q < QUERIES; q++) block[q] = q < count ? _mm512_loadu_si512(query[q].from + d) : _mm512_setzero_si512();
+            for (int q = 0; q < QUERIES; q++) block[q] = q < queries.count ? _mm512_loadu_si512(queries.from + q * dim + d) : _mm512_setzero_si512();
             transpose(block);
             for (int pair = 0; pair < 16; pair++) _mm512_store_si512(packed + (d / 2 + pair) * 32, block[pair]);
         }
@@ -288,10 +288,8 @@ class QueryTile {
             for (int i = 0; i < 16; i++) store(sums_ + (d + i) * QUERIES, acc[i]);
         }
     }
-    void put(Inputs<bf16>& out) {
+    void put(const Queries& queries, Inputs<bf16>& out) {
         const V inverse = 1.0f / total;
-        Inputs<bf16>::Line lines[QUERIES];
-        for (int q = 0; q < count; q++) lines[q] = out.line(query[q].row);
         for (int d = 0; d < dim; d += 32) {
             __m512i block[16];
             for (int pair = 0; pair < 16; pair++) {
@@ -300,13 +298,17 @@ class QueryTile {
                 block[pair] = _mm512_permutexvar_epi16(in_turn(), both);
             }
             transpose(block);
-            for (int q = 0; q < count; q++) _mm512_storeu_si512(lines[q].at(query[q].column + d), block[q]);
+            for (int q = 0, row = queries.row; q < queries.count; row++) {
+                const auto line = out.line(row);
+                for (int column = queries.column + d, end = q + queries.per_row; q < end; q++, column += dim)
+                    _mm512_storeu_si512(line.at(column), block[q]);
+            }
         }
     }
 
     Memory<float> weights;
     Memory<bf16> rows;
-    int dim = 0, first = 0;
+    int first = 0;
     V top, total;
     alignas(64) float sums_[QUERIES * MAX_DIM];
     alignas(64) bf16 packed[MAX_DIM * QUERIES];

@@ -337,15 +337,14 @@ template <class T> class Runner {
                     tile.next_values = Ahead::of(slot(index, 1, then.batch, next) + from, size);
                 }
             }
+            tile.dim = dim;
             tile.values.pack(values, dim, reach.first, reach.old);
             tile.values.unpack(values, reach.lowest, reach.last);
             for (int t = begin; t < end; t++) {
-                tile.count = 0;
-                for (int r = tiles[t].first; r < tiles[t].second; r++) {
-                    for (int g = 0; g < group; g++) tile.query[tile.count++] = {queries_of(head, r) + g * dim, r, (head * group + g) * dim};
-                    if (head == m.kv_heads - 1) b.narrow.clear(r, m.heads * dim);
-                }
-                tile.attend(sight[t], keys, dim, m.query_scale, m.attention_cap, b.narrow);
+                const auto [row, after] = tiles[t];
+                const Queries queries{queries_of(head, row), (after - row) * group, group, row, head * group * dim};
+                tile.attend(queries, sight[t], keys, m.query_scale, m.attention_cap, b.narrow);
+                for (int r = row; r < after && head == m.kv_heads - 1; r++) b.narrow.clear(r, m.heads * dim);
             }
         });
     }
