@@ -27,7 +27,7 @@ from torch import Tensor
 from outrider.core.tree import ancestors_of
 from outrider.models.attention.tree_tiles import Cut, Rows, Sights
 from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words
-from outrider.models.gpu.limits import can_go_wide
+from outrider.models.gpu.limits import can_go_wide, can_ring
 from outrider.models.gpu.skinny import Tile, product, reference_product
 from outrider.models.gpu.tiles import Kind, num_parts, tile_for
 from outrider.models.gpu.tuned import cut_key, save, tile_key
@@ -54,22 +54,21 @@ CUTS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     8: (
         (32, 128, 4, 5),
         (32, 256, 4, 4),
-        (64, 128, 4, 4),
         (64, 128, 4, 6),
-        (64, 256, 4, 4),
-        (128, 128, 4, 4),
         (128, 128, 8, 4),
     ),
     4: (
-        (32, 128, 4, 6),
         (32, 128, 2, 6),
         (64, 128, 4, 4),
-        (64, 128, 4, 8),
-        (64, 128, 2, 6),
         (128, 128, 4, 6),
         (128, 128, 8, 6),
     ),
 }
+RINGS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    8: ((32, 128, 2, 4), (32, 256, 2, 3), (64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 4, 3), (128, 128, 8, 4)),
+    4: ((32, 256, 2, 3), (64, 256, 4, 4), (64, 512, 4, 3), (64, 128, 4, 4), (128, 128, 4, 4), (128, 256, 8, 3)),
+}
+"""Outputs, inputs, warps and stages, where few bits can go through a ring (models/gpu/rounded.py)."""
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 8, 128, 32
 PASSES = ((1, 1024), (1, 8192), (8, 1024), (8, 8192), (16, 8192), (64, 1024), (64, 8192))
 """Nodes and context."""
@@ -97,8 +96,15 @@ WORKERS = 14
 def candidates(kind: Kind, rows: int, bits: int) -> list[Tile]:
     """Tiles worth trying. The number of parts stays: results depend on it."""
     bm = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if bits < 16 and ringed():
+        bm = 8 if rows <= 8 else bm
+        return [Tile(*cut, bm, num_parts(kind, bits), ringed=True) for cut in RINGS[bits] if not (bm == 64 and cut[1] == 512)]
     tiles = [Tile(*cut, bm, num_parts(kind, bits)) for cut in CUTS[bits]]
     return tiles + [replace(tile, copied=True) for tile in tiles] if bits == 16 else tiles
+
+
+def ringed() -> bool:
+    return can_ring(128, 128, torch.bfloat16)
 
 
 def attention_cuts(num_queries: int) -> list[Cut]:
@@ -193,7 +199,8 @@ def products(name: str, rows: int, bits: int) -> tuple[dict[str, Any], Tile]:
     dense = [torch.empty(outputs, depth, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02) for _ in range(copies)]
     weights: list[Matrix] = [w if bits == 16 else pack(w, bits) for w in dense]
     x = torch.randn(rows, depth, device="cuda").bfloat16()
-    used = tile_for(kind, rows, outputs // 2 if kind is Kind.GATED else outputs, bits=bits)
+    num_outputs = outputs // 2 if kind is Kind.GATED else outputs
+    used = tile_for(kind, rows, num_outputs, bits=bits, ringed=bits < 16 and ringed())
     found: dict[str, float] = {label: microseconds(calls) for label, calls in theirs(x, dense, bits).items()}
     tiles = [used, *candidates(kind, rows, bits)]
     for tile in tiles:

@@ -35,7 +35,7 @@ from outrider.models.gpu.tuned import choices, cut_key
 _WORD = 64
 _LOG2E = 1.4426950408889634
 _JOINED = 4
-"""Queries whose pieces one program joins."""
+"""Queries whose pieces one program joins, each by one warp."""
 
 
 def pack_words(ancestors: Tensor) -> Tensor:
@@ -78,7 +78,9 @@ def attend_tree(
     num_kv_heads = keys.shape[1]
     num_queries = num_nodes * num_heads // num_kv_heads
     shape = (batch_size, num_kv_heads, cut.num_pieces, num_queries)
-    parts = torch.empty(*shape, head_dim, dtype=torch.float32, device=keys.device)
+    # many sums take long to write and read: where the result is bfloat16, and nothing is compared bit by bit, so are they
+    rounded = keys.dtype == torch.bfloat16 and cut.block_queries >= 64 and not cut.piece_len
+    parts = torch.empty(*shape, head_dim, dtype=torch.bfloat16 if rounded else torch.float32, device=keys.device)
     peaks = torch.empty(2, *shape, dtype=torch.float32, device=keys.device)
     if cut.side_by_side:
         from outrider.models.attention.tree_wide import launch_wide as launch_pieces  # a language not every triton has
@@ -92,7 +94,8 @@ def attend_tree(
     _join_pieces[(triton.cdiv(num_queries, _JOINED), num_kv_heads, batch_size)](
         parts, peaks, rows.lengths, out, num_nodes, sights.start, cut.num_pieces, GROUP=num_heads // num_kv_heads,
         HEADS=num_kv_heads, D=head_dim, PIECE_LEN=cut.piece_len, SHORTEST=cut.shortest, BK=cut.block_keys,
-        PADDED=triton.next_power_of_2(cut.num_pieces), BQ=_JOINED, EARLY=launch.EARLY, num_warps=4, launch_pdl=launch.EARLY,
+        PADDED=triton.next_power_of_2(cut.num_pieces), BQ=_JOINED, EARLY=launch.EARLY, num_warps=_JOINED,
+        launch_pdl=launch.EARLY,
     )  # fmt: skip
     return out
 
@@ -224,7 +227,9 @@ def _attend_pieces(
     if low < high:
         part = ((row * HEADS + head) * num_pieces + piece) * num_queries + index
         num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
-        tl.store(parts + part[:, None].to(tl.int64) * D + dims[None, :], total, mask=is_query[:, None])
+        tl.store(
+            parts + part[:, None].to(tl.int64) * D + dims[None, :], total.to(parts.dtype.element_ty), mask=is_query[:, None]
+        )
         tl.store(peaks + part, peak, mask=is_query)
         tl.store(peaks + num_parts + part, weight, mask=is_query)
 
@@ -271,15 +276,19 @@ def _join_pieces(
             top, norm, total = joined(top, norm, total, p2, w2, t2)
             top, norm, total = joined(top, norm, total, p3, w3, t3)
     else:
-        pieces = tl.arange(0, PADDED)
-        used = is_query[:, None] & (pieces < num_used)[None, :]
-        at = first[:, None] + pieces[None, :] * num_queries
-        peak = tl.load(peaks + at, mask=used, other=float("-inf"))
-        weight = tl.load(peaks + num_parts + at, mask=used, other=0.0)
-        share = tl.where(used, tl.exp2(peak - tl.max(peak, 1)[:, None]), 0.0)
-        every = tl.load(parts + at[:, :, None].to(tl.int64) * D + dims[None, None, :], mask=used[:, :, None], other=0.0)
-        total = tl.sum(share[:, :, None] * every, 1)
-        norm = tl.sum(share * weight, 1)
+        top = tl.full((BQ,), float("-inf"), tl.float32)
+        found = ()
+        for piece in tl.static_range(PADDED):  # all loads before the first sum
+            one = _part(parts, peaks, first, piece, num_used, num_queries, num_parts, is_query, D)
+            found = found + (one,)  # noqa: RUF005 - kernels cannot unpack
+            top = tl.maximum(top, one[0])
+        top = tl.where(is_query, top, 0.0)
+        norm = tl.zeros((BQ,), tl.float32)
+        total = tl.zeros((BQ, D), tl.float32)
+        for piece in tl.static_range(PADDED):
+            share = tl.exp2(found[piece][0] - top)
+            norm += share * found[piece][1]
+            total += share[:, None] * found[piece][2]
     end(EARLY)
     at = ((row * num_nodes + index // GROUP) * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
     tl.store(out + at, (total / norm[:, None]).to(out.dtype.element_ty), mask=is_query[:, None])

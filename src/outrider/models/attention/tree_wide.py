@@ -33,6 +33,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from outrider.models.attention.tree_tiles import Cut, Rows, Sights
 from outrider.models.gpu import launch
+from outrider.models.gpu.launch_gluon import begin, end
 
 _TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
@@ -80,20 +81,13 @@ def launch_wide(
 
 
 @gluon.jit
-def _control(INSTRUCTION: gl.constexpr, EARLY: gl.constexpr):
-    """Wait for the kernel in front, or let the next be launched (``models/gpu/launch.py``)."""
-    if EARLY:
-        gl.inline_asm_elementwise(INSTRUCTION, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
 def _fetch(tiles, buffers, full, empty, first_slot, num_steps, num_whole, EARLY: gl.constexpr):
     """The warp that fetches: keys and values, step by step, into whichever buffers are free."""
     STAGES: gl.constexpr = buffers[0].shape[0]
     BK: gl.constexpr = buffers[0].shape[1]
     for step in range(num_steps):
         if step >= num_whole:
-            _control("griddepcontrol.wait; // $0", EARLY)
+            begin(EARLY)
         stage = step % STAGES
         for side in gl.static_range(2):
             mbarrier.wait(empty[side].index(stage), (step // STAGES & 1) ^ 1)
@@ -212,7 +206,7 @@ def _attend(
     num_nodes, start = nodes
     num_steps, num_whole = steps
     num_queries = num_nodes * GROUP
-    _control("griddepcontrol.wait; // $0", EARLY)
+    begin(EARLY)
     loaded = first_query + gl.arange(0, BQ, gl.SliceLayout(1, LOADED))
     heads = (row * num_nodes + loaded // GROUP) * HEADS * GROUP + head * GROUP + loaded % GROUP
     query_at = queries + heads[:, None] * D + gl.arange(0, D, gl.SliceLayout(0, LOADED))[None, :]
@@ -229,16 +223,15 @@ def _attend(
         q, buffers, full, empty, words, row * num_nodes + node, node, is_query, start, slots_of, steps, scale,
         peak, weight, total, LOADED, WORDS,
     )  # fmt: skip
-    _control("griddepcontrol.launch_dependents; // $0", EARLY)
+    end(EARLY)
     if num_steps > 0:
         first_part = ((row * HEADS + head) * gl.num_programs(0) + piece) * num_queries
         num_parts = gl.num_programs(2) * HEADS * gl.num_programs(0) * num_queries
         gl.store(peaks + first_part + index, peak, mask=is_query)
         gl.store(peaks + num_parts + first_part + index, weight, mask=is_query)
-        STORED: gl.constexpr = gl.BlockedLayout([1, 4], [128 // D, D // 4], [4, 1], [1, 0])
-        stored = first_query + gl.arange(0, BQ, gl.SliceLayout(1, STORED))
-        part_at = parts + (first_part + stored)[:, None].to(gl.int64) * D + gl.arange(0, D, gl.SliceLayout(0, STORED))[None, :]
-        gl.store(part_at, gl.convert_layout(total, STORED), mask=(stored < num_queries)[:, None])
+        part_at = parts + (first_part + loaded)[:, None].to(gl.int64) * D + gl.arange(0, D, gl.SliceLayout(0, LOADED))[None, :]
+        sums = gl.convert_layout(total.to(parts.dtype.element_ty), LOADED)
+        gl.store(part_at, sums, mask=(loaded < num_queries)[:, None])
 
 
 @gluon.jit(do_not_specialize=["num_nodes", "start"])

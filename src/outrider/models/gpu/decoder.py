@@ -77,7 +77,7 @@ class FastDecoder(LayeredTarget):
         ]
         for table in self._tables:
             table.reach(min(config.max_len, 1 << 17) + 512)  # whole, since graphs hold its address
-        self._graphs = PassGraphs(self)
+        self._graphs = PassGraphs()
 
     @property
     def memory(self) -> Arena | PagePool:
@@ -107,7 +107,7 @@ class FastDecoder(LayeredTarget):
         del resume  # the same scores without it
         assert isinstance(cache, DeviceCache | PagedCache), "a FastDecoder works on the caches it made"
         with torch.inference_mode():
-            logits, tapped = self._graphs.score(tree, cache, taps=tuple(taps), start=start)
+            logits, tapped = self._graphs.score(self, tree, cache=cache, taps=tuple(taps), start=start)
         return Scores(logits, tapped)
 
     def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:

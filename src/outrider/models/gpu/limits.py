@@ -42,10 +42,21 @@ def stages_that_fit(num_stages: int, stage_bytes: int, *, other_bytes: int = 0, 
     return max(1, min(num_stages, room // stage_bytes))
 
 
+@lru_cache
+def _has_gluon() -> bool:
+    """A triton with the language that attention of many queries and products of few bits are written in."""
+    return (3, 6) <= tuple(map(int, version("triton").split(".")[:2])) < (4, 0)
+
+
+def can_ring(num_outputs: int, depth: int, dtype: torch.dtype) -> bool:
+    """Products of few bits can take ``rounded.py``: its instructions, whole groups of inputs, whole tiles of outputs."""
+    return HOPPER and dtype == torch.bfloat16 and depth % 128 == 0 and num_outputs % 128 == 0 and _has_gluon()
+
+
 def can_go_wide(head_dim: int, dtype: torch.dtype) -> bool:
     """Attention's kernel for many queries can be had (``attention/tree_wide.py``): Hopper itself, and a triton with the
     language it is written in. ``OUTRIDER_WIDE_ATTENTION=0`` turns it off."""
     wanted = _IS_HOPPER and os.environ.get("OUTRIDER_WIDE_ATTENTION", "1") == "1"
     if not wanted or head_dim not in (64, 128) or dtype not in (torch.bfloat16, torch.float16):
         return False
-    return (3, 6) <= tuple(map(int, version("triton").split(".")[:2])) < (4, 0)
+    return _has_gluon()

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from outrider.models.gpu.launch import begin, end
 
-_NIBBLES = tl.constexpr(
+NIBBLES = tl.constexpr(
     """{
     .reg .b32 a, b, c;
     mov.b32 c, 0x43084308;
@@ -35,6 +35,7 @@ _NIBBLES = tl.constexpr(
     sub.bf16x2 $3, $3, c;
     }"""
 )
+"""Four bytes to their four low and their four high nibbles, less 8."""
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def _tile(bytes_at, scales_at, low_x, high_x, is_output, BITWISE: tl.constexpr):
     packed = tl.load(bytes_at, mask=is_output[:, None], other=0)
     if BITWISE:
         low, high = tl.inline_asm_elementwise(
-            _NIBBLES, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+            NIBBLES, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
         )
     else:
         low = ((packed & 15).to(tl.int8) - 8).to(low_x.dtype)

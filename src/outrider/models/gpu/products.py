@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.models.gpu.limits import can_ring
 from outrider.models.gpu.skinny import product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
 from outrider.models.packed import Matrix, Packed
@@ -18,7 +19,9 @@ def multiply(x: Tensor, weight: Matrix, kind: Kind, *, exact: bool = False) -> T
     out_dtype = torch.float32 if kind is Kind.HEAD else x.dtype
     if len(x) <= MOST_ROWS or exact:
         bits = weight.bits if isinstance(weight, Packed) else 16
-        tile = tile_for(kind, len(x), weight.shape[0] // 2 if gated else weight.shape[0], bits=bits)
+        num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
+        ringed = bits < 16 and can_ring(num_outputs, x.shape[1], x.dtype)
+        tile = tile_for(kind, len(x), num_outputs, bits=bits, ringed=ringed)
         return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype)
     y = F.linear(x, weight.unpacked() if isinstance(weight, Packed) else weight)
     if gated:

@@ -130,41 +130,40 @@ class PassGraph:
 
 @final
 class PassGraphs:
-    """The graphs of a decoder."""
+    """The graphs of a decoder, which is passed in rather than held: the memory of a circle comes back late."""
 
-    def __init__(self, decoder: FastDecoder) -> None:
-        self._decoder = decoder
+    def __init__(self) -> None:
         self._graphs: dict[PassShape, PassGraph] = {}
-        self._version = decoder.memory.version
+        self._version = 0
         self._pool: Any = None
 
     def score(
-        self, tree: TokenTree, cache: DeviceCache | PagedCache, *, taps: Sequence[int], start: int
+        self, decoder: FastDecoder, tree: TokenTree, *, cache: DeviceCache | PagedCache, taps: Sequence[int], start: int
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Logits and taps of nodes ``start``.. of the tree."""
         count = tree.num_nodes - start
         size = rounded(count)
         if size * tree.batch_size > _MOST_ROWS:
             cache.reserve(tree.num_nodes, start=start)
-            step = self._decoder.step_of(tree, cache, start)
-            return self._decoder.forward(tree.tokens[:, start:], step, taps=taps)
+            step = decoder.step_of(tree, cache, start)
+            return decoder.forward(tree.tokens[:, start:], step, taps=taps)
         cache.reserve(start + size, start=start)
         num_words = 0 if tree.is_chain else -(-(start + size) // 64)
         shape = PassShape(tree.batch_size, size, start, num_words, tuple(taps), _num_columns(cache))
-        graph = self._graph(shape, tree, cache)
+        graph = self._graph(decoder, shape, first=(tree, cache))
         graph.load(tree, cache)
         return graph.replay(count)
 
-    def _graph(self, shape: PassShape, tree: TokenTree, cache: DeviceCache | PagedCache) -> PassGraph:
-        if self._version != self._decoder.memory.version:
+    def _graph(self, decoder: FastDecoder, shape: PassShape, *, first: tuple[TokenTree, DeviceCache | PagedCache]) -> PassGraph:
+        if self._version != decoder.memory.version:
             self._graphs.clear()
-            self._version = self._decoder.memory.version
+            self._version = decoder.memory.version
         graph = self._graphs.pop(shape, None)
         if graph is None:
             if not self._graphs:  # a pool goes with the last graph that used it
                 self._pool = torch.cuda.graph_pool_handle()
             if len(self._graphs) >= _MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
-            graph = PassGraph(self._decoder, shape, self._pool, first=(tree, cache))
+            graph = PassGraph(decoder, shape, self._pool, first=first)
         self._graphs[shape] = graph  # the last in order is the last used
         return graph

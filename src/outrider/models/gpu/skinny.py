@@ -25,10 +25,15 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.gpu import launch
-from outrider.models.gpu.launch import begin, end
+from outrider.models.gpu.launch import begin, end, fetch
 from outrider.models.gpu.limits import HOPPER, can_copy, stages_that_fit
 from outrider.models.gpu.nibbles import nibble_product
 from outrider.models.packed import GROUP, Packed
+
+_FETCHED = 256
+"""Numbers of every output's row that the cache is asked for before the kernel in front has ended, in a matrix that narrows: it
+follows a large product (down follows gate and up), whose last programs leave memory idle. After a norm it costs the norm what
+it brings."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Tile:
     """Parts of the sum, worked out side by side."""
     copied: bool = False
     """Tiles of the operands are fetched by the copy engine of Hopper and later, which leaves the threads to multiply."""
+    ringed: bool = False
+    """Weights of few bits go through a ring of shared memory (``rounded.py``): BN of 16 per warp, BK of whole groups."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +77,20 @@ def product(
     shape = (num_rows, num_outputs) if tile.num_parts == 1 else (tile.num_parts, num_rows, num_outputs)
     out = x.new_empty(shape, dtype=torch.float32 if tile.num_parts > 1 else out_dtype or x.dtype)
     grid = (triton.cdiv(num_outputs, tile.bn), triton.cdiv(num_rows, tile.bm), tile.num_parts)
+    if isinstance(weight, Packed) and tile.ringed:
+        _launch_rounded(x, weight, out, tile=tile, gated=gated, grid=grid)
+        return out
     if isinstance(weight, Packed) and weight.bits == 4:
         _launch_nibbles(x, weight, out, tile=tile, gated=gated, grid=grid)
         return out
     data, scales = (weight.data, weight.scales) if isinstance(weight, Packed) else (weight, weight)
     copied = tile.copied and isinstance(weight, Tensor) and can_copy(x, weight)
+    even = num_outputs % tile.bn == 0 and depth % tile.bk == 0
     stage_bytes = (tile.bn * (2 if gated else 1) * data.element_size() + tile.bm * x.element_size()) * tile.bk
     _product[grid](
         TensorDescriptor.from_tensor(x, [tile.bm, tile.bk]) if copied else x,
         TensorDescriptor.from_tensor(data, [tile.bn, tile.bk]) if copied else data,
+        data,
         scales,
         out,
         num_rows,
@@ -87,7 +99,8 @@ def product(
         triton.cdiv(depth, tile.num_parts * tile.bk) * tile.bk,
         GATED=gated,
         SCALED=isinstance(weight, Packed),
-        EVEN=num_outputs % tile.bn == 0 and depth % tile.bk == 0,
+        EVEN=even,
+        FETCH=_FETCHED if even and depth > num_outputs and depth % (tile.num_parts * _FETCHED) == 0 else 0,
         COPIED=copied,
         BM=tile.bm,
         BN=tile.bn,
@@ -98,6 +111,33 @@ def product(
         launch_pdl=launch.EARLY,
     )
     return out
+
+
+def _launch_rounded(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated: bool, grid: tuple[int, int, int]) -> None:
+    from outrider.models.gpu.rounded import rounded_product  # a language not every triton has
+
+    (num_rows, depth), sides = x.shape, 2 if gated else 1
+    assert depth % GROUP == 0 and out.shape[-1] % tile.bn == 0, "whole groups of inputs, whole tiles of outputs"
+    stage_bytes = tile.bk * (tile.bn * sides * weight.bits // 8 + tile.bm * x.element_size()) + 4 * tile.bn * sides
+    rounded_product[grid](
+        x,
+        weight.data,
+        weight.scales,
+        out,
+        num_rows,
+        out.shape[-1],
+        depth,
+        triton.cdiv(depth // GROUP, tile.num_parts),
+        SIDES=sides,
+        BITS=weight.bits,
+        BM=tile.bm,
+        BN=tile.bn,
+        UNITS=tile.bk // GROUP,
+        STAGES=stages_that_fit(tile.num_stages, stage_bytes),
+        EARLY=launch.EARLY,
+        num_warps=tile.num_warps,
+        launch_pdl=launch.EARLY,
+    )
 
 
 def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated: bool, grid: tuple[int, int, int]) -> None:
@@ -126,8 +166,8 @@ def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _product(
-    x, weight, scales, out, num_rows, num_outputs, depth, part_len,
-    GATED: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr, COPIED: tl.constexpr,
+    x, weight, matrix, scales, out, num_rows, num_outputs, depth, part_len,
+    GATED: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr, FETCH: tl.constexpr, COPIED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -143,6 +183,9 @@ def _product(
         x_at = x + rows[None, :] * depth + ks[:, None]
     total = tl.zeros((BN, BM), tl.float32)
     total_up = tl.zeros((BN, BM), tl.float32)
+    if FETCH > 0:
+        lines = tl.arange(0, FETCH // 64) * 64
+        fetch(matrix + outputs[:, None].to(tl.int64) * depth + part * part_len + lines[None, :], EARLY)
     begin(EARLY)
     for k in range(part * part_len, tl.minimum((part + 1) * part_len, depth), BK):
         if COPIED:

@@ -15,6 +15,7 @@ PyTorch's own product for 4 bits takes 22.2, 13.7, 78.7, 41.5 and 334 at 8 rows,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 
 from outrider.models.gpu.skinny import Tile
@@ -38,17 +39,19 @@ class Kind(Enum):
 def num_parts(kind: Kind, bits: int = 16) -> int:
     """Parts of a matrix's sum. Results depend on it, so it depends on nothing but the matrix."""
     if bits < 16:
-        return 4 if kind is Kind.NARROW else 1
+        return 4 if kind in (Kind.NARROW, Kind.WIDE) else 1
     return 2 if kind in (Kind.NARROW, Kind.WIDE) else 1
 
 
-def tile_for(kind: Kind, num_rows: int, num_outputs: int, *, bits: int = 16) -> Tile:
-    """The tile that measured best."""
+def tile_for(kind: Kind, num_rows: int, num_outputs: int, *, bits: int = 16, ringed: bool = False) -> Tile:
+    """The tile that measured best. ``ringed``: few bits, where they can go through a ring (``limits.can_ring``)."""
     parts = num_parts(kind, bits)
     tuned = choices().get(tile_key(kind.name, num_rows, num_outputs, bits=bits))
-    if tuned is not None:
+    if tuned is not None and tuned.get("ringed", False) == ringed:
         return Tile(**{**tuned, "num_parts": parts})
     bm = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    if ringed:
+        return _ring(kind, 8 if num_rows <= 8 else bm, parts, bits)
     if bits < 16:
         return _tile_of_few_bits(kind, bm, parts, bits)
     if num_outputs * parts < 48 * _PROGRAMS:
@@ -66,6 +69,19 @@ def tile_for(kind: Kind, num_rows: int, num_outputs: int, *, bits: int = 16) -> 
     if bm == 16:
         return Tile(64, 128, num_stages=3, bm=bm)
     return Tile(128, 128, num_stages=3, bm=bm, copied=True) if bm == 32 else Tile(64, 64, num_stages=3, bm=bm, copied=True)
+
+
+def _ring(kind: Kind, bm: int, parts: int, bits: int) -> Tile:
+    if bm <= 16 and bits == 4:
+        return Tile(64, 256, num_stages=4, bm=bm, num_parts=parts, ringed=True)
+    if bm <= 16:
+        narrow = kind is Kind.NARROW
+        cut = Tile(32, 128, num_warps=2, num_stages=4) if narrow else Tile(64, 256, num_stages=3)
+        return replace(cut, bm=bm, num_parts=parts, ringed=True)
+    if bits == 8 and kind in (Kind.NARROW, Kind.GATED):
+        return Tile(128, 128, num_warps=8, num_stages=4, bm=bm, num_parts=parts, ringed=True)
+    small = kind is (Kind.WIDE if bits == 8 else Kind.GATED)
+    return Tile(64 if small else 128, 128, num_stages=4 if bits == 4 else 3, bm=bm, num_parts=parts, ringed=True)
 
 
 def _tile_of_few_bits(kind: Kind, bm: int, parts: int, bits: int) -> Tile:

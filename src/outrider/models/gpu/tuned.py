@@ -46,7 +46,8 @@ def save(found: Mapping[str, Mapping[str, Any]]) -> Path:
 
 
 def tile_key(kind: str, num_rows: int, num_outputs: int, *, bits: int) -> str:
-    rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    sizes = (8, 16, 32, 64) if bits < 16 else (16, 32, 64)
+    rows = next((size for size in sizes if num_rows <= size), 64)
     return f"product/{kind}/{rows}/{num_outputs}/{bits}"
 
 
