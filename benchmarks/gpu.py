@@ -170,9 +170,7 @@ def passes(bench: Bench) -> None:
     for mode in ("fast", "invariant"):
         for context in (1024, 8192):
             target = FastDecoder(bench.config, bench.weights, numerics=mode)  # its arena goes with it
-            cache = DeviceCache.empty(target.arena, 1)
-            cache.lengths = [context]
-            cache.reserve(128)
+            cache = _cache(target, context)
             found = {n: _pass_ms(target, cache.rows(), n) for n in (1, 8, 16, 64)}
             bench.results[f"pass_ms/{mode}/{context}"] = found
             row = "".join(f"{found[n]:>8.3f}" for n in (1, 8, 16)) + f"{found[64]:>9.3f}{found[64] / found[1]:>7.2f}"
@@ -182,6 +180,14 @@ def passes(bench: Bench) -> None:
             )
 
 
+def _cache(target: FastDecoder, context: int) -> DeviceCache:
+    cache = DeviceCache.empty(target.arena, 1)
+    cache.lengths = [context]
+    cache.reserve(128)
+    return cache
+
+
+@torch.inference_mode()
 def _pass_ms(target: FastDecoder, rows: Rows, num_nodes: int) -> float:
     tree = some_tree(num_nodes) if num_nodes >= 64 else TokenTree.chain(torch.arange(5, 5 + num_nodes, device=DEVICE)[None])
     words = None if tree.is_chain else pack_words(tree.ancestors)
@@ -271,8 +277,10 @@ def few_bits(bench: Bench, num_tokens: int) -> None:
         bench.add(mode, numerics="invariant", bits=bits)
         rows.append((f"plain, {mode}", mode, bench.method("plain", mode=mode)))
         rows.append((f"draft-model K=6, {mode}", mode, bench.method("draft-model", mode=mode, num_draft_tokens=6)))
-        floor = bench.targets[mode].weights.bytes_read / BANDWIDTH
-        bench.results[f"floor_ms/{mode}"] = floor * 1e3
+        target = bench.targets[mode]
+        bench.results[f"floor_ms/{mode}"] = target.weights.bytes_read / BANDWIDTH * 1e3
+        bench.results[f"pass_ms/{mode}"] = found = {n: _pass_ms(target, _cache(target, 1024).rows(), n) for n in (1, 8, 16, 64)}
+        print(f"{mode}, ms of a pass by nodes (64: a tree), context 1024: { {n: round(ms, 3) for n, ms in found.items()} }")
     compared(bench, rows, bench.prompts, num_tokens, title="rounded weights, batch 1, greedy")
 
 

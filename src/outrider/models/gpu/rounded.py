@@ -172,7 +172,6 @@ def rounded_product(
             _fetch_scales(s_ring, scales_at, first + stage * UNITS, stop, stage, width)
         async_copy.commit_group()
     begin(EARLY)
-    end(EARLY)
     first_row = gl.program_id(1) * BM
     rows = first_row + gl.arange(0, BM, gl.SliceLayout(1, COPIED_X))
     x_at = x + rows[:, None].to(gl.int64) * depth + gl.arange(0, UNITS * UNIT, gl.SliceLayout(0, COPIED_X))[None, :]
@@ -192,4 +191,5 @@ def rounded_product(
         if BITS == 4:
             _fetch_scales(s_ring, scales_at, unit, stop, later, width)
         async_copy.commit_group()
+    end(EARLY)  # not earlier: programs of the next kernel would crowd where there is room first
     _store(totals, scales, out, first_row, num_rows, num_outputs, part, BITS, SIDES)

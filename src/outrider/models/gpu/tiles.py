@@ -7,15 +7,17 @@
     down           28.1            31.5            32.4    36.1        27.3
     head          235.5           254.5           244.0   271.9       244.3
 
-    8 bits (8 rows)  14.6  8.8  51.5  22.3  177     22.3  12.1  66.0  33.0  248      (qkv, out, gate and up, down, head)
-    4 bits (8 rows)  20.6  7.4  37.6  20.5  129     31.2  11.5  57.7  33.1  268
+    rounded (``rounded.py``; qkv, out, gate and up, down, head; floors of 8 bits 5.9, 3.9, 27.3, 13.7, 122, of 4 half of that)
+    rows            1 (8 at the head)              32                             64
+    8 bits          8.5  7.3  31.7  17.3  130      11.8  9.3  43.7  21.4  152     16.6  12.8  68.9  32.7  263
+    4 bits          7.1  5.2  20.1  12.8   83      10.3  8.1  37.4  21.2  146     18.4  12.0  66.0  32.5  275
 
-PyTorch's own product for 4 bits takes 22.2, 13.7, 78.7, 41.5 and 334 at 8 rows, its one for 8 bits thirty times ours.
+Without it, 8 rows take 14.2, 8.8, 51.6, 22.6, 166 and 21.7, 8.2, 38.8, 21.8, 135. PyTorch's own product for 4 bits takes 22.2,
+13.7, 78.7, 41.5 and 334 at 8 rows, its one for 8 bits thirty times ours.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 
 from outrider.models.gpu.skinny import Tile
@@ -34,6 +36,26 @@ class Kind(Enum):
     NARROW = "out and down: followed by a sum and a norm"
     GATED = "gate and up"
     HEAD = "head"
+
+
+_Cut = tuple[int, int, int, int]
+
+
+def _rings(wide: _Cut, narrow: _Cut, gated: _Cut, head: _Cut) -> dict[Kind, _Cut]:
+    return {Kind.WIDE: wide, Kind.NARROW: narrow, Kind.GATED: gated, Kind.HEAD: head}
+
+
+_RINGS = {
+    (8, 8): _rings((64, 256, 4, 3), (32, 128, 2, 4), (64, 256, 4, 3), (64, 256, 4, 3)),
+    (8, 16): _rings(*[(64, 128, 4, 4)] * 4),
+    (8, 32): _rings((64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 8, 4), (128, 128, 4, 3)),
+    (8, 64): _rings((64, 128, 4, 3), (128, 128, 8, 4), (128, 128, 8, 4), (128, 128, 4, 3)),
+    (4, 8): _rings(*[(64, 256, 4, 4)] * 4),
+    (4, 16): _rings((64, 256, 4, 4), (64, 256, 4, 3), (64, 256, 4, 4), (64, 256, 4, 3)),
+    (4, 32): _rings((64, 256, 4, 3), (128, 128, 8, 4), (64, 128, 4, 4), (128, 128, 4, 4)),
+    (4, 64): _rings(*[(64, 128, 4, 3)] * 4),
+}
+"""By bits and rows: outputs, inputs, warps and stages."""
 
 
 def num_parts(kind: Kind, bits: int = 16) -> int:
@@ -72,16 +94,8 @@ def tile_for(kind: Kind, num_rows: int, num_outputs: int, *, bits: int = 16, rin
 
 
 def _ring(kind: Kind, bm: int, parts: int, bits: int) -> Tile:
-    if bm <= 16 and bits == 4:
-        return Tile(64, 256, num_stages=4, bm=bm, num_parts=parts, ringed=True)
-    if bm <= 16:
-        narrow = kind is Kind.NARROW
-        cut = Tile(32, 128, num_warps=2, num_stages=4) if narrow else Tile(64, 256, num_stages=3)
-        return replace(cut, bm=bm, num_parts=parts, ringed=True)
-    if bits == 8 and kind in (Kind.NARROW, Kind.GATED):
-        return Tile(128, 128, num_warps=8, num_stages=4, bm=bm, num_parts=parts, ringed=True)
-    small = kind is (Kind.WIDE if bits == 8 else Kind.GATED)
-    return Tile(64 if small else 128, 128, num_stages=4 if bits == 4 else 3, bm=bm, num_parts=parts, ringed=True)
+    bn, bk, num_warps, num_stages = _RINGS[bits, bm][kind]
+    return Tile(bn, bk, num_warps, num_stages, bm, parts, ringed=True)
 
 
 def _tile_of_few_bits(kind: Kind, bm: int, parts: int, bits: int) -> Tile:
