@@ -167,13 +167,22 @@ class Adaptive(Policy):
         )
         self._latest: _State | None = None
         """The state that was last told of a round; its request may have ended before it was learnt from."""
+        self._idle: tuple[tuple[int, int], Outlook] | None = None
+        """Where nothing was drafted for new requests: what was known then, and the outlook. It holds until there is news."""
 
     def start(self, num_rows: int) -> _State:
-        if self._latest is not None:
-            self._latest.learn()
-        horizon = self.options.horizon
+        horizon, last = self.options.horizon, self._latest
         rows = [Row(PositionRates(horizon), PositionRates(horizon), Trust(horizon)) for _ in range(num_rows)]
-        return _State(self.experience, rows)
+        state = _State(self.experience, rows)
+        if last is not None:
+            last.learn()
+            if last.best == 0 and self._idle is not None and self._idle[0] == self._known_for(num_rows):
+                state.outlook, state.num_rows, state.seconds = self._idle[1], num_rows, last.seconds
+        return state
+
+    def _known_for(self, num_rows: int) -> tuple[int, int]:
+        """Changes when there is news for such a batch."""
+        return self.experience.num_asked, num_rows
 
     def plan(self, state: _State, num_rows: int) -> Plan:
         assert len(state.rows) == num_rows, "a batch that changed has a state of its own"
@@ -236,6 +245,7 @@ class Adaptive(Policy):
         planned = observation.plan.max_depth if observation.plan else (state.depth,) * len(state.rows)
         known.padded, is_first = observation.padded, state.has_new and any(planned)
         state.has_new = state.has_new and not is_first
+        known.num_asked += any(planned)
         if known.num_rounds > _WARM and known.num_rounds % (1 + len(state.rows) // _TAUGHT_ROWS) and not state.is_probe:
             return
         seen = (observation.draft, planned, observation.num_accepted, observation.draft_seconds, observation.seconds)
@@ -251,9 +261,11 @@ class Adaptive(Policy):
         began = time.perf_counter()
         state.learn()
         state.num_rows, state.seconds = len(state.rows), 0.0
+        is_new, known = state.outlook is None, self.experience
         state.outlook = self._look_ahead(state.rows)
-        known = self.experience
         state.best = state.outlook.best(known.losses.balance, ends_itself=known.trust.expected > 0)
+        if is_new:
+            self._idle = None if state.best else (self._known_for(len(state.rows)), state.outlook)
         known.thinking.add(time.perf_counter() - began)
         return state.outlook
 

@@ -69,6 +69,8 @@ class Experience:
     padded: bool = True
     """Passes are as wide as their widest row."""
     num_rounds: int = 0
+    num_asked: int = 0
+    """Rounds for which the drafter was asked."""
     num_probes: int = 0
     turn: int = 0
     """Which kind of probe is next."""
