@@ -26,8 +26,9 @@ EARLY = HOPPER and os.environ.get("OUTRIDER_EARLY_LAUNCH", "1") == "1"
 def fetch(at, EARLY: tl.constexpr):  # noqa: N803
     """Ask the cache for lines of memory that the kernel in front does not write, and wait for nothing."""
     if EARLY:
-        asm: tl.constexpr = "prefetch.global.L2 [$1]; // $0"
-        tl.inline_asm_elementwise(asm, "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; // $0", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit
