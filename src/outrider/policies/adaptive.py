@@ -72,6 +72,8 @@ _TAUGHT_ROWS = 8
 may be spent on probes and losses grows with these rounds too, so it stays on the safe side there.)"""
 _START_CREDIT = 6.0
 """Plain rounds that may be lost before anything was gained."""
+_RESUMING = 3.0
+"""... and that there must be after a pause, or the first guesses that fail begin another."""
 _MOST_CREDIT = 16.0
 """... and after much was: a stretch of text that is hard to guess must not end speculation for the next one."""
 
@@ -132,8 +134,10 @@ class _State(RowState):
         """Read the rounds since the last decision."""
         for row in self.rows:
             row.rest(self.num_plain)
-        for purse in (self.known.probes, self.known.losses):
-            purse.settle(self.num_plain, 0.0)
+        known = self.known
+        credit = known.credit(self.outlook.forgone) if self.outlook and self.num_plain and not self.best else 0.0
+        known.probes.settle(self.num_plain, 0.0)
+        known.losses.settle(self.num_plain, -credit * self.num_plain)
         learn(self.rows, self.unread, self.known)
         self.unread, self.num_plain = [], 0
 
@@ -163,7 +167,7 @@ class Adaptive(Policy):
         self.options = options or AdaptiveOptions()
         self.experience = Experience(
             probes=Purse(self.options.probe_share, 0.0, cap=_PROBE_CAP),
-            losses=Purse(self.options.loss_share, _START_CREDIT, cap=_MOST_CREDIT),
+            losses=Purse(self.options.loss_share, _START_CREDIT, cap=_MOST_CREDIT, lowest=-_RESUMING),
         )
         self._latest: _State | None = None
         """The state that was last told of a round; its request may have ended before it was learnt from."""
@@ -263,7 +267,9 @@ class Adaptive(Policy):
         state.num_rows, state.seconds = len(state.rows), 0.0
         is_new, known = state.outlook is None, self.experience
         state.outlook = self._look_ahead(state.rows)
-        state.best = state.outlook.best(known.losses.balance, ends_itself=known.trust.expected > 0)
+        purse = known.losses.balance - (_RESUMING if known.is_paused else 0.0)
+        state.best = state.outlook.best(purse, ends_itself=known.trust.expected > 0)
+        known.pause(not state.best and state.outlook.forgone > 0)
         if is_new:
             self._idle = None if state.best else (self._known_for(len(state.rows)), state.outlook)
         known.thinking.add(time.perf_counter() - began)

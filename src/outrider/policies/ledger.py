@@ -3,14 +3,18 @@
 Two purses, counted in plain rounds (the time of a round that does not draft). Each round pays a small share of its time into
 both. *Probes*, rounds played to learn rather than to gain, are paid out of the first, at what they lose against the best
 known length. *Speculation* is paid out of the second whenever it turns out slower than plain decoding, and pays gains back;
-while it is empty nothing is drafted. Whatever the drafter and however wrong the estimates, the loss against plain decoding
-is then at most the two shares of the time, plus what the purses hold at the start.
+while it is empty nothing is drafted. A pause is paid for by part of what drafting promises meanwhile: text that was hard for
+a while must not end what pays on the whole. That part halves with every pause until the purse is full again, so where
+promises are not kept the loss against plain decoding is at most the two shares of the time, plus what the purses hold and
+what a few more attempts take.
 
     balance <- min(balance + share * cost_of_round - loss_of_round, cap)
+    loss of a round without a draft, in a pause:  -patience * max(promised gain - 1, 0)
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import final
 
@@ -19,6 +23,7 @@ from outrider.policies.rates import PositionRates, Trust
 
 _SHARED_MEMORY = 200.0
 _AVERAGED = 8
+MOST_PATIENCE = 0.3
 
 
 @final
@@ -30,13 +35,15 @@ class Purse:
     balance: float
     cap: float
     """Savings beyond this are dropped: a long good run must not pay for a long bad one."""
+    lowest: float = -math.inf
+    """Debts beyond this are forgiven: decisions are rare, and what was lost until one was made is lost."""
 
     @property
     def is_full(self) -> bool:
         return self.balance >= self.cap
 
     def settle(self, cost: float, loss: float) -> None:
-        self.balance = min(self.balance + self.share * cost - loss, self.cap)
+        self.balance = max(min(self.balance + self.share * cost - loss, self.cap), self.lowest)
 
 
 @final
@@ -64,6 +71,10 @@ class Experience:
     """How often the drafter had a guess at a position when it was asked for one."""
     trust: Trust = field(default_factory=lambda: Trust(_SHARED_MEMORY))
     """What the drafter's beliefs are worth."""
+    patience: float = MOST_PATIENCE
+    """Part of what drafting promises that pays for a pause of it."""
+    is_paused: bool = False
+    """Drafting would pay, it is thought, but the purse was empty."""
     thinking: Average = field(default_factory=Average)
     """Seconds that a decision takes."""
     padded: bool = True
@@ -76,3 +87,15 @@ class Experience:
     """Which kind of probe is next."""
     last_probe: int = 0
     """Round of the last probe."""
+
+    def credit(self, forgone: float) -> float:
+        """Plain rounds that a plain round is worth in a pause of what promises so much more."""
+        return self.patience * forgone if self.is_paused else 0.0
+
+    def pause(self, is_paused: bool) -> None:
+        """Note a decision. Pauses wear patience out, success restores it."""
+        if is_paused and not self.is_paused:
+            self.patience /= 2
+        if self.losses.is_full:
+            self.patience = MOST_PATIENCE
+        self.is_paused = is_paused

@@ -126,12 +126,15 @@ def learn(rows: Sequence[Row], rounds: Sequence[Played], known: Experience) -> N
 def _settle(played: Played, outlook: Outlook, timing: Timing, seconds: float, known: Experience) -> None:
     """Book a round at what it took, ``seconds`` at pace 1, in plain rounds as they are on average. One that is no exception is
     booked at no more than a few times what is usual: such outliers happen to plain rounds too."""
-    cost = 1.0
+    cost, loss = 1.0, 0.0
+    tokens, gain = sum(played.num_accepted) / len(played.num_accepted) + 1, outlook.gain(played.best)
+    if not timing.asked and not played.best:
+        loss = -known.credit(outlook.forgone)
     if timing.asked:
         is_exception = timing.is_reading or played.is_probe
         most = seconds if is_exception else SLOWEST * outlook.usual(timing.length, timing.width)
         cost = min(seconds, most) / outlook.seconds[0]
-    tokens = sum(played.num_accepted) / len(played.num_accepted) + 1
-    over_best = max(cost - tokens / outlook.gain(played.best), 0.0)
-    known.probes.settle(cost, over_best if played.is_probe else 0.0)
-    known.losses.settle(cost, cost - tokens if timing.asked and not played.is_probe else 0.0)
+        if not played.is_probe:
+            loss = cost - tokens
+    known.probes.settle(cost, max(cost - tokens / gain, 0.0) if played.is_probe else 0.0)
+    known.losses.settle(cost, loss)

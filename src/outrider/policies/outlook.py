@@ -45,6 +45,11 @@ class Outlook:
             best = max(length for length in payable if self.gain(length) >= _ABOUT * self.gain(best))
         return best
 
+    @property
+    def forgone(self) -> float:
+        """Tokens that a plain round forgoes, for every one it brings."""
+        return max(map(self.gain, range(len(self.tokens)))) - 1
+
     def gain(self, length: int) -> float:
         """Expected speed, plain decoding being 1."""
         return self.tokens[length] / self.seconds[length] * self.seconds[0] / self.tokens[0]
