@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -46,7 +47,7 @@ def useless_draft(folder: str) -> str:
     return str(place)
 
 
-def measure(llm: LLM, drafter: str, suite: Suite, args: argparse.Namespace) -> dict:
+def measure(llm: LLM, drafter: str, suite: Suite, args: argparse.Namespace) -> dict[str, Any]:
     """One family, which is all that its policy knows, as where it is served alone."""
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=1)
     prompts = _encode(llm, suite.first(args.prompts))
@@ -142,12 +143,13 @@ def main() -> None:
     if args.every:
         every(llm, args.suites.split(","), args)
         return
-    lines: list[dict] = []
+    lines: list[dict[str, Any]] = []
     print(f"{'drafter':<14} {'suite':<10} {'best fixed':>16} {'adaptive/best':>22} {'adaptive/plain':>22}")
     for drafter in args.drafters.split(","):
         user = LLM(args.model, draft=useless_draft(draft), dtype=args.dtype) if drafter == "useless" else llm
         for suite in load_suites(args.suites.split(",")):
-            line = measure(user, "draft-model" if drafter == "useless" else drafter, suite, args) | {"drafter": drafter}
+            line = measure(user, "draft-model" if drafter == "useless" else drafter, suite, args)
+            line["drafter"] = drafter
             lines.append(line)
             spans = [line[key] for key in ("adaptive_to_best", "adaptive_to_plain")]
             cells = [f"{span['value']:.3f} ({span['low']:.2f}-{span['high']:.2f})" for span in spans]

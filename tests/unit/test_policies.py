@@ -12,6 +12,7 @@ import pytest
 import torch
 from policy_rounds import Machine, constant, observation, play
 
+from outrider.core.draft import Draft, Draws
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Plan, Policy
 from outrider.core.tree import TokenTree
@@ -23,6 +24,7 @@ from outrider.policies.entropy import Entropy, EntropyOptions
 from outrider.policies.heuristic import Heuristic, HeuristicOptions
 from outrider.policies.ledger import Purse
 from outrider.policies.lengths import depths_of, plan_of
+from outrider.policies.lessons import Played, learn
 from outrider.policies.optimal import Optimal, OptimalOptions
 from outrider.policies.outlook import Outlook
 from outrider.policies.rates import PRIOR_WEIGHT, PositionRates, best_length, reach_of
@@ -434,6 +436,16 @@ def test_adaptive_on_a_machine_that_changes_pace(pace) -> None:
     machine = Machine(constant(0.8), 0.1, CURVES["linear"], pace=pace, rng=random.Random(8))
     run = play(Adaptive(), machine, 2400)
     assert run.merit(machine, 800) >= 0.95 * machine.speed_of(machine.best())
+
+
+def test_a_pass_with_nodes_beside_the_path_is_priced_by_its_plan() -> None:
+    """As lookahead's: eight guesses were asked for, one was found, and the pass was as wide as eight ask for."""
+    draft = Draft(TokenTree.of_rows([([0] * 4, [-1, 0, 0, 0])]), Draws.DETERMINISTIC)
+    policy = Adaptive()
+    played = Played(draft, (8,), [0], 0.1, 3.0, True, False, None, 0, False)
+    learn(policy.start(1).rows, [played] * 3, policy.experience)
+    costs = policy.experience.costs.of(1)
+    assert costs.rest.knows(8) and not costs.rest.knows(1)
 
 
 @pytest.mark.parametrize("cost", [0.5, 2.0])

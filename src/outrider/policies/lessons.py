@@ -100,7 +100,7 @@ def learn(rows: Sequence[Row], rounds: Sequence[Played], known: Experience) -> N
     asked: list[list[_Asked]] = [[] for _ in rows]
     timings: list[Timing] = []
     for played in rounds:
-        drafted, beliefs = depths_of(played.draft.tree), played.draft.beliefs
+        drafted, beliefs = _lengths(played), played.draft.beliefs
         lag = max((row.lag for row, length in zip(rows, played.planned, strict=True) if length), default=0)
         rest = played.seconds - played.draft_seconds
         mean_length = None if played.padded else sum(drafted) / len(drafted)
@@ -121,6 +121,14 @@ def learn(rows: Sequence[Row], rounds: Sequence[Played], known: Experience) -> N
         if played.outlook is not None:
             seconds = played.seconds / (pace * costs.plain_excess)
             _settle(played, played.outlook, timing, seconds, known)
+
+
+def _lengths(played: Played) -> Sequence[int]:
+    """Guesses of each row, by which its round is priced: those along a path, or as many as were asked for where the pass had
+    others too, since their number follows the plan whatever was found."""
+    tree = played.draft.tree
+    depths = depths_of(tree)
+    return depths if tree.is_chain or sum(tree.sizes) - len(depths) == sum(depths) else played.planned
 
 
 def _settle(played: Played, outlook: Outlook, timing: Timing, seconds: float, known: Experience) -> None:
