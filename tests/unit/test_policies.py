@@ -355,6 +355,9 @@ def test_doubt_asks_for_the_price_of_a_guess() -> None:
     assert padded.level == pytest.approx(0.12 * 2.0 / 1.25) and padded.place == 0.0
     dear = replace(outlook, per_guess=9.0, per_place=0.1).doubt(2, (1.0,), further=1.0, padded=False)
     assert dear.level + dear.place == 0.5, "no price ends every draft"
+    halves, none = (outlook.doubt(2, (1.0,), further=further, padded=False) for further in (0.5, 0.0))
+    assert halves.level == pytest.approx(2 * alone.level), "a guess that is right half the time must be hoped for twice as much"
+    assert none.level + none.place == 0.5, "guesses that are never right are not divided by"
     several = replace(outlook, tokens=[4.0, 6.4, 8.0]).doubt(2, (1.0,) * 4, further=1.0, padded=False)
     assert several.level == pytest.approx(4 * alone.level), "drafting for four rows is paid by four"
     assert several.place == pytest.approx(alone.place), "a wider pass has a place for each of them"
@@ -446,6 +449,22 @@ def test_a_pass_with_nodes_beside_the_path_is_priced_by_its_plan() -> None:
     learn(policy.start(1).rows, [played] * 3, policy.experience)
     costs = policy.experience.costs.of(1)
     assert costs.rest.knows(8) and not costs.rest.knows(1)
+
+
+def test_a_drafter_that_becomes_free_has_a_price_all_the_same() -> None:
+    """What it took before less what idling takes is then below zero, round after round."""
+    costs = BatchCosts()
+    for _ in range(20):
+        costs.record(Timing(0, 0.1, 1.0, asked=False), Timing(2, 2.1, 1.0))
+    for _ in range(20):
+        costs.record(Timing(2, 0.05, 1.0))
+    assert 0 < costs.draft.cells[2].value < 0.5
+
+
+def test_no_acceptance_may_be_assumed() -> None:
+    machine = Machine(constant(0.0), 0.1, CURVES["flat"], rng=random.Random(5))
+    run = play(Adaptive(AdaptiveOptions(prior_acceptance=0.0)), machine, 200)
+    assert sum(run.lengths[20:]) <= 40
 
 
 @pytest.mark.parametrize("cost", [0.5, 2.0])

@@ -36,6 +36,8 @@ _JUMP = 1.15
 _DRAFT_JUMP = 1.5
 _JUMP_ROUNDS = 6
 """So many rounds in a row, all this much slower or all faster than usual, are a jump: of the pace, of the drafter's times."""
+_LEAST = 1e-9
+"""Seconds: no estimate is shorter, since estimates are compared by their ratio."""
 _MINOR = 0.1
 """Part of a pass; changes of the drafter's times below it are no jumps."""
 _STALE = 400
@@ -125,7 +127,7 @@ class Typical:
     def add(self, *numbers: float) -> None:
         fresh = max(0, min(int(_TRUSTED - self.count), len(numbers)))
         for number in numbers[:fresh]:  # the first may be slow
-            self.value = min(self.value, max(number, 1e-9)) if self.count else max(number, 1e-9)
+            self.value = min(self.value, max(number, _LEAST)) if self.count else max(number, _LEAST)
             self.count += 1
         if fresh < len(numbers):
             self.count += len(numbers) - fresh
@@ -155,7 +157,7 @@ class Curve:
     def scale(self, factor: float) -> None:
         """All lengths take so many times as long as they did; none of them is known well."""
         for cell in self.cells.values():
-            cell.value *= factor
+            cell.value = max(cell.value * factor, _LEAST)
             cell.count = min(cell.count, _TRUSTED)
         self._anchors = []
 
@@ -308,7 +310,7 @@ class BatchCosts:
     def _follow_draft(self, seconds: float, usual: float) -> None:
         """Notice a jump of the drafter's times, if it is one that matters beside a pass."""
         matters = abs(seconds - usual) > _MINOR * self.rest.at(0)
-        jump = self._draft_jumps.add(seconds / usual if matters else 1.0)
+        jump = self._draft_jumps.add(max(seconds, _LEAST) / usual if matters else 1.0)
         if jump is not None:
             self.draft.scale(jump)
 

@@ -24,6 +24,7 @@ from outrider.policies.rates import PositionRates, Trust
 _SHARED_MEMORY = 200.0
 _AVERAGED = 8
 MOST_PATIENCE = 0.3
+"""Part of a promise that pays for the first pause; more, and a drafter that turned useless is tried too often."""
 
 
 @final

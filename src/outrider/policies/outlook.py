@@ -61,7 +61,8 @@ class Outlook:
         rate, num_rows = self.tokens[length] / self.seconds[length], len(trust)
         place = 0.0 if padded else min(rate * self.per_place / num_rows, _HIGHEST_PRICE)
         level = rate * (self.per_guess + (self.per_place if padded else 0.0))
-        return Doubt(min(level / further, num_rows * (_HIGHEST_PRICE - place)), place, trust)
+        most = num_rows * (_HIGHEST_PRICE - place)
+        return Doubt(min(level / further, most) if further > 0 else most, place, trust)
 
     def usual(self, length: int, width: int) -> float:
         """Seconds of a round that asked the drafter."""
