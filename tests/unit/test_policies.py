@@ -6,6 +6,7 @@ import random
 from dataclasses import fields, replace
 from itertools import accumulate
 from operator import mul
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -122,8 +123,8 @@ def test_optimal_is_the_argmax_of_the_formula(curve: str, cost: float, rate: flo
     """Fed exact costs at every length, and outcomes whose frequencies are the rates."""
     policy = Optimal(OptimalOptions(horizon=10**6))
     state, rates = policy.start(1), [rate * 0.97**j for j in range(16)]
-    for length in [*range(1, 17)] * 3:
-        policy.costs.of(1).record(Timing(length, cost * length, CURVES[curve](length)))
+    for length in range(1, 17):
+        policy.costs.of(1).record(*[Timing(length, cost * length, CURVES[curve](length))] * 1000)
     state.rates[0] = PositionRates(10**6, rates, [1e9] * 16)
     assert policy.plan(state, 1).max_depth == (brute_force(rates, cost, CURVES[curve], 16),)
 
@@ -275,33 +276,36 @@ def test_a_purse_is_bounded() -> None:
 @pytest.mark.parametrize("cost", [0.02, 0.1, 0.5])
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9])
 def test_adaptive_ends_near_the_best_fixed_length_and_never_far_below_plain(rate: float, cost: float, curve: str) -> None:
-    machine = Machine(constant(rate), cost, CURVES[curve], rng=random.Random(3))
-    run = play(Adaptive(), machine, 2000)
-    assert run.merit(machine, 1000) >= 0.97 * machine.speed_of(machine.best())
-    assert run.merit(machine) >= 0.97 * machine.speed_of(0)
-    assert run.merit(machine, 0, 200) >= 0.94 * machine.speed_of(0)  # the engine's very first rounds
+    machine = Machine(constant(rate), cost, CURVES[curve])
+    runs = [play(Adaptive(), replace(machine, rng=random.Random(seed)), 2000) for seed in range(3)]
+    assert fmean(run.merit(machine, 1000) for run in runs) >= 0.97 * machine.speed_of(machine.best())
+    assert min(run.merit(machine) for run in runs) >= 0.97 * machine.speed_of(0)
+    assert min(run.merit(machine, 0, 200) for run in runs) >= 0.94 * machine.speed_of(0)  # the engine's very first rounds
 
 
 @pytest.mark.parametrize("cost", [0.0, 0.02, 0.1, 0.3, 1.0, 5.0])
 def test_a_useless_drafter_costs_at_most_three_percent(cost: float) -> None:
     """As it happened, luck and catching up included: 0.02 plain rounds per token that the drafter has not read."""
-    machine = Machine(constant(0.0), cost, CURVES["linear"], catch_up=0.02, rng=random.Random(5))
-    policy = Adaptive()
-    run = play(policy, machine, 2000)
+    machine, seconds = Machine(constant(0.0), cost, CURVES["linear"], catch_up=0.02), []
+    for seed in range(4):
+        policy = Adaptive()
+        seconds.append(sum(play(policy, replace(machine, rng=random.Random(seed)), 2000).seconds))
+        assert policy.experience.num_probes > 0 or cost > 1  # it goes on asking
     plain = 2000 / machine.speed_of(0)
-    assert sum(run.seconds) <= plain / 0.97
-    assert policy.experience.num_probes > 0 or cost > 1  # it goes on asking
+    assert fmean(seconds) <= plain / 0.97
+    assert max(seconds) <= plain / 0.96
 
 
 @pytest.mark.parametrize("cost", [0.02, 0.1, 0.3])
 def test_adaptive_follows_a_drafter_that_turns_useless_and_recovers(cost: float) -> None:
     rng = random.Random(11)
     good, bad = (Machine(constant(rate), cost, CURVES["linear"], rng=rng) for rate in (0.8, 0.0))
-    run = play(Adaptive(), lambda index: bad if 1000 <= index < 2000 else good, 3200)
-    assert run.merit(good, 500, 1000) >= 0.96 * good.speed_of(good.best())
-    assert run.merit(bad, 1000, 2000) >= 0.96 * bad.speed_of(0)
-    assert run.merit(bad, 1200, 2000) >= 0.98 * bad.speed_of(0)
-    assert run.merit(good, 2400, 3200) >= 0.96 * good.speed_of(good.best())
+    runs = [play(Adaptive(), lambda index: bad if 1000 <= index < 2000 else good, 3200) for _ in range(4)]
+    # (what the purse holds when the drafter fails is 1.6 % of a thousand rounds)
+    spans = ((good, 500, 1000, 0.96), (bad, 1000, 2000, 0.955), (bad, 1200, 2000, 0.98), (good, 2400, 3200, 0.96))
+    for machine, begin, end, least in spans:
+        merit = fmean(run.merit(machine, begin, end) for run in runs)
+        assert merit >= least * machine.speed_of(machine.best()), (begin, end)
 
 
 def _doubting(policy: Policy, boast: float, num_rounds: int) -> tuple[list[int], float, Plan]:
@@ -436,9 +440,10 @@ def test_costs_outlive_requests_and_acceptance_is_a_prior() -> None:
     "pace", [lambda i: 1 + (i % 500) / 500, lambda i: 2.0 if i // 300 % 2 else 1.0], ids=["growing contexts", "busy machine"]
 )
 def test_adaptive_on_a_machine_that_changes_pace(pace) -> None:
-    machine = Machine(constant(0.8), 0.1, CURVES["linear"], pace=pace, rng=random.Random(8))
-    run = play(Adaptive(), machine, 2400)
-    assert run.merit(machine, 800) >= 0.95 * machine.speed_of(machine.best())
+    machine = Machine(constant(0.8), 0.1, CURVES["linear"], pace=pace)
+    for seed in range(6, 10):
+        run = play(Adaptive(), replace(machine, rng=random.Random(seed)), 2400)
+        assert run.merit(machine, 800) >= 0.95 * machine.speed_of(machine.best()), seed
 
 
 def test_a_pass_with_nodes_beside_the_path_is_priced_by_its_plan() -> None:

@@ -7,8 +7,7 @@ SmartSpec's (Liu et al. 2024, arXiv 2406.14066), the expectation Leviathan's (ar
 and the budgets are ours.
 
     tokens(K)  = sum_b (1 + sum_{k <= K} prod_{j <= k} a_bj)             a_bj: found and accepted, if asked for and j - 1 were
-    seconds(K) = d(0) + sum_{k <= K} P(some row finds k) (d(k) - d(k-1)) + r(width)      d: drafter, k guesses; r: the rest
-    width      = sum_{k <= K} P(some row finds k), or of the mean row where a pass does not pad
+    seconds(K) = c(0) + sum_{k <= K} P(some row finds k) (c(k) - c(k-1))      c: drafter and pass, k guesses in the longest row
     K* = argmax tokens(K) / seconds(K),  against B / t_plain for K = 0
 
 Batches: rows share the pass, so cost is a matter of the batch; acceptance is a matter of the row. Hence one length for all,
@@ -36,6 +35,7 @@ from typing import final
 
 from outrider.core.interfaces import Doubt, Observation, Plan, Policy, RowState
 from outrider.policies.checks import check_between, check_count, check_nodes
+from outrider.policies.costs import BatchCosts
 from outrider.policies.ledger import Experience, Purse
 from outrider.policies.lengths import plan_of
 from outrider.policies.lessons import Played, Row, learn
@@ -52,8 +52,13 @@ _PROBE_INTERVAL = 16
 """Fewest rounds from one probe to the next."""
 _PROBE_CAP = 2.0
 """Plain rounds a probe of more than one guess may cost."""
-_PLAIN_RUN = 3
-"""Plain rounds of a probe while drafting. The first is not timed: a pass of another width than the ones before is slow."""
+_RUN = 3
+"""Rounds of a probe that is shorter than what is drafted. The first is not timed: a pass of another width than the ones before
+is slow. (So are longer probes, but more of them would be dear.)"""
+_NEAR = 0.95
+"""Part of the best speed from which on a shorter length might be the best, were it known better."""
+_SETTLING = 3
+"""Rounds of a new batch before one is a probe: the first ones are slow, and a drafter that copies has little to copy from."""
 _CLOSE = 1.5
 """Speed, plain decoding being 1, below which it matters what a plain round costs now."""
 _THINKING_SHARE = 0.008
@@ -129,6 +134,8 @@ class _State(RowState):
     is_probe: bool = False
     num_more: int = field(default=0, repr=False)
     """Rounds of this probe that are still to come."""
+    num_settling: int = field(default=0, repr=False)
+    """Rounds before a new batch may be used to probe."""
 
     def learn(self) -> None:
         """Read the rounds since the last decision."""
@@ -198,15 +205,24 @@ class Adaptive(Policy):
         if state.is_probe and state.num_more and state.plan is not None:
             state.num_more -= 1
             return state.plan
-        if state.outlook is None or self._is_due(state):
+        is_new = state.outlook is None
+        if is_new or self._is_due(state):
             outlook = self._decide(state)
-            probe = self._probe(state, outlook)
-            state.is_probe, state.num_more = probe is not None, _PLAIN_RUN - 1 if state.best and probe == 0 else 0
-            return self._take(state, state.best if probe is None else probe)
+            state.num_settling = _SETTLING if is_new and self._costs(state).knows_plain else 0
+            return self._take(state, state.best) if state.num_settling else self._probe_or_not(state, outlook)
+        if state.num_settling:
+            state.num_settling -= 1
+            if not state.num_settling and state.outlook is not None:
+                return self._probe_or_not(state, state.outlook)
         if state.is_probe or state.plan is None:
             state.is_probe = False
             return self._take(state, state.best)
         return state.plan
+
+    def _probe_or_not(self, state: _State, outlook: Outlook) -> Plan:
+        probe = self._probe(state, outlook)
+        state.is_probe, state.num_more = probe is not None, 0 if probe is None else _run_of(probe, state.best) - 1
+        return self._take(state, state.best if probe is None else probe)
 
     def _calibrating(self, state: _State, num_rounds: int) -> int | None:
         """The length of one of the first rounds, if it is one that only serves to time it."""
@@ -214,9 +230,12 @@ class Adaptive(Policy):
             return _CALIBRATION[num_rounds]
         if state.unread and state.outlook is None:
             state.learn()
-        costs = self.experience.costs.of(len(state.rows))
+        costs = self._costs(state)
         is_cheap = costs.drafting(1)[1] <= _CHEAP * costs.plain
         return _LONGER[num_rounds - len(_CALIBRATION)] if is_cheap and state.outlook is None else None
+
+    def _costs(self, state: _State) -> BatchCosts:
+        return self.experience.costs.of(len(state.rows))
 
     def _take(self, state: _State, depth: int) -> Plan:
         state.depth, options = depth, self.options
@@ -240,8 +259,12 @@ class Adaptive(Policy):
         known.num_rounds += 1
         state.seconds += observation.seconds
         self._latest = state
-        if state.is_probe and state.num_more == _PLAIN_RUN - 1:
-            state.num_plain += 1
+        is_probe = state.is_probe
+        if is_probe and state.best and state.depth and max(observation.draft.tree.sizes) == 1:
+            state.num_more += not self._is_due(state)  # tried again, since this taught nothing about the length
+            is_probe = False
+        if is_probe and state.num_more == _RUN - 1:
+            state.num_plain += not state.depth
             return
         if state.depth == 0 and state.outlook is not None and not state.is_probe and known.num_rounds % _PLAIN_SAMPLE:
             state.num_plain += 1
@@ -253,7 +276,7 @@ class Adaptive(Policy):
         if known.num_rounds > _WARM and known.num_rounds % (1 + len(state.rows) // _TAUGHT_ROWS) and not state.is_probe:
             return
         seen = (observation.draft, planned, observation.num_accepted, observation.draft_seconds, observation.seconds)
-        state.unread.append(Played(*seen, known.padded, is_first, state.outlook, state.best, state.is_probe))
+        state.unread.append(Played(*seen, known.padded, is_first, state.outlook, state.best, is_probe))
 
     def _is_due(self, state: _State) -> bool:
         """Whether there is news of a drafter that was not in use, or enough time has gone by to pay for a decision."""
@@ -289,37 +312,57 @@ class Adaptive(Policy):
             finds = list(accumulate(found, mul))
             nobody = [x * (1 - y) for x, y in zip(nobody, finds, strict=True)]
             finders = [x + y for x, y in zip(finders, finds, strict=True)]
-        drafting, somebody = costs.drafting(longest), [1 - x for x in nobody]
-        growth = (chance * (drafting[k + 1] - drafting[k]) for k, chance in enumerate(somebody))
-        wider = somebody if known.padded else [x / len(rows) for x in finders]
-        rests = costs.rest.table(accumulate(wider, initial=0.0))
-        seconds = [draft + rest for draft, rest in zip(accumulate(growth, initial=drafting[0]), rests, strict=True)]
-        tokens, rests = accumulate(gains, initial=float(len(rows))), costs.rest.table(range(longest + 1))
-        per_guess, per_place = costs.per_guess, costs.per_place
-        return Outlook(list(tokens), [costs.plain, *seconds[1:]], drafting, rests, per_guess, per_place)
+        drafting, rests, somebody = costs.drafting(longest), costs.rest.table(range(longest + 1)), [1 - x for x in nobody]
+        if known.padded or len(rows) == 1:
+            seconds = _mean_cost([draft + rest for draft, rest in zip(drafting, rests, strict=True)], somebody)
+        else:
+            widths = accumulate((x / len(rows) for x in finders), initial=0.0)
+            drafts = _mean_cost(drafting, somebody)
+            seconds = [draft + rest for draft, rest in zip(drafts, costs.rest.table(widths), strict=True)]
+        tokens = list(accumulate(gains, initial=float(len(rows))))
+        return Outlook(tokens, [costs.plain, *seconds[1:]], drafting, rests, costs.per_guess, costs.per_place)
 
     def _probe(self, state: _State, outlook: Outlook) -> int | None:
         """A length worth trying for what it teaches, if one is due and the purse can pay for it.
 
-        While drafting: by turns a little longer, much longer, half as long (costs may have steps), and nothing, where plain
-        decoding is not far behind. While not: mostly one guess, and now and then as many as can be paid for, for drafters
-        that are right late or not at all."""
+        While drafting: by turns nothing, where plain decoding is not far behind, the least known of the shorter lengths that
+        promise about as much, a little longer, half as long (costs may have steps) and much longer. While not: mostly one
+        guess, and now and then as many as can be paid for, for drafters that are right late or not at all."""
         known, best = self.experience, state.best
-        if best and not known.costs.of(len(state.rows)).knows_plain:
+        if best and not self._costs(state).knows_plain:
             return 0  # what there is to gain is not known before, whatever other batch sizes make of it
         if known.num_rounds - known.last_probe < _PROBE_INTERVAL:
             return None
         known.probes.cap = max(_PROBE_CAP, outlook.risk(1))  # one guess must stay within reach, however dear
         longest, gain = len(outlook.tokens) - 1, outlook.gain(best)
         plain = 0 if gain < _CLOSE else best + 1
-        turns = (plain, best + 1, 2 * best, plain, best // 2 or plain, longest) if best else (1, 1, 1, 1, 1, longest)
+        near = self._least_known(state, outlook) or plain
+        shorter = (plain, near, best + 1, best // 2 or plain, near, 2 * best, near, longest)
+        turns = shorter if best else (1, 1, 1, 1, 1, longest)
         wanted = min(turns[known.turn % len(turns)], longest)
-        catch_up = known.costs.of(len(state.rows)).catch_up(max(row.lag for row in state.rows))
+        catch_up = self._costs(state).catch_up(max(row.lag for row in state.rows))
         purse = known.probes.balance - catch_up / outlook.seconds[0]
         lengths = range(wanted, best, -1) if wanted > best else (wanted,) if wanted < best else ()
-        probe = next((k for k in lengths if outlook.risk(k, gain) * (1 if k else _PLAIN_RUN) <= purse), None)
+        probe = next((k for k in lengths if outlook.price(k, best) * _run_of(k, best) <= purse), None)
         if probe is not None:
             known.last_probe = known.num_rounds
             known.num_probes += 1
         known.turn += probe is not None or not lengths or known.probes.is_full  # what a full purse cannot pay is skipped
         return probe
+
+    def _least_known(self, state: _State, outlook: Outlook) -> int:
+        """Of the shorter lengths that promise about as much as the best; 0 if there is none."""
+        costs, enough = self._costs(state), _NEAR * outlook.gain(state.best)
+        near = [length for length in range(state.best - 1, 0, -1) if outlook.gain(length) >= enough]
+        return min(near, key=costs.rest.weight, default=0)
+
+
+def _run_of(probe: int, best: int) -> int:
+    """Rounds of a probe."""
+    return _RUN if probe < best else 1
+
+
+def _mean_cost(costs: Sequence[float], chances: Sequence[float]) -> list[float]:
+    """By the length asked for, the mean of ``costs`` over the lengths found: ``chances[k]`` is that of more than k."""
+    growth = (chance * (costs[k + 1] - costs[k]) for k, chance in enumerate(chances))
+    return list(accumulate(growth, initial=costs[0]))

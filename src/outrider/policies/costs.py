@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 _MEMORY = 200
 """Rounds of a length that count."""
@@ -44,6 +44,8 @@ _STALE = 400
 """Rounds of other lengths that halve the weight of what is known of one: the pace was not followed exactly meanwhile."""
 _TRUSTED = 2
 """Rounds before a length is believed: the first call with a new shape may allocate, compile or capture."""
+_DRAWN = 4
+"""Rounds of a length that count as much as the line through all of them."""
 _SNAPSHOT_LEN = 65
 """Lengths remembered of another batch size's curve."""
 _ASSUMED_DRAFT = 0.1
@@ -100,6 +102,11 @@ class Jumps:
         self._far = far
         self._ratios: deque[float] = deque(maxlen=_JUMP_ROUNDS)
 
+    @property
+    def is_calm(self) -> bool:
+        """The last number was no outlier, as far as it is known, and not the first one after a jump."""
+        return not self._ratios or 1 / self._far <= self._ratios[-1] <= self._far
+
     def add(self, ratio: float) -> float | None:
         """The factor of a jump, if this ratio to what is usual completes one."""
         ratios = self._ratios
@@ -145,6 +152,9 @@ class Curve:
         self._num_added = 0
         self._shape = shape
         self._anchors: list[tuple[int, float]] = []
+        """Measured lengths and their factors, ..."""
+        self._line: _Line | None = None
+        """... and the line through all but length 0; both are made anew once something was measured."""
 
     def add(self, length: int, seconds: Sequence[float]) -> None:
         cell = self.cells.setdefault(length, Typical())
@@ -162,27 +172,34 @@ class Curve:
         self._anchors = []
 
     def _fit(self) -> list[tuple[int, float]]:
-        """Measured lengths and their factors; kept until something is measured."""
-        if not self._anchors:
+        """Measured lengths and their factors."""
+        if not self._anchors and self.cells:
+            self._line = _line_through([(at, cell.value, min(cell.count, _MEMORY)) for at, cell in self.cells.items() if at])
             trusted = {at: cell for at, cell in self.cells.items() if cell.count >= _TRUSTED} or self.cells
             places = sorted(trusted)
-            values = _rising([(trusted[at].value, min(trusted[at].count, _MEMORY)) for at in places])
+            values = _rising([(self._drawn(at), min(trusted[at].count, _MEMORY)) for at in places])
             self._anchors = [(at, value / max(self._shape(at), 1e-12)) for at, value in zip(places, values, strict=True)]
         return self._anchors
 
+    def _drawn(self, at: int) -> float:
+        """Seconds of a measured length, drawn to the line if it is not known well."""
+        cell = self.cells[at]
+        if self._line is None or not at:
+            return cell.value
+        return cell.value + (self._line.at(at) - cell.value) * _DRAWN / (cell.count + _DRAWN)
+
     @property
     def slope(self) -> float | None:
-        """Seconds that a further guess adds, over all measured lengths (least squares); None before there are two."""
-        cells = [(length, cell.value, min(cell.count, _MEMORY)) for length, cell in self.cells.items() if length]
-        total = sum(weight for _, _, weight in cells)
-        if len(cells) < 2:
-            return None
-        mean_at, mean = (sum(weight * pair[i] for *pair, weight in cells) / total for i in (0, 1))
-        spread = sum(weight * (at - mean_at) ** 2 for at, _, weight in cells)
-        return sum(weight * (at - mean_at) * (value - mean) for at, value, weight in cells) / spread
+        """Seconds that a further guess adds, over all measured lengths; None before there are two."""
+        self._fit()
+        return self._line and self._line.slope
 
     def knows(self, length: int) -> bool:
         return length in self.cells and self.cells[length].count >= _TRUSTED
+
+    def weight(self, length: int) -> float:
+        """How well a length is known: the rounds that count."""
+        return self.cells[length].count if length in self.cells else 0.0
 
     def at(self, length: int) -> float:
         """Shape times a factor, which is linear between and beyond measured lengths, but never falls beyond them."""
@@ -206,6 +223,27 @@ class Curve:
                 factor = left + slope * max(length - left_at, 0)
             values.append(self._shape(length) * factor)
         return values
+
+
+class _Line(NamedTuple):
+    """Seconds by length."""
+
+    mean_at: float
+    mean: float
+    slope: float
+
+    def at(self, length: int) -> float:
+        return self.mean + self.slope * (length - self.mean_at)
+
+
+def _line_through(measured: Sequence[tuple[int, float, float]]) -> _Line | None:
+    """Through lengths, their seconds and weights (least squares); None before there are two."""
+    if len(measured) < 2:
+        return None
+    total = sum(weight for _, _, weight in measured)
+    mean_at, mean = (sum(weight * pair[i] for *pair, weight in measured) / total for i in (0, 1))
+    spread = sum(weight * (at - mean_at) ** 2 for at, _, weight in measured)
+    return _Line(mean_at, mean, sum(weight * (at - mean_at) * (value - mean) for at, value, weight in measured) / spread)
 
 
 def _rising(measured: Sequence[tuple[float, float]]) -> list[float]:
@@ -269,9 +307,12 @@ class BatchCosts:
         drafts: dict[tuple[int, bool], list[float]] = {}
         rests: dict[int, list[float]] = {}
         for seen in rounds:
-            if self.rest.knows(seen.width):
+            is_known = self.rest.knows(seen.width)
+            if is_known:
                 self._follow(seen.rest / self.rest.cells[seen.width].value)
             paces.append(self.pace)
+            if not is_known and not self._pace_jumps.is_calm:
+                continue  # if the pace has just jumped, a new length looks far too cheap or too dear, and is believed
             if not seen.asked and self.knows_plain:
                 ratio = min((seen.draft + seen.rest) / (self.pace * self.plain), SLOWEST)
                 self.plain_excess += (ratio - self.plain_excess) / _MEMORY

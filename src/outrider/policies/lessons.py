@@ -144,5 +144,5 @@ def _settle(played: Played, outlook: Outlook, timing: Timing, seconds: float, kn
         cost = min(seconds, most) / outlook.seconds[0]
         if not played.is_probe:
             loss = cost - tokens
-    known.probes.settle(cost, max(cost - tokens / gain, 0.0) if played.is_probe else 0.0)
+    known.probes.settle(cost, cost - tokens / gain if played.is_probe else 0.0)
     known.losses.settle(cost, loss)

@@ -71,3 +71,8 @@ class Outlook:
     def risk(self, length: int, gain: float = 1.0) -> float:
         """Plain rounds lost, against decoding at ``gain`` times plain speed, if nothing is accepted."""
         return self.seconds[length] / self.seconds[0] - 1 / gain
+
+    def price(self, length: int, best: int) -> float:
+        """Plain rounds that trying a length costs, against the best: what is expected if it is shorter, the worst if not."""
+        tokens = self.tokens[length] / self.tokens[0] if length < best else 1.0
+        return self.seconds[length] / self.seconds[0] - tokens / self.gain(best)
