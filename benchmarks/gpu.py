@@ -219,7 +219,6 @@ def generation(bench: Bench, num_tokens: int, lengths: tuple[int, ...]) -> None:
         options: dict[str, Any] = {"branching": branching, "num_draft_tokens": depth, "num_tree_nodes": nodes}
         rows.insert(1 + len(lengths), (f"draft-tree {label}", "fast", bench.method("draft-tree", **options)))
     compared(bench, rows, bench.prompts, num_tokens, title="batch 1, greedy")
-    bench.results["texts_parted"] = _parted(bench, num_tokens)
 
 
 def compared(
@@ -231,8 +230,8 @@ def compared(
     title: str,
     ends: bool = False,
 ) -> None:
-    """One line per (label, mode, method): speed, and whether the text is that of plain decoding, the first row of its mode.
-    ``ends``: a text may end before it has ``num_tokens``."""
+    """One line per (label, mode, method): speed, and whether the text is that of plain decoding, the first row of its mode;
+    if not, by how much the two best logits differ where they part. ``ends``: a text may end before it has ``num_tokens``."""
     for _, mode, method in rows:
         bench.run(method, prompts[:1], 24, mode=mode)  # captures
     print(f"\n{title:<36}{'tok/s':>8}{'ms/round':>9}{'tok/round':>10}{'to plain':>9}   same text as plain")
@@ -244,13 +243,16 @@ def compared(
         texts = [s.output_ids for s in states]
         base, reference = plain.setdefault(mode, (tokens / seconds, texts))
         same = sum(a == b for a, b in zip(texts, reference, strict=True))
+        pairs = zip(prompts, reference, texts, strict=True)
+        gaps = [gap for prompt, a, b in pairs if (gap := _gap(bench, mode, prompt, a, b)) is not None]
         bench.results[f"{title}/{label}"] = {
             "tokens_per_second": tokens / seconds, "ms_per_round": seconds / num_rounds * 1e3, "same": f"{same}/{len(texts)}",
-            "tokens_per_round": tokens / num_rounds, "to_plain": tokens / seconds / base,
+            "tokens_per_round": tokens / num_rounds, "to_plain": tokens / seconds / base, "gaps": gaps,
         }  # fmt: skip
         print(
             f"{label:<36}{tokens / seconds:>8.1f}{seconds / num_rounds * 1e3:>9.3f}{tokens / num_rounds:>10.2f}"
-            f"{tokens / seconds / base:>8.2f}x   {same}/{len(texts)}",
+            f"{tokens / seconds / base:>8.2f}x   {same}/{len(texts)}"
+            + (f", top-2 gaps {', '.join(f'{gap:.3f}' for gap in gaps)}" if gaps else ""),
             flush=True,
         )
 
@@ -284,26 +286,17 @@ def few_bits(bench: Bench, num_tokens: int) -> None:
     compared(bench, rows, bench.prompts, num_tokens, title="rounded weights, batch 1, greedy")
 
 
-def _parted(bench: Bench, num_tokens: int) -> list[dict[str, float]]:
-    """Where speculative text leaves plain text in fast numerics: the gap of plain decoding's two best logits there."""
-    plain = bench.run(bench.method("plain"), bench.prompts, num_tokens)
-    found: list[dict[str, float]] = []
-    for name in ("draft-model", "prompt-lookup"):
-        other = bench.run(bench.method(name, num_draft_tokens=6), bench.prompts, num_tokens)
-        for a, b in zip(plain, other, strict=True):
-            place = next((i for i, (x, y) in enumerate(zip(a.output_ids, b.output_ids, strict=True)) if x != y), None)
-            if place is not None:
-                target = bench.targets["fast"]
-                cache = target.new_cache(1)
-                text = [*a.request.prompt_ids, *a.output_ids[:place]]
-                target.prefill([text[:-1]], cache)
-                top = target.score(TokenTree.chain(torch.tensor([text[-1:]], device=DEVICE)), cache).logits[0, 0].topk(2).values
-                found.append({"place": place, "gap": float(top[0] - top[1])})
-    print(
-        f"fast numerics: {len(found)} of {2 * len(plain)} texts part from plain; "
-        f"gaps of the two best logits there: {[round(one['gap'], 3) for one in found]}"
-    )
-    return found
+@torch.inference_mode()
+def _gap(bench: Bench, mode: str, prompt: list[int], plain: list[int], other: list[int]) -> float | None:
+    """How far plain decoding's two best logits lie apart where another text leaves it; None if it does not."""
+    place = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), None)
+    if place is None:
+        return None
+    target, text = bench.targets[mode], [*prompt, *plain[:place]]
+    cache = target.new_cache(1)
+    target.prefill([text[:-1]], cache)
+    best = target.score(TokenTree.chain(torch.tensor([text[-1:]], device=DEVICE)), cache).logits[0, 0].topk(2).values
+    return float(best[0] - best[1])
 
 
 def round_parts(bench: Bench, num_guesses: int) -> None:

@@ -214,6 +214,26 @@ def test_costs_compare_across_a_change_of_pace() -> None:
     assert costs.pace * costs.rest.at(4) == pytest.approx(4.2, rel=0.02)
 
 
+def test_a_length_that_was_timed_once_or_twice_is_drawn_to_the_others() -> None:
+    costs = CostModel().of(1)
+    for length, seconds, count in ((2, 1.2, 100), (4, 1.4, 100), (6, 1.6, 100), (5, 3.0, 2)):
+        costs.record(*[timed(length, seconds)] * count)
+    assert 1.4 <= costs.rest.at(5) <= 1.6 + 0.05
+    costs.record(*[timed(5, 3.0)] * 200)
+    assert costs.rest.at(5) > 1.55, "many rounds are believed, as far as a longer draft never costs less"
+
+
+def test_a_new_length_is_not_believed_while_the_pace_jumps() -> None:
+    """It would be taken for twice as fast as all others, and be chosen for good."""
+    costs = CostModel().of(1)
+    for length in (0, 2):
+        costs.record(*[timed(length, 1 + 0.1 * length)] * 20)
+    costs.record(timed(2, 0.6), *[timed(4, 0.7)] * 3)
+    assert not costs.rest.knows(4)
+    costs.record(*[timed(2, 0.6)] * 10, *[timed(4, 0.7)] * 3)
+    assert costs.rest.at(4) / costs.rest.at(2) == pytest.approx(0.7 / 0.6, rel=0.1)
+
+
 def test_a_new_batch_size_borrows_the_shape_of_its_neighbour() -> None:
     model = CostModel()
     for length in (0, 4):
@@ -470,6 +490,50 @@ def test_no_acceptance_may_be_assumed() -> None:
     machine = Machine(constant(0.0), 0.1, CURVES["flat"], rng=random.Random(5))
     run = play(Adaptive(AdaptiveOptions(prior_acceptance=0.0)), machine, 200)
     assert sum(run.lengths[20:]) <= 40
+
+
+@pytest.mark.parametrize("request_len", [25, 150])
+def test_copies_end_before_a_step_of_the_costs(request_len: int) -> None:
+    """Eight guesses cost an eighth more than seven, and half of the rounds find none: what counts is the mean of both."""
+    curve = [1.0, *(1.12 + 0.015 * length + 0.12 * (length >= 8) for length in range(1, 17))]
+    rates = [0.45, 0.75, 0.8, 0.85, 0.85, 0.85, 0.85]
+    machine = Machine(lambda at, row: rates[at] if at < 7 else 0.7, 0.01, curve.__getitem__, found=0.6, noise=0.12)
+    assert machine.best() == 7
+    runs = [play(Adaptive(), replace(machine, rng=random.Random(seed)), 1500, request_len=request_len) for seed in range(4)]
+    assert fmean(run.merit(machine, 100) for run in runs) >= 0.965 * machine.speed_of(7)
+
+
+def test_a_new_request_is_not_probed_in_its_first_rounds() -> None:
+    policy, machine = Adaptive(), Machine(constant(0.8), 0.1, CURVES["linear"])
+    play(policy, machine, 200)
+    num_probes = 0
+    for _ in range(40):
+        state = policy.start(1)
+        for at in range(12):
+            plan = policy.plan(state, 1)
+            assert at >= 3 or not state.is_probe
+            num_probes += state.is_probe
+            policy.update(state, machine.round(plan, 0, 0))
+    assert num_probes > 10
+
+
+def test_a_far_batch_size_is_measured_and_not_guessed() -> None:
+    """What four rows have taught says that drafting loses in a batch of 64. It does not."""
+    policy = Adaptive()
+    play(policy, Machine(constant(0.7), 0.05, lambda length: 1 + 0.25 * length, num_rows=4), 300)
+    large = Machine(constant(0.7), 0.05, lambda length: 1.3 + 0.3 * length, num_rows=64)
+    assert policy.experience.costs.of(64).rest.at(1) > 1.8 * policy.experience.costs.of(64).rest.at(0)
+    run = play(policy, large, 100)
+    assert run.merit(large, 20) >= 0.93 * large.speed_of(large.best())
+
+
+def test_a_probe_that_compiles_something_is_not_the_last_one() -> None:
+    policy, machine = Adaptive(), Machine(constant(0.0), 0.1, CURVES["linear"])
+    play(policy, machine, 200)
+    policy.experience.probes.settle(0.0, 500.0)
+    before = policy.experience.num_probes
+    play(policy, machine, 1000)
+    assert policy.experience.num_probes > before
 
 
 @pytest.mark.parametrize("cost", [0.5, 2.0])

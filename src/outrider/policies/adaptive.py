@@ -35,7 +35,7 @@ from typing import final
 
 from outrider.core.interfaces import Doubt, Observation, Plan, Policy, RowState
 from outrider.policies.checks import check_between, check_count, check_nodes
-from outrider.policies.costs import BatchCosts
+from outrider.policies.costs import ABOUT, BatchCosts
 from outrider.policies.ledger import Experience, Purse
 from outrider.policies.lengths import plan_of
 from outrider.policies.lessons import Played, Row, learn
@@ -55,6 +55,8 @@ _PROBE_CAP = 2.0
 _RUN = 3
 """Rounds of a probe that is shorter than what is drafted. The first is not timed: a pass of another width than the ones before
 is slow. (So are longer probes, but more of them would be dear.)"""
+_HOPEFUL = 0.75
+"""Part of plain decoding's speed from which on one guess is tried at once at a batch size at which nothing was drafted yet."""
 _NEAR = 0.95
 """Part of the best speed from which on a shorter length might be the best, were it known better."""
 _SETTLING = 3
@@ -68,8 +70,6 @@ _IDLE_SHARE = 0.0015
 _EAGER_SHARE = 0.03
 _WARM = 64
 """... and in an engine's first rounds, when there is more to learn."""
-_ABOUT = 1.34
-"""Batches whose sizes differ by no more than this factor share a decision."""
 _PLAIN_SAMPLE = 4
 """One in so many plain rounds is timed."""
 _TAUGHT_ROWS = 8
@@ -161,7 +161,7 @@ class _State(RowState):
         """Other rows. The decision stays while the batch is about as large as when it was made: where requests come and go
         every few rounds, another one each time would cost more than it could gain."""
         moved = _State(self.known, rows, has_new=has_new)
-        if self.num_rows / _ABOUT <= len(rows) <= self.num_rows * _ABOUT and not self.is_probe:
+        if self.num_rows / ABOUT <= len(rows) <= self.num_rows * ABOUT and not self.is_probe:
             moved.num_rows, moved.seconds, moved.outlook, moved.best = self.num_rows, self.seconds, self.outlook, self.best
         return moved
 
@@ -173,7 +173,7 @@ class Adaptive(Policy):
     def __init__(self, options: AdaptiveOptions | None = None) -> None:
         self.options = options or AdaptiveOptions()
         self.experience = Experience(
-            probes=Purse(self.options.probe_share, 0.0, cap=_PROBE_CAP),
+            probes=Purse(self.options.probe_share, 0.0, cap=_PROBE_CAP, lowest=-_PROBE_CAP),
             losses=Purse(self.options.loss_share, _START_CREDIT, cap=_MOST_CREDIT, lowest=-_RESUMING),
         )
         self._latest: _State | None = None
@@ -205,16 +205,16 @@ class Adaptive(Policy):
         if state.is_probe and state.num_more and state.plan is not None:
             state.num_more -= 1
             return state.plan
-        is_new = state.outlook is None
-        if is_new or self._is_due(state):
-            outlook = self._decide(state)
-            state.num_settling = _SETTLING if is_new and self._costs(state).knows_plain else 0
-            return self._take(state, state.best) if state.num_settling else self._probe_or_not(state, outlook)
-        if state.num_settling:
-            state.num_settling -= 1
-            if not state.num_settling and state.outlook is not None:
-                return self._probe_or_not(state, state.outlook)
-        if state.is_probe or state.plan is None:
+        is_new, was_settling = state.outlook is None, state.num_settling > 0
+        state.num_settling = max(state.num_settling - 1, 0)
+        is_due = is_new or self._is_due(state)
+        if is_due:
+            self._decide(state)
+        if is_new and self._costs(state).knows_plain:
+            state.num_settling = _SETTLING
+        if state.outlook is not None and not state.num_settling and (is_due or was_settling):
+            return self._probe_or_not(state, state.outlook)
+        if is_due or state.is_probe or state.plan is None:
             state.is_probe = False
             return self._take(state, state.best)
         return state.plan
@@ -284,7 +284,7 @@ class Adaptive(Policy):
         share = _EAGER_SHARE if known.num_rounds < _WARM else _THINKING_SHARE if state.best else _IDLE_SHARE
         return (state.is_probe and not state.best) or state.seconds * share >= known.thinking.value
 
-    def _decide(self, state: _State) -> Outlook:
+    def _decide(self, state: _State) -> None:
         began = time.perf_counter()
         state.learn()
         state.num_rows, state.seconds = len(state.rows), 0.0
@@ -296,7 +296,6 @@ class Adaptive(Policy):
         if is_new:
             self._idle = None if state.best else (self._known_for(len(state.rows)), state.outlook)
         known.thinking.add(time.perf_counter() - began)
-        return state.outlook
 
     def _look_ahead(self, rows: Sequence[Row]) -> Outlook:
         known, costs = self.experience, self.experience.costs.of(len(rows))
@@ -329,8 +328,11 @@ class Adaptive(Policy):
         promise about as much, a little longer, half as long (costs may have steps) and much longer. While not: mostly one
         guess, and now and then as many as can be paid for, for drafters that are right late or not at all."""
         known, best = self.experience, state.best
-        if best and not self._costs(state).knows_plain:
+        costs = self._costs(state)
+        if not costs.knows_plain:
             return 0  # what there is to gain is not known before, whatever other batch sizes make of it
+        if not best and not costs.knows_drafting and outlook.gain(1) >= _HOPEFUL:
+            return 1
         if known.num_rounds - known.last_probe < _PROBE_INTERVAL:
             return None
         known.probes.cap = max(_PROBE_CAP, outlook.risk(1))  # one guess must stay within reach, however dear
@@ -340,7 +342,7 @@ class Adaptive(Policy):
         shorter = (plain, near, best + 1, best // 2 or plain, near, 2 * best, near, longest)
         turns = shorter if best else (1, 1, 1, 1, 1, longest)
         wanted = min(turns[known.turn % len(turns)], longest)
-        catch_up = self._costs(state).catch_up(max(row.lag for row in state.rows))
+        catch_up = costs.catch_up(max(row.lag for row in state.rows))
         purse = known.probes.balance - catch_up / outlook.seconds[0]
         lengths = range(wanted, best, -1) if wanted > best else (wanted,) if wanted < best else ()
         probe = next((k for k in lengths if outlook.price(k, best) * _run_of(k, best) <= purse), None)
@@ -352,14 +354,14 @@ class Adaptive(Policy):
 
     def _least_known(self, state: _State, outlook: Outlook) -> int:
         """Of the shorter lengths that promise about as much as the best; 0 if there is none."""
-        costs, enough = self._costs(state), _NEAR * outlook.gain(state.best)
+        rests, enough = self._costs(state).rest, _NEAR * outlook.gain(state.best)
         near = [length for length in range(state.best - 1, 0, -1) if outlook.gain(length) >= enough]
-        return min(near, key=costs.rest.weight, default=0)
+        return min(near, key=rests.weight, default=0)
 
 
 def _run_of(probe: int, best: int) -> int:
     """Rounds of a probe."""
-    return _RUN if probe < best else 1
+    return _RUN if probe < best or not probe else 1
 
 
 def _mean_cost(costs: Sequence[float], chances: Sequence[float]) -> list[float]:

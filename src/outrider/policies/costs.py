@@ -46,6 +46,8 @@ _TRUSTED = 2
 """Rounds before a length is believed: the first call with a new shape may allocate, compile or capture."""
 _DRAWN = 4
 """Rounds of a length that count as much as the line through all of them."""
+ABOUT = 1.34
+"""Batches whose sizes differ by no more than this factor are alike."""
 _SNAPSHOT_LEN = 65
 """Lengths remembered of another batch size's curve."""
 _ASSUMED_DRAFT = 0.1
@@ -296,6 +298,7 @@ class BatchCosts:
         """What plain rounds take on average, in those that are typical."""
         self._pace_jumps, self._draft_jumps = Jumps(_JUMP), Jumps(_DRAFT_JUMP)
         self._longest_lent = like.longest_known if like else 0
+        self._is_close = like is not None and like.knows_drafting and 1 / ABOUT <= ratio <= ABOUT
         self._caught_up, self._seconds_over = 0.0, 0.0
         if like:
             self.idle.add(like.idle.value)
@@ -379,6 +382,11 @@ class BatchCosts:
     def knows_plain(self) -> bool:
         """Rounds that do not draft were timed at this batch size."""
         return self.rest.knows(0)
+
+    @property
+    def knows_drafting(self) -> bool:
+        """Rounds that draft were timed at about this batch size: the shape of a far one is a guess."""
+        return self._is_close or any(map(self.draft.knows, self.draft.cells))
 
     @property
     def plain(self) -> float:
