@@ -532,7 +532,7 @@ def test_a_probe_that_compiles_something_is_not_the_last_one() -> None:
     play(policy, machine, 200)
     policy.experience.probes.settle(0.0, 500.0)
     before = policy.experience.num_probes
-    play(policy, machine, 1000)
+    play(policy, machine, 4000)
     assert policy.experience.num_probes > before
 
 

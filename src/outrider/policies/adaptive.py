@@ -52,6 +52,8 @@ _PROBE_INTERVAL = 16
 """Fewest rounds from one probe to the next."""
 _PROBE_CAP = 2.0
 """Plain rounds a probe of more than one guess may cost."""
+_MOST_DEBT = 24.0
+"""... and that a probe is charged which took longer than it might: one that had to compile something does so once."""
 _RUN = 3
 """Rounds of a probe that is shorter than what is drafted. The first is not timed: a pass of another width than the ones before
 is slow. (So are longer probes, but more of them would be dear.)"""
@@ -173,7 +175,7 @@ class Adaptive(Policy):
     def __init__(self, options: AdaptiveOptions | None = None) -> None:
         self.options = options or AdaptiveOptions()
         self.experience = Experience(
-            probes=Purse(self.options.probe_share, 0.0, cap=_PROBE_CAP, lowest=-_PROBE_CAP),
+            probes=Purse(self.options.probe_share, 0.0, cap=_PROBE_CAP, lowest=-_MOST_DEBT),
             losses=Purse(self.options.loss_share, _START_CREDIT, cap=_MOST_CREDIT, lowest=-_RESUMING),
         )
         self._latest: _State | None = None
