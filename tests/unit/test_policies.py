@@ -524,7 +524,7 @@ def test_a_far_batch_size_is_measured_and_not_guessed() -> None:
     large = Machine(constant(0.7), 0.05, lambda length: 1.3 + 0.3 * length, num_rows=64)
     assert policy.experience.costs.of(64).rest.at(1) > 1.8 * policy.experience.costs.of(64).rest.at(0)
     run = play(policy, large, 100)
-    assert run.merit(large, 20) >= 0.93 * large.speed_of(large.best())
+    assert run.merit(large, 20) >= 1.25 * large.speed_of(0)
 
 
 def test_a_probe_that_compiles_something_is_not_the_last_one() -> None:

@@ -8,7 +8,7 @@ and the budgets are ours.
 
     tokens(K)  = sum_b (1 + sum_{k <= K} prod_{j <= k} a_bj)             a_bj: found and accepted, if asked for and j - 1 were
     seconds(K) = c(0) + sum_{k <= K} P(some row finds k) (c(k) - c(k-1))      c: drafter and pass, k guesses in the longest row
-    K* = argmax tokens(K) / seconds(K),  against B / t_plain for K = 0
+    K* = argmax tokens(K) / seconds(K),  against B / t_plain for K = 0      (a pass that does not pad: as wide as the mean row)
 
 Batches: rows share the pass, so cost is a matter of the batch; acceptance is a matter of the row. Hence one length for all,
 chosen by the sum of what every row expects from it.
@@ -53,12 +53,12 @@ _PROBE_INTERVAL = 16
 _PROBE_CAP = 2.0
 """Plain rounds a probe of more than one guess may cost."""
 _MOST_DEBT = 24.0
-"""... and that a probe is charged which took longer than it might: one that had to compile something does so once."""
+"""... and at most has to save before the next one, whatever it took: what had to be compiled for it is compiled once."""
 _RUN = 3
 """Rounds of a probe that is shorter than what is drafted. The first is not timed: a pass of another width than the ones before
 is slow. (So are longer probes, but more of them would be dear.)"""
 _HOPEFUL = 0.75
-"""Part of plain decoding's speed from which on one guess is tried at once at a batch size at which nothing was drafted yet."""
+"""Part of plain decoding's speed from which on one guess is tried soon at a batch size at which nothing was drafted yet."""
 _NEAR = 0.95
 """Part of the best speed from which on a shorter length might be the best, were it known better."""
 _SETTLING = 3
@@ -212,7 +212,7 @@ class Adaptive(Policy):
         is_due = is_new or self._is_due(state)
         if is_due:
             self._decide(state)
-        if is_new and self._costs(state).knows_plain:
+        if is_new and (not state.best or self._costs(state).knows_plain):
             state.num_settling = _SETTLING
         if state.outlook is not None and not state.num_settling and (is_due or was_settling):
             return self._probe_or_not(state, state.outlook)
@@ -331,18 +331,18 @@ class Adaptive(Policy):
         guess, and now and then as many as can be paid for, for drafters that are right late or not at all."""
         known, best = self.experience, state.best
         costs = self._costs(state)
-        if not costs.knows_plain:
+        if best and not costs.knows_plain:
             return 0  # what there is to gain is not known before, whatever other batch sizes make of it
         if not best and not costs.knows_drafting and outlook.gain(1) >= _HOPEFUL:
-            return 1
+            return 1 if costs.knows_plain else 0
         if known.num_rounds - known.last_probe < _PROBE_INTERVAL:
             return None
         known.probes.cap = max(_PROBE_CAP, outlook.risk(1))  # one guess must stay within reach, however dear
         longest, gain = len(outlook.tokens) - 1, outlook.gain(best)
         plain = 0 if gain < _CLOSE else best + 1
         near = self._least_known(state, outlook) or plain
-        shorter = (plain, near, best + 1, best // 2 or plain, near, 2 * best, near, longest)
-        turns = shorter if best else (1, 1, 1, 1, 1, longest)
+        in_use = (plain, near, best + 1, best // 2 or plain, near, 2 * best, near, longest)
+        turns = in_use if best else (1, 1, 1, 1, 1, longest)
         wanted = min(turns[known.turn % len(turns)], longest)
         catch_up = costs.catch_up(max(row.lag for row in state.rows))
         purse = known.probes.balance - catch_up / outlook.seconds[0]

@@ -1,6 +1,6 @@
 """What each draft length promises a batch, and which one to take.
 
-speed(K) = tokens(K) / seconds(K);      risk(K) = seconds(K) / seconds(0) - 1 / gain       all in plain rounds
+speed(K) = tokens(K) / seconds(K);      risk(K) = seconds(K) / seconds(0) - 1       in plain rounds
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Outlook:
         """Seconds of a round that asked the drafter."""
         return self.drafting[min(length, len(self.drafting) - 1)] + self.rests[min(width, len(self.rests) - 1)]
 
-    def risk(self, length: int, gain: float = 1.0) -> float:
-        """Plain rounds lost, against decoding at ``gain`` times plain speed, if nothing is accepted."""
-        return self.seconds[length] / self.seconds[0] - 1 / gain
+    def risk(self, length: int) -> float:
+        """Plain rounds lost if nothing is accepted."""
+        return self.seconds[length] / self.seconds[0] - 1
 
     def price(self, length: int, best: int) -> float:
         """Plain rounds that trying a length costs, against the best: what is expected if it is shorter, the worst if not."""
