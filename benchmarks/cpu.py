@@ -23,10 +23,10 @@ import torch
 
 from outrider import LLM
 from outrider.bench.bandwidth import read_speed
+from outrider.bench.decode import decode
 from outrider.bench.peers.peer import PeerSpec
 from outrider.bench.peers.race import race_peers
 from outrider.bench.provenance import provenance
-from outrider.bench.runner import decode
 from outrider.bench.settings import Setting
 from outrider.core.params import SamplingParams
 from outrider.core.tree import TokenTree

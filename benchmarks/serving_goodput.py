@@ -34,8 +34,8 @@ from outrider.captured import Rounds  # noqa: E402
 from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.interfaces import Target  # noqa: E402
 from outrider.core.method import Method  # noqa: E402
+from outrider.core.report import Progress  # noqa: E402
 from outrider.core.request import Request, RequestState  # noqa: E402
-from outrider.engine.generate import Progress  # noqa: E402
 from outrider.engine.scheduler import Job, Scheduler, Slots  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.gpu import gpu_decoder  # noqa: E402
@@ -89,8 +89,9 @@ class Bench:
         for number, request in enumerate(requests):
             scheduler.submit(Job(number, RequestState.of(request), mode))
         while not scheduler.is_idle:
-            yield from scheduler.round()
-            self.layout_seconds += sum(seen.layout_seconds for seen in scheduler.last_rounds)
+            for report in scheduler.round():
+                self.layout_seconds += report.layout_seconds
+                yield from report.progress()
 
     def goodput(self, loop: str, mode: str, batch: int) -> float:
         """Tokens per second from the first token until a place stays empty."""

@@ -26,8 +26,9 @@ from outrider.core.errors import ModelError, OptionError, RequestError
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.params import Grammar, SamplingParams
+from outrider.core.report import Progress
 from outrider.core.request import FinishReason, Origin, Request, RequestState, Stats, TokenLogprob
-from outrider.core.trace import Observer, Round
+from outrider.core.trace import Round
 from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.step import Engine
@@ -175,15 +176,21 @@ class LLM:
         """Continue every prompt; results come in the order of the prompts."""
         requests = self.requests(prompts, params)
         rounds: list[list[Round]] = [[] for _ in requests]
-        observer: Observer | None = (lambda seen: rounds[seen.request].append(seen)) if trace else None
-        steps = self._rounds.run(method or self.method, requests, max_batch_size=self.max_batch_size, observer=observer)
+        steps = self.steps(requests, method=method, traced=trace)
         outputs: dict[int, RequestOutput] = {}
         with tqdm(total=len(requests), disable=not progress, unit="request") as bar:
             for step in steps:
+                if trace:
+                    rounds[step.request].append(step.trace)
                 if step.state.is_finished:
                     outputs[step.request] = self._output(step.state, rounds[step.request])
                     bar.update()
         return [outputs[index] for index in range(len(requests))]
+
+    def steps(self, requests: Sequence[Request], *, method: Method | None = None, traced: bool = False) -> Iterator[Progress]:
+        """Serve requests round by round. This is the loop under ``generate``, ``stream`` and the terminal's chat. With ``traced``
+        every round reports its tree (``Progress.trace``)."""
+        return self._rounds.run(method or self.method, requests, max_batch_size=self.max_batch_size, traced=traced)
 
     def warm_up(self, *, method: Method | None = None, num_tokens: int = 1024, progress: bool = False) -> None:
         """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for.
@@ -205,12 +212,11 @@ class LLM:
         """As ``generate``, a chunk per request and round. Text that could still become a stop string is held back."""
         requests = self.requests(prompts, params, streaming=True)
         shown = [0] * len(requests)
-        for step in self._rounds.run(method or self.method, requests, max_batch_size=self.max_batch_size):
+        for step in self.steps(requests, method=method):
             state, index = step.state, step.request
             output = self._output(state, []) if state.is_finished else None
             text = output.text if output else state.text[: len(state.text) - _held_back(state)]
-            origins = state.origins[len(state.origins) - len(step.new_tokens) :]
-            yield StreamChunk(index, text[shown[index] :], step.new_tokens, origins, output)
+            yield StreamChunk(index, text[shown[index] :], step.new_tokens, step.origins, output)
             shown[index] = max(shown[index], len(text))
 
     def chat(
@@ -255,9 +261,9 @@ class LLM:
             for text, beam in zip(texts, found.hypotheses, strict=True)
         ]
 
-    def engine(self, *, observer: Observer | None = None) -> Engine:
+    def engine(self) -> Engine:
         """The engine itself, to step by hand: ``batch = engine.start(llm.requests(...)); engine.step(batch)``."""
-        return Engine(self.target, self.method, observer=observer)
+        return Engine(self.target, self.method)
 
     def requests(
         self,

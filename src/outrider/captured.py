@@ -17,8 +17,8 @@ from outrider.core.device_round import DeviceDrafter
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method
+from outrider.core.report import Progress
 from outrider.core.request import Request
-from outrider.core.trace import Observer
 from outrider.drafters.best_first import BestFirst, BestFirstOptions
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.draft_tree import DraftTree
@@ -26,7 +26,7 @@ from outrider.drafters.eagle import Eagle
 from outrider.drafters.ngram import PromptLookup
 from outrider.drafters.null import NullDrafter
 from outrider.drafters.tree_shape import TreeShape
-from outrider.engine.generate import Progress, run
+from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.policies.adaptive import Adaptive
 from outrider.policies.fixed import Fixed
@@ -47,11 +47,12 @@ class Rounds:
         self._graphs: WeakKeyDictionary[Method, RoundGraphs | None] = WeakKeyDictionary()
 
     def run(
-        self, method: Method, requests: Sequence[Request], *, max_batch_size: int, observer: Observer | None = None
+        self, method: Method, requests: Sequence[Request], *, max_batch_size: int, traced: bool = False
     ) -> Iterator[Progress]:
-        """As ``engine.generate.run``. Somebody who watches the rounds gets the engine's, which can be watched."""
-        engine = Engine(self._target, method, observer=observer)
-        graphs = self._graphs_of(method) if observer is None and self._target.device.type == "cuda" else None
+        """As ``engine.generate.run``. With ``traced`` every round reports its tree, which captured rounds cannot: the host runs
+        them then."""
+        engine = Engine(self._target, method)
+        graphs = self._graphs_of(method) if not traced and self._target.device.type == "cuda" else None
         if graphs is not None:
             from outrider.engine.overlap import can_overlap, run_overlapped
 

@@ -119,20 +119,16 @@ def test_the_table_outlives_requests(target) -> None:
     """A first request has nothing to guess from; the next begins where it left off."""
     method, sizes = method_of("recycling-ranks", target), list[list[int]]()
     for _ in range(2):
-        sizes.append([])
-        engine = Engine(target, method, observer=lambda seen: sizes[-1].append(len(seen.tokens)))
-        list(run(engine, [Request([7], GREEDY, EOS)], max_batch_size=1))
+        steps = run(Engine(target, method), [Request([7], GREEDY, EOS)], max_batch_size=1)
+        sizes.append([len(step.trace.tokens) for step in steps])
     assert sizes[0][0] == 1 and sizes[1][0] > 8
 
 
 def test_a_guess_that_matches_to_its_end_brings_its_bonus(target) -> None:
     """N - 1 guesses of an n-gram and the target's token after them: N tokens in one pass."""
     method = Method(Lookahead(LookaheadOptions(window=4, ngram=4)), Coupled(), Fixed(FixedOptions(3, 60)))
-    longest: list[int] = []
-    engine = Engine(target, method, observer=lambda seen: longest.append(len(seen.emitted)))
-    for _ in run(engine, [Request(PROMPTS[3], SamplingParams(max_tokens=80, ignore_eos=True), EOS)], max_batch_size=1):
-        pass
-    assert max(longest) == 4
+    request = Request(PROMPTS[3], SamplingParams(max_tokens=80, ignore_eos=True), EOS)
+    assert max(len(step.new_tokens) for step in run(Engine(target, method), [request], max_batch_size=1)) == 4
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -67,11 +67,13 @@ def method_of(name: str, target: LayeredTarget, **more: Any) -> Method:
 
 
 def serve(
-    target: LayeredTarget, method: Method, params, prompts=PROMPTS, *, batch: int = 1, observer=None
+    target: LayeredTarget, method: Method, params, prompts=PROMPTS, *, batch: int = 1, sizes: list[int] | None = None
 ) -> list[RequestState]:
     done: dict[int, RequestState] = {}
-    engine = Engine(target, method, observer=observer)
+    engine = Engine(target, method)
     for step in run(engine, [Request(prompt, params, EOS) for prompt in prompts], max_batch_size=batch):
+        if sizes is not None:
+            sizes.append(len(step.trace.tokens))
         if step.state.is_finished:
             done[step.request] = step.state
     return [done[i] for i in range(len(prompts))]
@@ -213,7 +215,7 @@ def test_kangaroo_keeps_the_unsure_guess() -> None:
         sizes.clear()
         method = compose("kangaroo", target, options={"threshold": threshold, "num_draft_tokens": 4})
         params = SamplingParams(max_tokens=12, ignore_eos=True)
-        serve(target, method, params, PROMPTS[:1], observer=lambda seen: sizes.append(len(seen.tokens)))
+        serve(target, method, params, PROMPTS[:1], sizes=sizes)
         assert set(sizes[:2]) == expected  # the last rounds have no room
 
 

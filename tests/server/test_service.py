@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
@@ -17,13 +18,16 @@ httpx = pytest.importorskip("httpx")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from outrider import LLM  # noqa: E402
+from outrider import LLM, SamplingParams  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
+from outrider.core.draft import Draft, Draws  # noqa: E402
 from outrider.core.errors import OptionError  # noqa: E402
-from outrider.core.interfaces import Target  # noqa: E402
-from outrider.core.request import Origin  # noqa: E402
+from outrider.core.interfaces import Observation, Target  # noqa: E402
+from outrider.core.report import RoundReport  # noqa: E402
+from outrider.core.request import Origin, Request, RequestState  # noqa: E402
+from outrider.core.scores import Scores  # noqa: E402
+from outrider.core.tree import TokenTree  # noqa: E402
 from outrider.engine.exchange import Learner  # noqa: E402
-from outrider.engine.scheduler import LaneRound  # noqa: E402
 from outrider.models.load import load_model  # noqa: E402
 from outrider.server.app import create_app  # noqa: E402
 from outrider.server.metrics import Metrics, Speed  # noqa: E402
@@ -247,20 +251,32 @@ def test_rubbish_gets_an_error_object(content: bytes) -> None:
     _run(work)
 
 
+def _report(emitted: list[int], drafted: list[int], accepted: list[int], seconds: float) -> RoundReport:
+    """A round that emitted, drafted and accepted so many tokens in each row."""
+    rows = range(len(emitted))
+    tree = TokenTree.chain(torch.zeros(len(rows), max(drafted) + 1, dtype=torch.int64), [count + 1 for count in drafted])
+    paths = [list(range(count + 1)) for count in accepted]
+    draft, scores = Draft(tree, Draws.DETERMINISTIC), Scores(torch.zeros(0))
+    seen = Observation(draft, scores, paths, accepted, 0.0, seconds)
+    states = [RequestState.of(Request([1], SamplingParams())) for _ in rows]
+    tokens = [[0] * count for count in emitted]
+    return RoundReport(rows, states, [0] * len(rows), seen, drafted, [False] * len(rows), tokens, seconds)
+
+
 def test_live_speed_up() -> None:
     speed = Speed()
     assert speed.net == 1.0
     for _ in range(50):
-        speed.add(LaneRound("", 1, (0,), (0,), 0.01))
+        speed.add(_report([1], [0], [0], 0.01))
     assert speed.net == pytest.approx(1.0)
     for _ in range(256):
-        speed.add(LaneRound("", 3, (4,), (2,), 0.015))
+        speed.add(_report([3], [4], [2], 0.015))
     assert speed.net == pytest.approx(2.0)
 
 
 def test_guesses_are_counted_by_position() -> None:
     metrics = Metrics()
-    metrics.round(LaneRound("", 6, (4, 4), (3, 1), 0.01))
+    metrics.round(_report([4, 2], [4, 4], [3, 1], 0.01))
     text = metrics.text().decode()
     assert 'accepted_tokens_per_pos_total{position="0"} 2.0' in text
     assert 'accepted_tokens_per_pos_total{position="2"} 1.0' in text

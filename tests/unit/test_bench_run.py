@@ -11,10 +11,10 @@ import torch
 
 from outrider.api import LLM
 from outrider.bench.curves import Curve
+from outrider.bench.decode import decode
 from outrider.bench.memory import added_bytes
-from outrider.bench.recorder import recorded
 from outrider.bench.report import report
-from outrider.bench.runner import RunConfig, Runner, decode
+from outrider.bench.runner import RunConfig, Runner
 from outrider.bench.session import Bench, Outcome, run_bench
 from outrider.bench.settings import Grid, Setting, runnable
 from outrider.bench.suites import load_suites
@@ -80,14 +80,13 @@ def test_the_table_of_methods_is_read_not_repeated(llm: LLM) -> None:
     assert all("datastore" in skip.reason for skip in skipped if METHODS[skip.label].needs == ("datastore",))
 
 
-def test_a_recorder_counts_what_the_statistics_count(llm: LLM) -> None:
+def test_a_tally_counts_what_the_statistics_count(llm: LLM) -> None:
     for name in ("draft-model", "best-first"):
-        method, recorder = recorded(llm.compose(name, policy="fixed"))
         params = [SamplingParams(max_tokens=20, ignore_eos=True)] * 2
-        done = decode(llm, method, [[1, 50, 60], [70, 80, 90, 100]], params)
+        done = decode(llm, llm.compose(name, policy="fixed"), [[1, 50, 60], [70, 80, 90, 100]], params)
         stats = llm.generate([[1, 50, 60], [70, 80, 90, 100]], params, method=llm.compose(name, policy="fixed"))
         assert done.outputs == [output.token_ids for output in stats]
-        tally = recorder.tally
+        tally = done.tally
         assert tally.num_guesses == sum(output.stats.num_drafted for output in stats)
         assert tally.num_accepted == sum(output.stats.num_accepted for output in stats) == sum(tally.accepted)
         assert sum(tally.tested) == sum(output.stats.num_tested for output in stats)

@@ -90,14 +90,13 @@ def test_adapted_drafts_are_what_training_predicts(tmp_path: Path) -> None:
     torch.nn.init.normal_(adapter.layer.self_attn.o_proj.weight, std=0.3)
     adapter.save(tmp_path, {})
     method = compose("kangaroo", TARGET, options={"adapter": str(tmp_path), "threshold": 0.0, "num_draft_tokens": 4})
-    drafts: list[tuple[list[int], list[int]]] = []
-    engine = Engine(TARGET, method, observer=lambda seen: drafts.append((seen.tokens, seen.emitted)))
+    engine = Engine(TARGET, method)
     batch = engine.start([Request([3, 7, 11, 2], SamplingParams(max_tokens=24))])
     loaded = load_adapter(str(tmp_path), TARGET)
     while not batch.rows[0].is_finished:
         before = list(batch.rows[0].tokens)
-        engine.step(batch)
-        guesses = drafts[-1][0][1:]
+        (step,) = engine.step(batch).progress()
+        guesses = step.trace.tokens[1:]
         from outrider.train.data import Document
 
         text = [*before, *guesses]
@@ -106,7 +105,7 @@ def test_adapted_drafts_are_what_training_predicts(tmp_path: Path) -> None:
         with torch.no_grad():
             expected = TARGET.logits(loaded(packed))[0].argmax(-1)[len(before) - 1 : -1].tolist()
         assert guesses == expected
-    assert len(drafts) > 3
+    assert batch.rows[0].stats.num_passes > 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

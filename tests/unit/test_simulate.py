@@ -10,7 +10,6 @@ import pytest
 from outrider.api import LLM
 from outrider.bench.costs import RoundCosts, Sample, plain_costs, run_once, undisturbed, with_drafter
 from outrider.bench.curves import Curve
-from outrider.bench.recorder import Tally
 from outrider.bench.simulate import (
     Cluster,
     Scenario,
@@ -21,6 +20,7 @@ from outrider.bench.simulate import (
     predicted_speed,
     tokens_per_pass,
 )  # fmt: skip
+from outrider.bench.tally import Tally
 from outrider.bench.validate import known_texts, synthetic_method, validate
 from outrider.bundled import bundled_path
 from outrider.cli.main import main

@@ -8,10 +8,10 @@ import pytest
 
 from outrider.api import LLM
 from outrider.bench.curves import Curve
-from outrider.bench.recorder import Tally
 from outrider.bench.runner import Cell, Results
 from outrider.bench.settings import Setting
 from outrider.bench.stats import Estimate
+from outrider.bench.tally import Tally
 from outrider.bench.tune import Raced, TuneConfig, Tuned, forecast, tune
 from outrider.bundled import bundled_path
 from outrider.cli.main import main

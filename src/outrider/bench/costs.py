@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from outrider.api import LLM
 from outrider.bench.curves import Clock, Curve, measure_curves
-from outrider.bench.recorder import Tally, recorded
-from outrider.bench.runner import decode
+from outrider.bench.decode import decode
+from outrider.bench.tally import Tally
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 
@@ -87,13 +87,13 @@ def run_once(
     llm: LLM, method: Method, prompts: Sequence[Sequence[int]], *, max_tokens: int, clock: Clock = time.perf_counter
 ) -> Sample:
     """Decode every prompt alone, greedily: seconds, and what the rounds reported."""
-    watched, recorder = recorded(method)
-    taken: list[float] = []
+    taken, tally = list[float](), Tally()
     for index, prompt in enumerate(prompts):
-        params, own = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=index), recorder.tally.own_seconds
-        seconds = decode(llm, watched, [prompt], [params], clock=clock).seconds
-        taken.append(seconds - (recorder.tally.own_seconds - own))
-    return Sample(tuple(taken), recorder.tally)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=index)
+        done = decode(llm, method, [prompt], [params], clock=clock)
+        taken.append(done.seconds)
+        tally += done.tally
+    return Sample(tuple(taken), tally)
 
 
 def with_drafter(costs: RoundCosts, samples: Sequence[Sample]) -> RoundCosts:

@@ -11,18 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from outrider.api import LLM
+from outrider.bench.decode import Decoded, decode
 from outrider.bench.memory import added_bytes
-from outrider.bench.recorder import Tally, recorded
 from outrider.bench.settings import BASELINE, Setting
+from outrider.bench.tally import Tally
 from outrider.core.interfaces import Policy
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
-from outrider.engine.step import Batch, Engine
 
 _RULER_SIZE = 192
 
@@ -63,41 +62,6 @@ class Cell:
     num_prompts: int = 0
     num_identical: int = 0
     """Prompts whose text was that of plain decoding."""
-
-
-@dataclass(frozen=True, eq=False)
-class Decoded:
-    """One chunk of prompts, decoded."""
-
-    outputs: list[list[int]]
-    seconds: float
-    prefill_seconds: float
-    batch: Batch
-    """What was still there when the last request ended."""
-
-
-def decode(
-    llm: LLM,
-    method: Method,
-    prompts: Sequence[Sequence[int]],
-    params: Sequence[SamplingParams],
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Decoded:
-    """Decode a batch to its end, prefill and rounds timed apart."""
-    engine = Engine(llm.target, method)
-    requests = llm.requests(list(prompts), list(params))
-    began = clock()
-    batch = engine.start(requests)
-    rows, started = batch.rows, clock()
-    while True:
-        engine.step(batch)
-        running = [i for i, row in enumerate(batch.rows) if not row.is_finished]
-        if not running:
-            break
-        batch = batch if len(running) == len(batch.rows) else batch.fork(running)
-    ended = clock()
-    return Decoded([row.output_ids for row in rows], ended - started, started - began, batch)
 
 
 @dataclass
@@ -180,7 +144,7 @@ class Runner:
                 self._suite(number, suite, prompts, size=size)
 
     def _suite(self, number: int, suite: str, prompts: list[list[int]], *, size: int) -> None:
-        running = {s.label: recorded(self._fresh(s)) for s in self.settings}
+        running = {s.label: self._fresh(s) for s in self.settings}
         cells = {s.label: self.results.cell(s.label, suite, size) for s in self.settings}
         ruler: list[float] = []
         for cell in cells.values():
@@ -192,10 +156,9 @@ class Runner:
             shift = (number + start // size) % len(self.settings)
             outputs: dict[str, list[list[int]]] = {}
             for setting in [*self.settings[shift:], *self.settings[:shift]]:
-                method, recorder = running[setting.label]
-                own = recorder.tally.own_seconds
+                method = running[setting.label]
                 done = decode(self.llm, method, chunk, params)
-                _note(cells[setting.label], done, recorder.tally.own_seconds - own)
+                _note(cells[setting.label], done)
                 outputs[setting.label] = done.outputs
                 if number == 0:
                     parts, without = [method.drafter, done.batch.drafter_state], [self.llm.target, done.batch.cache]
@@ -203,8 +166,6 @@ class Runner:
             _compare(cells, outputs)
             ruler.append(ruler_seconds())
         self.results.ruler.setdefault((suite, size), []).append(ruler)
-        for label, (_, recorder) in running.items():
-            cells[label].tally = _joined(cells[label].tally, recorder.tally)
 
 
 def _padded(chunk: list[list[int]], size: int) -> list[list[int]]:
@@ -212,28 +173,17 @@ def _padded(chunk: list[list[int]], size: int) -> list[list[int]]:
     return [chunk[i % len(chunk)] for i in range(size)]
 
 
-def _note(cell: Cell, done: Decoded, own_seconds: float) -> None:
+def _note(cell: Cell, done: Decoded) -> None:
     cell.tokens[-1] += sum(map(len, done.outputs))
-    cell.times[-1].append(done.seconds - own_seconds)
+    cell.times[-1].append(done.seconds)
     cell.prefill_seconds += done.prefill_seconds
+    cell.tally = cell.tally + done.tally
 
 
 def _compare(cells: dict[str, Cell], outputs: dict[str, list[list[int]]]) -> None:
     for label, texts in outputs.items():
         cells[label].num_prompts += len(texts)
         cells[label].num_identical += sum(mine == other for mine, other in zip(texts, outputs[BASELINE], strict=True))
-
-
-def _joined(a: Tally, b: Tally) -> Tally:
-    """Counts of both."""
-    sizes = {size: [*a.by_size.get(size, []), *b.by_size.get(size, [])] for size in a.by_size.keys() | b.by_size.keys()}
-    added: dict[str, Any] = {name: vars(a)[name] + vars(b)[name] for name in vars(a) if isinstance(vars(a)[name], int | float)}
-    lists: dict[str, Any] = {name: _sum(vars(a)[name], vars(b)[name]) for name in ("tested", "accepted", "drafted")}
-    return Tally(**added, **lists, by_size=sizes)
-
-
-def _sum(a: list[int], b: list[int]) -> list[int]:
-    return [(a[i] if i < len(a) else 0) + (b[i] if i < len(b) else 0) for i in range(max(len(a), len(b)))]
 
 
 def ruler_seconds() -> float:

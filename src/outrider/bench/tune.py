@@ -18,10 +18,10 @@ from typing import Any
 
 from outrider.api import LLM
 from outrider.bench.curves import Curve, measure_curves
-from outrider.bench.recorder import Tally
 from outrider.bench.runner import Cell, Results, RunConfig, Runner
 from outrider.bench.settings import BASELINE, Setting, Skipped, runnable
 from outrider.bench.stats import Estimate, ratio_of
+from outrider.bench.tally import Tally
 from outrider.core.draft import Shape
 from outrider.methods import METHODS
 

@@ -82,17 +82,15 @@ class Chat:
         self.messages.append({"role": "user", "content": text})
         prompt = self._prompt()
         request = self.llm.requests([prompt], self.params, streaming=True)[0]
-        rounds: list[Round] = []
-        engine = self.llm.engine(observer=rounds.append)
-        engine.method = self.method
-        batch = engine.start([request], [self.num_turns])
-        state, pieces = batch.rows[0], self.llm.codec.new_stream(request.prompt_ids)()
-        while not state.is_finished:
-            emitted = engine.step(batch)[0]
-            origins = state.origins[len(state.origins) - len(emitted) :]
-            print(*(coloured(pieces.push(t), o) for t, o in zip(emitted, origins)), sep="", end="", flush=True)
-        print()
-        self._close(state, rounds)
+        pieces, traced, rounds = self.llm.codec.new_stream(request.prompt_ids)(), self.trace_file is not None, list[Round]()
+        for step in self.llm.steps([request], method=self.method, traced=traced):
+            tokens = zip(step.new_tokens, step.origins, strict=True)
+            print(*(coloured(pieces.push(token), origin) for token, origin in tokens), sep="", end="", flush=True)
+            if traced:
+                rounds.append(replace(step.trace, request=self.num_turns))
+            if step.state.is_finished:
+                print()
+                self._close(step.state, rounds)
 
     def _prompt(self) -> Any:
         if self.llm.codec.chat_template is None:  # a base model continues what was said

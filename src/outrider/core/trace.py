@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +30,3 @@ class Round:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "origins": [origin.value for origin in self.origins]}
-
-
-Observer = Callable[[Round], None]

@@ -7,7 +7,6 @@ known is a list of tokens, and the batch it enters is the one a prefill of all o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import final
 
@@ -48,7 +47,7 @@ class Arrival:
 
     def advance(self, num_tokens: int) -> Batch | None:
         """Read at most ``num_tokens`` more of every row; the batch when all are read."""
-        began = time.perf_counter()
+        began = self.engine.clock()
         target, taps = self.engine.target, self.engine.method.drafter.taps
         pieces = [
             state.tokens[length : min(len(state.tokens) - 1, length + num_tokens)]
@@ -57,8 +56,9 @@ class Arrival:
         if any(pieces):
             self._taps.append(dict(target.prefill(pieces, self.cache, taps=taps)))
         batch = None if self.num_left else self._batch()
+        seconds = self.engine.clock() - began
         for state in self.states:
-            state.stats.prefill_seconds += time.perf_counter() - began
+            state.stats.prefill_seconds += seconds
         return batch
 
     def _batch(self) -> Batch:

@@ -1,44 +1,31 @@
-"""The loop: requests wait, join the batch, take rounds together, and leave when they finish."""
+"""All requests at once, from the first round to the last: the scheduler as a loop that ends."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from outrider.core.interfaces import Target
+from outrider.core.method import Method
+from outrider.core.report import Progress
 from outrider.core.request import Request, RequestState
-from outrider.engine.step import Batch, Engine
+from outrider.engine.scheduler import Job, Scheduler, Slots
+from outrider.engine.step import Engine
+
+_WHOLE_PROMPTS = 1 << 62
+"""Nobody else waits for a round, so prompts are not cut into pieces."""
 
 
-@dataclass(frozen=True, eq=False)
-class Progress:
-    """What one round did to one request."""
-
-    request: int
-    """Index among the submitted requests."""
-    state: RequestState
-    new_tokens: list[int]
+def scheduler_of(target: Target, method: Method, *, max_batch_size: int) -> Scheduler:
+    """A scheduler with one lane, ``None``, whose requests have the target to themselves."""
+    return Scheduler(target, lambda _: method, slots=Slots(max_batch_size, _WHOLE_PROMPTS))
 
 
 def run(engine: Engine, requests: Sequence[Request], *, max_batch_size: int) -> Iterator[Progress]:
     """Serve all requests, at most ``max_batch_size`` at a time, yielding every row's progress after every round."""
-    waiting = deque(enumerate(requests))
-    batch: Batch | None = None
-    while batch is not None or waiting:
-        batch = _admit(engine, batch, waiting, max_batch_size)
-        emitted = engine.step(batch)
-        for request, state, tokens in zip(batch.ids, batch.rows, emitted, strict=True):
-            yield Progress(request, state, tokens)
-        running = sum(not row.is_finished for row in batch.rows)
-        batch = batch.without_finished() if running else None
-
-
-def _admit(engine: Engine, batch: Batch | None, waiting: deque[tuple[int, Request]], limit: int) -> Batch:
-    """Let waiting requests in where there is room."""
-    room = limit - (len(batch.rows) if batch else 0)
-    arrivals = [waiting.popleft() for _ in range(min(room, len(waiting)))]
-    if arrivals:
-        fresh = engine.start([request for _, request in arrivals], [index for index, _ in arrivals])
-        batch = fresh if batch is None else batch.join(fresh)
-    assert batch is not None
-    return batch
+    scheduler = scheduler_of(engine.target, engine.method, max_batch_size=max_batch_size)
+    for index, request in enumerate(requests):
+        scheduler.check(request, None)
+        scheduler.submit(Job(index, RequestState.of(request)))
+    while not scheduler.is_idle:
+        for report in scheduler.round():
+            yield from report.progress()

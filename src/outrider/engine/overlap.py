@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Observation, Plan
+from outrider.core.report import Progress, RoundReport
 from outrider.core.request import Origin, Request, RequestState
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.engine.finish import emit
-from outrider.engine.generate import Progress
 from outrider.engine.graphs import RoundGraph, RoundGraphs
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -60,10 +60,9 @@ class _Seat:
     num_unread: int = 0
     """Rounds since then that drafted nothing."""
 
-    def take(self, note: Sequence[int], seconds: float, *, drafted: bool, max_len: int) -> list[int]:
+    def take(self, note: Sequence[int], *, drafted: bool, max_len: int) -> list[int]:
         """The tokens a round brought, up to where one of them ends the request."""
-        num_emitted, num_guessed, num_agreed, rejected, *choices = note
-        num_accepted = min(num_agreed, num_emitted)
+        num_emitted, _, num_agreed, rejected, *choices = note
         last = Origin.RECOVERED if rejected else Origin.BONUS
         origins = [Origin.ACCEPTED if place < num_agreed else last for place in range(num_emitted)]
         taken = emit(self.state, choices[:num_emitted], origins, max_len=max_len)
@@ -71,13 +70,6 @@ class _Seat:
             self.known = len(self.state.tokens) - 2
         else:
             self.num_unread += 1
-        stats = self.state.stats
-        stats.num_passes += 1
-        stats.num_drafted += num_guessed
-        stats.num_accepted += num_accepted
-        stats.num_tested += num_accepted + rejected
-        stats.num_tokens += taken
-        stats.seconds += seconds
         return choices[:taken]
 
 
@@ -199,28 +191,54 @@ class _Loop:
         launched.ended.synchronize()
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        notes, graph = launched.graph.note(launched.number), launched.graph
-        asked, drafted, accepted = ([0] * len(self.seats) for _ in range(3))
-        for slot, seat in enumerate(self.seats):
-            if seat is not None and launched.index >= seat.first_round:
-                asked[slot] = graph.num_guesses
-                accepted[slot] = min(notes[slot][2], notes[slot][0])
-                drafted[slot] = notes[slot][1]
-                taken = seat.take(notes[slot], seconds, drafted=graph.num_guesses > 0, max_len=self.graphs.target.max_len)
-                if seat.state.is_finished:
-                    self.seats[slot] = None
-                    self.frame.limits[slot] = 0
-                yield Progress(seat.request, seat.state, taken)
-        self._observe(launched, asked, drafted, accepted)
+        notes, depth = launched.graph.note(launched.number), launched.graph.num_guesses
+        taking = {slot: seat for slot, seat in enumerate(self.seats) if seat is not None and launched.index >= seat.first_round}
+        positions = [seat.state.num_output for seat in taking.values()]
+        emitted = [
+            seat.take(notes[slot], drafted=depth > 0, max_len=self.graphs.target.max_len) for slot, seat in taking.items()
+        ]
+        for slot, seat in taking.items():
+            if seat.state.is_finished:
+                self.seats[slot] = None
+                self.frame.limits[slot] = 0
+        if taking:
+            yield from self._report(taking, notes, positions, emitted, depth=depth, seconds=seconds).progress()
+        everybody = [notes[slot] if slot in taking else None for slot in range(len(self.seats))]
+        self.graphs.policy.update(self.policy_state, _observation(everybody, depth, launched.seconds))
 
-    def _observe(self, launched: _Launched, asked: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """Tell the policy; it reads depths, acceptance and seconds. A seat that was empty then was asked for nothing."""
-        batch_size, depth, seconds = len(self.seats), launched.graph.num_guesses, launched.seconds
-        tokens = torch.zeros(batch_size, depth + 1, dtype=torch.int64)
-        draft = Draft(TokenTree.chain(tokens, [min(count, depth) + 1 for count in drafted]), Draws.DETERMINISTIC)
-        paths = [list(range(count + 1)) for count in accepted]
-        plan = Plan(tuple(asked), tuple(asked))
-        nothing = Scores(torch.zeros(0))
-        self.graphs.policy.update(
-            self.policy_state, Observation(draft, nothing, paths, list(accepted), 0.0, seconds, plan, seconds)
+    def _report(
+        self,
+        taking: Mapping[int, _Seat],
+        notes: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        emitted: Sequence[list[int]],
+        *,
+        depth: int,
+        seconds: float,
+    ) -> RoundReport:
+        """The round of the seats that took part, counted. How its time splits between draft and score is not known."""
+        seen = _observation([notes[slot] for slot in taking], depth, seconds)
+        report = RoundReport(
+            ids=[seat.request for seat in taking.values()],
+            states=[seat.state for seat in taking.values()],
+            positions=positions,
+            seen=replace(seen, score_seconds=0.0),
+            drafted=[notes[slot][1] for slot in taking],
+            rejected=[bool(notes[slot][3]) for slot in taking],
+            emitted=emitted,
+            seconds=seconds,
         )
+        report.count()
+        return report
+
+
+def _observation(notes: Sequence[Sequence[int] | None], depth: int, seconds: float) -> Observation:
+    """What a policy and the statistics read of a round: depths, acceptance and seconds. The guesses stay on the device. A seat
+    that was empty has no note: it was asked for nothing."""
+    drafted = [0 if note is None else min(note[1], depth) for note in notes]
+    accepted = [0 if note is None else min(note[2], note[0]) for note in notes]
+    asked = tuple(0 if note is None else depth for note in notes)
+    tokens = torch.zeros(len(notes), depth + 1, dtype=torch.int64)
+    draft = Draft(TokenTree.chain(tokens, [count + 1 for count in drafted]), Draws.DETERMINISTIC)
+    paths = [list(range(count + 1)) for count in accepted]
+    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, Plan(asked, asked), seconds)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -25,11 +25,10 @@ from outrider.cache.prefixes import PrefixTree
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
+from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
-from outrider.core.trace import Observer
 from outrider.engine.arrival import Arrival
 from outrider.engine.exchange import exchange
-from outrider.engine.generate import Progress
 from outrider.engine.grouping import GROUPINGS
 from outrider.engine.limits import Limited
 from outrider.engine.memory import BatchSize, MemoryModel
@@ -57,25 +56,10 @@ class Job:
 
     id: int
     state: RequestState
-    lane: Hashable
+    lane: Hashable = None
     """Name of the method it runs with."""
     max_draft: int | None = None
     """Most guesses along a path; 0 is plain decoding, None leaves it to the policy."""
-
-
-@dataclass(frozen=True)
-class LaneRound:
-    """What one round of a lane did, for whoever counts."""
-
-    lane: Hashable
-    num_tokens: int
-    """Emitted by all rows."""
-    drafted: tuple[int, ...]
-    """Guesses of each row."""
-    accepted: tuple[int, ...]
-    seconds: float
-    layout_seconds: float = 0.0
-    """Of laying rows side by side before it."""
 
 
 @dataclass(eq=False)
@@ -106,7 +90,6 @@ class Scheduler:
         memory: MemoryModel | None = None,
         prefixes: PrefixTree[Any] | None = None,
         grouping: str = "ragged",
-        observer: Observer | None = None,
     ) -> None:
         """``find_method`` makes the method of a lane when the first request asks for it."""
         self.target = target
@@ -115,16 +98,11 @@ class Scheduler:
         self.prefixes = prefixes
         self._grouping = GROUPINGS[grouping]
         self._find_method = find_method
-        self._observer = observer
         self._jobs: dict[int, Job] = {}
         self._waiting: deque[int] = deque()
         self._arrivals: list[tuple[Hashable, Arrival]] = []
         self._lanes: dict[Hashable, _Lane] = {}
         self.num_preempted = 0
-        self.watched: set[int] = set()
-        """Requests whose rounds the observer is shown."""
-        self.last_rounds: list[LaneRound] = []
-        """Those of the latest ``round``."""
 
     @property
     def num_waiting(self) -> int:
@@ -145,18 +123,16 @@ class Scheduler:
         longest = min(len(request.prompt_ids) + request.params.max_tokens, self.target.max_len)
         self.memory.check(longest)
 
-    def submit(self, job: Job, *, watch: bool = False) -> None:
-        """Let a request wait for its turn; it was checked. ``watch`` shows its rounds to the observer."""
+    def submit(self, job: Job) -> None:
+        """Let a request wait for its turn; it was checked."""
         assert job.id not in self._jobs, "a request has a number of its own"
         self._jobs[job.id] = job
-        if watch:
-            self.watched.add(job.id)
         self._waiting.append(job.id)
 
     @torch.inference_mode()
     def cancel(self, job_id: int) -> None:
         """Forget a request, wherever it is. Its slot is free before the next round; unknown numbers are those that ended."""
-        if self._forget(job_id) is None:
+        if self._jobs.pop(job_id, None) is None:
             return
         if job_id in self._waiting:
             self._waiting.remove(job_id)
@@ -165,18 +141,23 @@ class Scheduler:
             self._keep(lane, [i for i, row in enumerate(lane.order) if row != job_id])
 
     @torch.inference_mode()
-    def round(self) -> list[Progress]:
-        """One round of every lane; what it did to each of its requests."""
+    def round(self) -> list[RoundReport]:
+        """Run one round of every lane and report each."""
+        self.arrive()
+        return [self._step(name, lane, lane.batch) for name, lane in self._lanes.items() if lane.batch is not None]
+
+    @torch.inference_mode()
+    def arrive(self) -> None:
+        """Admit waiting requests and read prompts, as every ``round`` does before its passes."""
         self._make_room()
         self._admit()
         self._read()
         self._make_room()
-        progress: list[Progress] = []
-        self.last_rounds = []
-        for name, lane in self._lanes.items():
-            if lane.batch is not None:
-                progress += self._step(name, lane, lane.batch)
-        return progress
+
+    @property
+    def batches(self) -> list[Batch]:
+        """What the next round would run."""
+        return [lane.batch for lane in self._lanes.values() if lane.batch is not None]
 
     def redraft(self, lanes: Container[Hashable]) -> None:
         """Make the methods of the named lanes anew, between rounds: their drafters have changed. Running requests go on."""
@@ -202,7 +183,7 @@ class Scheduler:
         if name not in self._lanes:
             method = self._find_method(name)
             limited = Method(method.drafter, method.rule, Limited(method.policy))
-            self._lanes[name] = _Lane(Engine(self.target, limited, observer=self._observer))
+            self._lanes[name] = _Lane(Engine(self.target, limited))
         return self._lanes[name]
 
     def _sizes(self, *more: tuple[Hashable, BatchSize]) -> list[BatchSize]:
@@ -225,9 +206,9 @@ class Scheduler:
 
     def _preempt(self) -> None:
         youngest = max(number for number in self._jobs if number not in self._waiting)
-        job, is_watched = self._jobs[youngest], youngest in self.watched
+        job = self._jobs[youngest]
         self.cancel(youngest)
-        self.submit(job, watch=is_watched)
+        self.submit(job)
         self._waiting.pop()
         self._waiting.appendleft(youngest)
         self.num_preempted += 1
@@ -278,25 +259,21 @@ class Scheduler:
         lane.batch = fresh if lane.batch is None else lane.batch.join(fresh)
         lane.order = list(lane.batch.ids)
 
-    def _step(self, name: Hashable, lane: _Lane, everybody: Batch) -> list[Progress]:
+    def _step(self, name: Hashable, lane: _Lane, everybody: Batch) -> RoundReport:
         began = time.perf_counter()
         batch = self._group(lane, everybody)
         layout = time.perf_counter() - began
-        lane.engine.observer = self._observer if self.watched.intersection(batch.ids) else None
-        before = [(row.stats.num_drafted, row.stats.num_accepted, row.stats.seconds) for row in batch.rows]
-        emitted = lane.engine.step(batch)
-        self.last_rounds.append(_counted(name, batch, emitted, before, layout=layout))
-        progress = [Progress(*row) for row in zip(batch.ids, batch.rows, emitted, strict=True)]
+        report = replace(lane.engine.step(batch), lane=name, layout_seconds=layout)
         for row, state in enumerate(batch.rows):
             if state.is_finished:
-                self._forget(batch.ids[row])
+                self._jobs.pop(batch.ids[row])
                 if self.prefixes is not None:
                     self.prefixes.keep(state.tokens[: batch.cache.lengths[row]], batch.cache, row)
         if batch is not lane.batch:
             batch = batch if lane.batch is None else lane.batch.join(batch)
             lane.batch, lane.order = batch, list(batch.ids)
         self._keep(lane, [row for row, state in enumerate(batch.rows) if not state.is_finished])
-        return progress
+        return report
 
     def _group(self, lane: _Lane, batch: Batch) -> Batch:
         """The rows of the next round as it wants them; the others stay in the lane."""
@@ -322,10 +299,6 @@ class Scheduler:
             lane.batch = lane.batch.fork(rows)
         lane.order = list(lane.batch.ids) if lane.batch else []
 
-    def _forget(self, job_id: int) -> Job | None:
-        self.watched.discard(job_id)
-        return self._jobs.pop(job_id, None)
-
     def _sweep_arrivals(self) -> None:
         """Readers without the requests that are gone; the others of a group are read anew, with what is known of none."""
         kept: list[tuple[Hashable, Arrival]] = []
@@ -337,14 +310,6 @@ class Scheduler:
                 states, ids = [arrival.states[row] for row in rows], [arrival.ids[row] for row in rows]
                 kept.append((name, Arrival(arrival.engine, states, ids)))
         self._arrivals = kept
-
-
-def _counted(
-    name: Hashable, batch: Batch, emitted: Sequence[Sequence[int]], before: Sequence[tuple[int, int, float]], *, layout: float
-) -> LaneRound:
-    drafted = tuple(row.stats.num_drafted - old[0] for row, old in zip(batch.rows, before, strict=True))
-    accepted = tuple(row.stats.num_accepted - old[1] for row, old in zip(batch.rows, before, strict=True))
-    return LaneRound(name, sum(map(len, emitted)), drafted, accepted, batch.rows[0].stats.seconds - before[0][2], layout)
 
 
 def _without_holes(rows: Sequence[int]) -> list[int]:

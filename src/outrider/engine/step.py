@@ -2,7 +2,8 @@
 
     plan -> propose -> score -> walk -> commit
 
-``Engine.step`` is that sentence. It may be called by hand: the loop in ``generate.py`` has no private powers.
+``Engine.step`` is that sentence, and returns what happened as a ``RoundReport``. It may be called by hand: the scheduler has
+no private powers.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from torch import Tensor
 from outrider.core.errors import RequestError
 from outrider.core.interfaces import Cache, Context, Observation, Plan, Target
 from outrider.core.method import Method
+from outrider.core.report import RoundReport
 from outrider.core.request import Origin, Request, RequestState, TokenLogprob
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
-from outrider.core.trace import Observer, Round
 from outrider.core.verdict import Verdict
 from outrider.engine.finish import emit
 
@@ -71,16 +72,15 @@ class Batch:
 class Engine:
     """A target and a method. Stateless between calls: what evolves is in the ``Batch``."""
 
-    def __init__(self, target: Target, method: Method, *, observer: Observer | None = None) -> None:
+    def __init__(self, target: Target, method: Method) -> None:
         self.target = target
         self.method = method
-        self.observer = observer
 
     def start(self, requests: Sequence[Request], ids: Sequence[int] | None = None) -> Batch:
         """Prefill: everything but the last prompt token, which becomes the root of the first tree."""
         for request in requests:
             self.check(request)
-        began = self._clock()
+        began = self.clock()
         rows = [RequestState.of(request) for request in requests]
         cache = self.target.new_cache(len(rows))
         taps = self.target.prefill([row.tokens[:-1] for row in rows], cache, taps=self.method.drafter.taps)
@@ -88,12 +88,12 @@ class Engine:
         policy_state = self.method.policy.start(len(rows))
         sampler = Sampler(rows, self.target.vocab_size, self.target.device)
         for row in rows:
-            row.stats.prefill_seconds = self._clock() - began
+            row.stats.prefill_seconds = self.clock() - began
         return Batch(rows, list(ids or range(len(rows))), cache, drafter_state, policy_state, sampler)
 
     @torch.inference_mode()
-    def step(self, batch: Batch) -> list[list[int]]:
-        """One round; returns the tokens each row emitted, and leaves finished rows in the batch (see ``Batch.fork``)."""
+    def step(self, batch: Batch) -> RoundReport:
+        """Run one round and report it. Finished rows stay in the batch (see ``Batch.without_finished``)."""
         if not self.target.has_own_threads:
             return self._step(batch)
         num_threads = torch.get_num_threads()
@@ -103,15 +103,15 @@ class Engine:
         finally:
             torch.set_num_threads(num_threads)
 
-    def _step(self, batch: Batch) -> list[list[int]]:
-        method, began = self.method, self._clock()
+    def _step(self, batch: Batch) -> RoundReport:
+        method, began = self.method, self.clock()
         context, plan = self._context(batch), self._plan(batch)
-        planned = self._clock()  # a round is what a policy can compare; its own thinking comes and goes
+        planned = self.clock()  # a round is what a policy can compare; its own thinking comes and goes
         draft = method.drafter.asked(batch.drafter_state, context, plan)
-        drafted = self._clock()
+        drafted = self.clock()
         taps = method.drafter.round_taps(batch.drafter_state)
         scores = self.target.score(draft.tree, batch.cache, taps=taps, resume=draft.resume)
-        scored = self._clock()
+        scored = self.clock()
         law = batch.sampler.law(scores.logits, draft.tree, context.noise)
         if draft.tree.num_nodes == 1 and batch.sampler.all_greedy:  # no guess to test, nothing to draw
             verdict = Verdict.without_guesses(law.choices[:, 0])
@@ -121,8 +121,8 @@ class Engine:
         batch.cache.commit(paths)
         seen = Observation(draft, scores, paths, [len(path) - 1 for path in paths], drafted - planned, scored - drafted, plan)
         method.drafter.observe(batch.drafter_state, seen)
-        timed = replace(seen, round_seconds=self._clock() - planned, padded=self.target.pads)
-        method.policy.update(batch.policy_state, timed)
+        seen = replace(seen, round_seconds=self.clock() - planned, padded=self.target.pads)
+        method.policy.update(batch.policy_state, seen)
         return self._emit(batch, verdict, seen, began)
 
     def _plan(self, batch: Batch) -> Plan:
@@ -139,10 +139,11 @@ class Engine:
         noise = Noise(seeds, positions, self.target.gumbel_stream, self.target.choose)
         return Context([row.tokens for row in batch.rows], batch.sampler, noise, device, batch.cache)
 
-    def _emit(self, batch: Batch, verdict: Verdict, seen: Observation, began: float) -> list[list[int]]:
+    def _emit(self, batch: Batch, verdict: Verdict, seen: Observation, began: float) -> RoundReport:
         """Give every request its tokens, up to where one of them ends it."""
         next_tokens, rejected = verdict.next_token.tolist(), verdict.rejected.tolist()
         tokens = seen.draft.tree.tokens.tolist()
+        positions = [row.num_output for row in batch.rows]
         emitted: list[list[int]] = []
         for i, (state, path) in enumerate(zip(batch.rows, seen.paths, strict=True)):
             run = [*(tokens[i][node] for node in path[1:]), next_tokens[i]]
@@ -153,25 +154,10 @@ class Engine:
             emitted.append(run[:taken])
             if state.is_finished:
                 self.method.drafter.finish(batch.drafter_state, i, state.tokens)
-        self._record(batch, seen, rejected, emitted, self._clock() - began)
-        return emitted
-
-    def _record(
-        self, batch: Batch, seen: Observation, rejected: Sequence[bool], emitted: Sequence[Sequence[int]], seconds: float
-    ) -> None:
-        """Statistics always, a trace when somebody watches."""
-        for i, state in enumerate(batch.rows):
-            stats = state.stats
-            stats.num_passes += 1
-            stats.num_drafted += seen.draft.num_drafted[i]
-            stats.num_accepted += seen.num_accepted[i]
-            stats.num_tested += seen.num_accepted[i] + rejected[i]
-            stats.num_tokens += len(emitted[i])
-            stats.draft_seconds += seen.draft_seconds
-            stats.score_seconds += seen.score_seconds
-            stats.seconds += seconds
-            if self.observer is not None:
-                self.observer(_round_of(batch, i, seen, list(emitted[i]), seconds))
+        seconds = self.clock() - began
+        report = RoundReport(batch.ids, batch.rows, positions, seen, seen.draft.num_drafted, rejected, emitted, seconds)
+        report.count()
+        return report
 
     def check(self, request: Request) -> None:
         """Refuse what cannot be served, before any work is done on it."""
@@ -198,7 +184,7 @@ class Engine:
         if params.stop and request.new_stream is None:
             raise RequestError("stop strings need a tokenizer; load the model with one, or use stop_token_ids")
 
-    def _clock(self) -> float:
+    def clock(self) -> float:
         """Seconds; waits for the device, so that parts of a round can be told apart."""
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
@@ -221,19 +207,3 @@ def _add_logprobs(state: RequestState, logits: Tensor, path: Sequence[int], run:
     for i, token in enumerate(run):
         best = () if top is None else tuple(zip(top.indices[i].tolist(), top.values[i].tolist(), strict=True))
         state.logprobs.append(TokenLogprob(token, float(log_probs[i, token]), best))
-
-
-def _round_of(batch: Batch, row: int, seen: Observation, emitted: list[int], seconds: float) -> Round:
-    state, size = batch.rows[row], seen.draft.tree.sizes[row]
-    return Round(
-        request=batch.ids[row],
-        position=state.num_output - len(emitted),
-        tokens=seen.draft.tree.tokens[row, :size].tolist(),
-        parents=seen.draft.tree.parents[row, :size].tolist(),
-        path=list(seen.paths[row][1:]),
-        emitted=emitted,
-        origins=state.origins[len(state.origins) - len(emitted) :],
-        draft_seconds=seen.draft_seconds,
-        score_seconds=seen.score_seconds,
-        seconds=seconds,
-    )

@@ -13,7 +13,7 @@ from typing import final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from outrider.engine.scheduler import LaneRound
+from outrider.core.report import RoundReport
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _MOST_POSITIONS = 16
@@ -30,7 +30,7 @@ class Speed:
         self._plain: dict[int, float] = {}
         self._recent: deque[tuple[int, int, float]] = deque(maxlen=_WINDOW)
 
-    def add(self, seen: LaneRound) -> None:
+    def add(self, seen: RoundReport) -> None:
         num_rows = len(seen.drafted)
         if not any(seen.drafted):
             old = self._plain.get(num_rows, seen.seconds)
@@ -91,7 +91,7 @@ class Metrics:
         self.speed = Speed()
         self._totals = [0, 0]
 
-    def round(self, seen: LaneRound) -> None:
+    def round(self, seen: RoundReport) -> None:
         """Count a round of a lane."""
         drafted, accepted = sum(seen.drafted), sum(seen.accepted)
         self.rounds.inc()

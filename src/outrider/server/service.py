@@ -23,7 +23,6 @@ from outrider.cache.prefixes import prefix_tree
 from outrider.core.errors import OutriderError, nearest
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
-from outrider.core.trace import Round
 from outrider.engine.exchange import Learner
 from outrider.engine.memory import MemoryModel
 from outrider.engine.scheduler import Scheduler, Slots
@@ -60,7 +59,7 @@ class Service:
         self.num_active = 0
         self.is_draining = False
 
-    def _new_scheduler(self, observer: Callable[[Round], None]) -> Scheduler:
+    def _new_scheduler(self) -> Scheduler:
         settings = self.settings
         return Scheduler(
             self.llm.target,
@@ -69,7 +68,6 @@ class Service:
             memory=self._memory,
             prefixes=prefix_tree(self.llm.target.new_cache(1), settings.prefix_bytes) if settings.prefix_bytes else None,
             grouping=settings.grouping,
-            observer=observer,
         )
 
     def _find_method(self, lane: Any) -> Method:

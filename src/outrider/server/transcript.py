@@ -5,10 +5,11 @@ Text that could still become a stop string is held back, so what was sent is nev
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 from outrider.codecs.text import TextCodec
+from outrider.core.report import Progress
 from outrider.core.request import FinishReason, Request, RequestState, Stats, TokenLogprob
 from outrider.core.trace import Round
 
@@ -40,21 +41,20 @@ class Transcript:
     traced: bool = False
     num_shown: int = 0
     num_logprobs: int = 0
-    rounds: list[Round] = field(default_factory=list)
-    """Seen and not sent yet."""
 
     def __post_init__(self) -> None:
         self._pieces = self.codec.new_stream(self.request.prompt_ids, skip_special_tokens=False)() if self.traced else None
 
-    def advance(self, state: RequestState, new_tokens: list[int]) -> Added:
+    def advance(self, step: Progress) -> Added:
+        state = step.state
         finished = state.is_finished
         text = self._whole(state) if finished else state.text[: len(state.text) - _num_held_back(state)]
         delta, self.num_shown = text[self.num_shown :], max(self.num_shown, len(text))
         logprobs, self.num_logprobs = state.logprobs[self.num_logprobs :], len(state.logprobs)
-        seen = self._described(self.rounds.pop()) if self.rounds else None
+        seen = self._described(step.trace) if self.traced else None
         reason = state.finish_reason.value if state.finish_reason else None
         stats = state.stats if finished else None
-        return Added(self.choice, delta, len(new_tokens), logprobs, seen, reason, stats, state.seed)
+        return Added(self.choice, delta, len(step.new_tokens), logprobs, seen, reason, stats, state.seed)
 
     def _whole(self, state: RequestState) -> str:
         """The final text: cut at a stop string, and without the token that ended it."""

@@ -19,9 +19,8 @@ from typing import final
 
 from outrider.codecs.text import TextCodec
 from outrider.core.errors import OutriderError
+from outrider.core.report import RoundReport
 from outrider.core.request import RequestState
-from outrider.core.trace import Round
-from outrider.engine.generate import Progress
 from outrider.engine.scheduler import Job, Scheduler
 from outrider.server.failures import ApiError, broken
 from outrider.server.intake import Order, refusal
@@ -68,13 +67,13 @@ class Worker:
 
     def __init__(
         self,
-        make_scheduler: Callable[[Callable[[Round], None]], Scheduler],
+        make_scheduler: Callable[[], Scheduler],
         codec: TextCodec,
         *,
         metrics: Metrics,
         lessons: Lessons,
     ) -> None:
-        """``make_scheduler`` is given the observer; it is called again after a failure."""
+        """``make_scheduler`` is called again after a failure."""
         self.lessons = lessons
         self._make_scheduler = make_scheduler
         self._codec = codec
@@ -83,7 +82,7 @@ class Worker:
         self._numbers = itertools.count()
         self._tickets: dict[int, Ticket] = {}
         self._transcripts: dict[int, Transcript] = {}
-        self.scheduler = make_scheduler(self._see)
+        self.scheduler = make_scheduler()
         self.num_failures = 0
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
 
@@ -152,8 +151,7 @@ class Worker:
             ticket.ids.append(number)
             self._tickets[number] = ticket
             self._transcripts[number] = Transcript(choice, request, self._codec, traced=order.trace)
-            job = Job(number, RequestState.of(request), order.lane, order.max_draft)
-            self.scheduler.submit(job, watch=order.trace)
+            self.scheduler.submit(Job(number, RequestState.of(request), order.lane, order.max_draft))
 
     def _leave(self, ticket: Ticket) -> None:
         for number in ticket.ids:
@@ -165,21 +163,14 @@ class Worker:
     def _forget(self, number: int) -> None:
         del self._tickets[number], self._transcripts[number]
 
-    def _see(self, seen: Round) -> None:
-        """The observer: rounds of those who asked for them."""
-        transcript = self._transcripts.get(seen.request)
-        if transcript is not None and transcript.traced:
-            transcript.rounds.append(seen)
-
-    def _hand_out(self, progress: Sequence[Progress]) -> None:
-        for seen in self.scheduler.last_rounds:
-            self._metrics.round(seen)
-        for step in progress:
-            ticket = self._tickets[step.request]
-            ticket.tell(self._transcripts[step.request].advance(step.state, step.new_tokens))
-            if step.state.is_finished:
-                self.lessons.ended(step.state)
-                self._forget(step.request)
+    def _hand_out(self, reports: Sequence[RoundReport]) -> None:
+        for report in reports:
+            self._metrics.round(report)
+            for step in report.progress():
+                self._tickets[step.request].tell(self._transcripts[step.request].advance(step))
+                if step.state.is_finished:
+                    self.lessons.ended(step.state)
+                    self._forget(step.request)
 
     def _recover(self, error: Exception) -> None:
         """A defect of ours: everybody is told, and the engine begins again."""
@@ -187,7 +178,7 @@ class Worker:
         self.num_failures += 1
         self._metrics.failures.inc()
         self._fail(broken(type(error).__name__))
-        self.scheduler = self._make_scheduler(self._see)
+        self.scheduler = self._make_scheduler()
 
     def _fail(self, error: ApiError) -> None:
         for ticket in {id(ticket): ticket for ticket in self._tickets.values()}.values():

@@ -17,6 +17,7 @@ from outrider.bench.audit.events import GUESSED, Event, event, law_events
 from outrider.bench.audit.findings import Finding, failed, passed, skipped
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Observation
+from outrider.core.report import RoundReport
 
 _MOST_NODES = 12
 """Guesses of a tree that are looked at: the first ones; more only cost time."""
@@ -30,8 +31,8 @@ class GuessWatch:
         self.gambler = Gambler(GUESSED, alpha=alpha)
         self.draws: Draws | None = None
 
-    def __call__(self, seen: Observation) -> None:
-        draft = seen.draft
+    def __call__(self, report: RoundReport) -> None:
+        seen, draft = report.seen, report.seen.draft
         self.draws = draft.draws if self.draws is None or draft.draws is not Draws.DETERMINISTIC else self.draws
         if draft.q is None or self.gambler.rejected:
             return

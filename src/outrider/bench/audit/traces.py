@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from outrider.api import LLM
-from outrider.bench.recorder import recorded
-from outrider.bench.runner import decode
-from outrider.core.interfaces import Observation, Target
+from outrider.bench.decode import Watcher, decode
+from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
+from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
-
-Watcher = Callable[[Observation], None]
 
 
 @dataclass
@@ -35,13 +33,13 @@ def trace(llm: LLM, method: Method, prompt: Sequence[int], params: SamplingParam
     """One request alone."""
     found = Trace()
 
-    def watch(seen: Observation) -> None:
+    def watch(report: RoundReport) -> None:
+        seen = report.seen
         found.logits += list(seen.scores.logits[0, list(seen.paths[0])].float().cpu())
         if watcher is not None:
-            watcher(seen)
+            watcher(report)
 
-    watched, _ = recorded(method, watch)
-    found.tokens = decode(llm, watched, [prompt], [params]).outputs[0]
+    found.tokens = decode(llm, method, [prompt], [params], watcher=watch).outputs[0]
     return found
 
 

@@ -19,7 +19,6 @@ from outrider.bench.settings import BASELINE, Setting
 from outrider.bench.stats import Estimate, ratio_of, speed_of, total
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
-from outrider.engine.step import Engine
 
 OURS = "outrider"
 Generate = Callable[[list[int], int], "Answer | str"]
@@ -109,13 +108,12 @@ def _our_run(llm: LLM, setting: Setting) -> Generate:
 
     def run(prompt: list[int], max_tokens: int) -> Answer | str:
         method: Method = setting.compose(llm)
-        engine = Engine(llm.target, method)
-        batch = engine.start(llm.requests([prompt], SamplingParams(max_tokens=max_tokens, ignore_eos=True)))
-        state = batch.rows[0]
-        engine.step(batch)
+        requests = llm.requests([prompt], SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+        steps = llm.steps(requests, method=method)
+        state = next(steps).state
         first, began = state.num_output, time.perf_counter()
-        while not state.is_finished:
-            engine.step(batch)
+        for _ in steps:
+            continue
         return Answer(state.output_ids, state.num_output - first, time.perf_counter() - began)
 
     return run

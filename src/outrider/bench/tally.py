@@ -1,8 +1,7 @@
-"""Sees every round of a run: wraps the policy, which the engine tells about each round anyway.
+"""What the rounds of a run add up to.
 
-So the engine needs no hooks for measuring, and plain decoding and every method are counted by the same code. From what a
-round reports follow the split of its time (draft, verify, walk, host), acceptance per depth, and how many verified guesses
-were thrown away. The recorder's own time is taken off the host's.
+Plain decoding and every method are counted by the same code, from the reports of their rounds: the split of the time (draft,
+verify, walk, host), acceptance by depth, and how many verified guesses were thrown away.
 
     round = draft + verify + walk (law, rule, commit) + host (observe, emit, statistics)
     acceptance at depth k = rounds that accepted k guesses or more / rounds in which depth k was put to the test
@@ -10,16 +9,12 @@ were thrown away. The recorder's own time is taken off the host's.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, final
+from itertools import zip_longest
+from typing import Any
 
-from outrider.core.interfaces import Observation, Plan, Policy
-from outrider.core.method import Method
+from outrider.core.interfaces import Observation
 from outrider.policies.lengths import depths_of
-
-Watcher = Callable[[Observation], None]
 
 
 @dataclass
@@ -37,8 +32,6 @@ class Tally:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     walk_seconds: float = 0.0
-    own_seconds: float = 0.0
-    """The recorder's."""
     tested: list[int] = field(default_factory=list)
     """By depth, the first guess at 0: rounds in which a guess of that depth was put to the test."""
     accepted: list[int] = field(default_factory=list)
@@ -60,6 +53,15 @@ class Tally:
     @property
     def by_depth(self) -> list[float]:
         return [hits / tests for hits, tests in zip(self.accepted, self.tested, strict=True) if tests]
+
+    def __add__(self, other: Tally) -> Tally:
+        """Counts of both."""
+        mine, theirs = vars(self), vars(other)
+        sums: dict[str, Any] = {name: value + theirs[name] for name, value in mine.items() if isinstance(value, int | float)}
+        lists: dict[str, Any] = {name: _sum(mine[name], theirs[name]) for name in ("tested", "accepted", "drafted")}
+        sizes = self.by_size.keys() | other.by_size.keys()
+        by_size = {size: [*self.by_size.get(size, []), *other.by_size.get(size, [])] for size in sizes}
+        return Tally(**sums, **lists, by_size=by_size)
 
     def add(self, seen: Observation) -> None:
         tree = seen.draft.tree
@@ -89,39 +91,13 @@ class Tally:
             self.accepted[k] += k < num_accepted
 
 
+def _sum(a: list[int], b: list[int]) -> list[int]:
+    return [x + y for x, y in zip_longest(a, b, fillvalue=0)]
+
+
 def _has_children(seen: Observation, row: int) -> bool:
     """Whether guesses stood where the path ended."""
     tree, end = seen.draft.tree, seen.paths[row][-1]
     if tree.is_chain:
         return end < tree.sizes[row] - 1
     return bool((tree.parents[row, : tree.sizes[row]] == end).any())
-
-
-@final
-class Recorder(Policy):
-    """A policy that plans as another does, and notes what became of it."""
-
-    def __init__(self, inner: Policy, *, watcher: Watcher | None = None) -> None:
-        self.inner = inner
-        self.tally = Tally()
-        self._watcher = watcher
-
-    def start(self, num_rows: int) -> Any:
-        return self.inner.start(num_rows)
-
-    def plan(self, state: Any, num_rows: int) -> Plan:
-        return self.inner.plan(state, num_rows)
-
-    def update(self, state: Any, observation: Observation) -> None:
-        self.inner.update(state, observation)
-        began = time.perf_counter()
-        self.tally.add(observation)
-        if self._watcher is not None:
-            self._watcher(observation)
-        self.tally.own_seconds += time.perf_counter() - began
-
-
-def recorded(method: Method, watcher: Watcher | None = None) -> tuple[Method, Recorder]:
-    """The same method, seen."""
-    recorder = Recorder(method.policy, watcher=watcher)
-    return Method(method.drafter, method.rule, recorder), recorder

@@ -1,0 +1,119 @@
+"""A round as a value: what was planned, guessed, accepted and emitted, and what it cost.
+
+``Engine.step`` and the scheduler return it. Statistics, traces, metrics, the bench and the audit read it, so nobody has to
+watch the engine at work or compare counters before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from outrider.core.interfaces import Observation
+from outrider.core.request import Origin, RequestState
+from outrider.core.trace import Round
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RoundReport:
+    """One round of a batch. Every sequence has one entry per row."""
+
+    ids: Sequence[int]
+    """The caller's number for each request."""
+    states: Sequence[RequestState]
+    """The requests, after the round."""
+    positions: Sequence[int]
+    """Output position from which each row started."""
+    seen: Observation
+    """The plan, the draft tree, the scores, the accepted paths, and the seconds of drafting and scoring."""
+    drafted: Sequence[int]
+    """Guesses."""
+    rejected: Sequence[bool]
+    """True where the path ended because the target refused a guess."""
+    emitted: Sequence[list[int]]
+    """Tokens appended to the output. A stop may cut an accepted run short."""
+    seconds: float
+    """Wall time of the round, planning included."""
+    lane: Hashable = None
+    """Name of the method, where a scheduler runs several."""
+    layout_seconds: float = 0.0
+    """Time spent on placing rows side by side before the round."""
+
+    @property
+    def accepted(self) -> Sequence[int]:
+        """Accepted guesses of each row."""
+        return self.seen.num_accepted
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens emitted by all rows."""
+        return sum(map(len, self.emitted))
+
+    def progress(self) -> Iterator[Progress]:
+        """The round as each request sees it."""
+        for row in range(len(self.ids)):
+            yield Progress(self, row)
+
+    def count(self) -> None:
+        """Add the round to the statistics of its requests."""
+        seen = self.seen
+        for row, state in enumerate(self.states):
+            stats = state.stats
+            stats.num_passes += 1
+            stats.num_drafted += self.drafted[row]
+            stats.num_accepted += seen.num_accepted[row]
+            stats.num_tested += seen.num_accepted[row] + self.rejected[row]
+            stats.num_tokens += len(self.emitted[row])
+            stats.draft_seconds += seen.draft_seconds
+            stats.score_seconds += seen.score_seconds
+            stats.seconds += self.seconds
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """What one round did to one request."""
+
+    report: RoundReport
+    row: int
+
+    @property
+    def request(self) -> int:
+        """The caller's number for the request."""
+        return self.report.ids[self.row]
+
+    @property
+    def state(self) -> RequestState:
+        return self.report.states[self.row]
+
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.report.emitted[self.row]
+
+    @property
+    def origins(self) -> list[Origin]:
+        """Where each new token came from."""
+        report, count = self.report, len(self.new_tokens)
+        last = Origin.RECOVERED if report.rejected[self.row] else Origin.BONUS
+        return [*[Origin.ACCEPTED] * report.accepted[self.row], last][:count]
+
+    @property
+    def trace(self) -> Round:
+        """The round as pictures and trace files read it."""
+        report, row = self.report, self.row
+        seen, tree = report.seen, report.seen.draft.tree
+        size = tree.sizes[row]
+        return Round(
+            request=self.request,
+            position=report.positions[row],
+            tokens=tree.tokens[row, :size].tolist(),
+            parents=tree.parents[row, :size].tolist(),
+            path=list(seen.paths[row][1:]),
+            emitted=self.new_tokens,
+            origins=self.origins,
+            draft_seconds=seen.draft_seconds,
+            score_seconds=seen.score_seconds,
+            seconds=report.seconds,
+        )
