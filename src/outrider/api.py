@@ -188,7 +188,7 @@ class LLM:
         return [outputs[index] for index in range(len(requests))]
 
     def steps(self, requests: Sequence[Request], *, method: Method | None = None, traced: bool = False) -> Iterator[Progress]:
-        """Serve requests round by round. This is the loop under ``generate``, ``stream`` and the terminal's chat. With ``traced``
+        """Serve requests round by round. This is the loop under ``generate``, ``stream`` and ``outrider chat``. With ``traced``
         every round reports its tree (``Progress.trace``)."""
         return self._rounds.run(method or self.method, requests, max_batch_size=self.max_batch_size, traced=traced)
 

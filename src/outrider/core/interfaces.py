@@ -20,6 +20,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Resume, Shape
 from outrider.core.random_source import RandomSource
+from outrider.core.reason import Reason
 from outrider.core.rng import Choose, GumbelStream, Noise, gumbel_stream
 from outrider.core.route import Route
 from outrider.core.sampling import Law, Sampler
@@ -166,12 +167,14 @@ class Plan:
     """Asked while drafting; may end a row's path earlier."""
     doubt: Doubt | None = None
     """For drafters that know what they believe at no cost; others draft the whole plan."""
+    reason: Reason | None = None
+    """Why the policy planned this."""
 
     def clipped(self, room: Sequence[int]) -> Plan:
         """The same with no path longer than ``room[b]``."""
         depth = tuple(min(d, r) for d, r in zip(self.max_depth, room, strict=True))
         nodes = tuple(n if d else 0 for n, d in zip(self.max_nodes, depth, strict=True))
-        return Plan(depth, nodes, self.stop, self.doubt)
+        return Plan(depth, nodes, self.stop, self.doubt, self.reason)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import final
 
 from outrider.core.interfaces import Observation
+from outrider.core.reason import Reason
 from outrider.core.request import Origin, RequestState
 from outrider.core.trace import Round
 
@@ -45,6 +46,11 @@ class RoundReport:
     def accepted(self) -> Sequence[int]:
         """Accepted guesses of each row."""
         return self.seen.num_accepted
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why the policy planned this round as it did."""
+        return self.seen.plan.reason if self.seen.plan else None
 
     @property
     def num_tokens(self) -> int:
@@ -116,4 +122,5 @@ class Progress:
             draft_seconds=seen.draft_seconds,
             score_seconds=seen.score_seconds,
             seconds=report.seconds,
+            reason=report.reason,
         )

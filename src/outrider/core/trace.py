@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from outrider.core.reason import Reason
 from outrider.core.request import Origin
 
 
@@ -27,6 +28,9 @@ class Round:
     draft_seconds: float
     score_seconds: float
     seconds: float
+    reason: Reason | None = None
+    """Why the policy planned this round as it did."""
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "origins": [origin.value for origin in self.origins]}
+        reason = self.reason.to_json() if self.reason else None
+        return {**asdict(self), "origins": [origin.value for origin in self.origins], "reason": reason}

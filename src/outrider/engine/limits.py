@@ -14,6 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from outrider.core.interfaces import Observation, Plan, Policy, RowState
+from outrider.core.reason import Reason, ReasonCode
+
+_MEMORY = Reason(ReasonCode.MEMORY, {"room": 0})
+_REQUEST = Reason(ReasonCode.REQUEST_LIMIT, {"limit": 0})
 
 
 @final
@@ -46,16 +50,29 @@ class Limited(Policy):
 
     def plan(self, state: LimitedState, num_rows: int) -> Plan:
         if state.room == 0 or all(limit == 0 for limit in state.limits):
-            return Plan((0,) * num_rows, (0,) * num_rows)
+            return Plan((0,) * num_rows, (0,) * num_rows, reason=_MEMORY if state.room == 0 else _REQUEST)
         plan = self.inner.plan(state.inner, num_rows)
         most = [_least(limit, state.room) for limit in state.limits]
         depth = tuple(d if m is None else min(d, m) for d, m in zip(plan.max_depth, most, strict=True))
         nodes = (n if state.room is None else min(n, state.room) for n in plan.max_nodes)
-        return replace(plan, max_depth=depth, max_nodes=tuple(n if d else 0 for n, d in zip(nodes, depth, strict=True)))
+        reason = _shorter(depth, plan, state) or plan.reason
+        return replace(
+            plan, reason=reason, max_depth=depth, max_nodes=tuple(n if d else 0 for n, d in zip(nodes, depth, strict=True))
+        )
 
     def update(self, state: LimitedState, observation: Observation) -> None:
         if state.room != 0 and any(limit != 0 for limit in state.limits):
             self.inner.update(state.inner, observation)
+
+
+def _shorter(depth: Sequence[int], plan: Plan, state: LimitedState) -> Reason | None:
+    """The limit that cut the longest path, if one did."""
+    longest, planned = max(depth), max(plan.max_depth)
+    if longest == planned:
+        return None
+    if longest == state.room:
+        return Reason(ReasonCode.MEMORY, {"room": longest})
+    return Reason(ReasonCode.REQUEST_LIMIT, {"limit": longest})
 
 
 def _least(first: int | None, second: int | None) -> int | None:

@@ -34,6 +34,7 @@ from operator import mul
 from typing import final
 
 from outrider.core.interfaces import Doubt, Observation, Plan, Policy, RowState
+from outrider.core.reason import Reason, ReasonCode
 from outrider.policies.checks import check_between, check_count, check_nodes
 from outrider.policies.costs import ABOUT, BatchCosts
 from outrider.policies.ledger import Experience, Purse
@@ -203,7 +204,8 @@ class Adaptive(Policy):
         if num_rounds < len(_CALIBRATION) + len(_LONGER):
             length = self._calibrating(state, num_rounds)
             if length is not None:
-                return self._take(state, min(length, self.options.num_draft_tokens))
+                length = min(length, self.options.num_draft_tokens)
+                return self._take(state, length, Reason(ReasonCode.CALIBRATION, {"length": length}))
         if state.is_probe and state.num_more and state.plan is not None:
             state.num_more -= 1
             return state.plan
@@ -218,13 +220,15 @@ class Adaptive(Policy):
             return self._probe_or_not(state, state.outlook)
         if is_due or state.is_probe or state.plan is None:
             state.is_probe = False
-            return self._take(state, state.best)
+            return self._take(state, state.best, self._why(state))
         return state.plan
 
     def _probe_or_not(self, state: _State, outlook: Outlook) -> Plan:
         probe = self._probe(state, outlook)
         state.is_probe, state.num_more = probe is not None, 0 if probe is None else _run_of(probe, state.best) - 1
-        return self._take(state, state.best if probe is None else probe)
+        if probe is None:
+            return self._take(state, state.best, self._why(state))
+        return self._take(state, probe, Reason(ReasonCode.PROBE, {"length": probe, "best": state.best}))
 
     def _calibrating(self, state: _State, num_rounds: int) -> int | None:
         """The length of one of the first rounds, if it is one that only serves to time it."""
@@ -239,10 +243,15 @@ class Adaptive(Policy):
     def _costs(self, state: _State) -> BatchCosts:
         return self.experience.costs.of(len(state.rows))
 
-    def _take(self, state: _State, depth: int) -> Plan:
+    def _why(self, state: _State) -> Reason | None:
+        """What the decision in force rests on; None where there is none yet."""
+        known = self.experience
+        return None if state.outlook is None else state.outlook.reason(state.best, known.losses.balance, known.is_paused)
+
+    def _take(self, state: _State, depth: int, reason: Reason | None) -> Plan:
         state.depth, options = depth, self.options
         lengths, doubt = [depth] * len(state.rows), self._doubt(state) if depth else None
-        state.plan = plan_of(lengths, options.num_draft_tokens, options.num_tree_nodes, doubt=doubt)
+        state.plan = plan_of(lengths, options.num_draft_tokens, options.num_tree_nodes, doubt=doubt, reason=reason)
         return state.plan
 
     def _doubt(self, state: _State) -> Doubt | None:

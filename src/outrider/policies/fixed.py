@@ -7,6 +7,7 @@ from typing import final
 
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Observation, Plan, Policy, Stateless
+from outrider.core.reason import Reason, ReasonCode
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Fixed(Policy):
 
     def __init__(self, options: FixedOptions | None = None) -> None:
         self.options = options or FixedOptions()
+        self._reason = Reason(ReasonCode.GIVEN, {"length": self.options.num_draft_tokens})
 
     def start(self, num_rows: int) -> Stateless:
         del num_rows
@@ -43,7 +45,7 @@ class Fixed(Policy):
         del state
         lengths = (self.options.num_draft_tokens,) * num_rows
         nodes = self.options.num_tree_nodes
-        return Plan(lengths, lengths if nodes is None else (nodes,) * num_rows)
+        return Plan(lengths, lengths if nodes is None else (nodes,) * num_rows, reason=self._reason)
 
     def update(self, state: Stateless, observation: Observation) -> None:
         del state, observation

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.interfaces import Doubt, Plan, StopRule
+from outrider.core.reason import Reason, ReasonCode
 from outrider.core.tree import TokenTree
 
 
@@ -15,12 +16,14 @@ def plan_of(
     *,
     stop: StopRule | None = None,
     doubt: Doubt | None = None,
+    reason: Reason | None = None,
 ) -> Plan:
     """``num_tree_nodes`` nodes at the longest depth, in proportion at a shorter one; without it, as many as along one path."""
+    reason = reason or Reason(ReasonCode.RULE, {"length": max(lengths, default=0)})
     if num_tree_nodes is None:
-        return Plan(tuple(lengths), tuple(lengths), stop, doubt)
+        return Plan(tuple(lengths), tuple(lengths), stop, doubt, reason)
     nodes = (max(length, -(-num_tree_nodes * length // longest)) for length in lengths)
-    return Plan(tuple(lengths), tuple(nodes), stop, doubt)
+    return Plan(tuple(lengths), tuple(nodes), stop, doubt, reason)
 
 
 def depths_of(tree: TokenTree) -> list[int]:

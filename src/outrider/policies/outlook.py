@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import final
 
 from outrider.core.interfaces import Doubt
+from outrider.core.reason import Reason, ReasonCode
 
 _ABOUT = 0.95
 """Part of the best speed that is as good: estimates are no better."""
@@ -44,6 +45,19 @@ class Outlook:
         if best and ends_itself:
             best = max(length for length in payable if self.gain(length) >= _ABOUT * self.gain(best))
         return best
+
+    def reason(self, length: int, budget: float, is_paused: bool) -> Reason:
+        """Why ``length`` was chosen, with what it promises; without a draft, what the most promising one would."""
+        promising = length or max(range(1, len(self.tokens)), key=self.gain, default=0)
+        numbers = {
+            "length": promising,
+            "gain": self.gain(promising),
+            "tokens": self.tokens[promising] / self.tokens[0],
+            "cost": self.seconds[promising] / self.seconds[0],
+            "budget": budget,
+        }
+        none = ReasonCode.BUDGET if is_paused else ReasonCode.PLAIN_IS_FASTER
+        return Reason(ReasonCode.FASTEST if length else none, numbers)
 
     @property
     def forgone(self) -> float:

@@ -1,0 +1,55 @@
+"""Every plan says why, in a sentence that can be formed, and every code is reached by something."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.core.reason import Reason, ReasonCode
+from outrider.engine.limits import Limited
+from outrider.methods import POLICIES
+from outrider.policies.fixed import Fixed, FixedOptions
+from outrider.policies.outlook import Outlook
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM()
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_every_round_has_a_reason(llm: LLM, policy: str) -> None:
+    method = llm.compose("draft-model", policy=policy)
+    (output,) = llm.generate(["Tom had a dog."], SamplingParams(max_tokens=40, ignore_eos=True), method=method, trace=True)
+    reasons = [seen.reason for seen in output.trace]
+    assert all(reason is not None and reason.sentence.endswith(".") for reason in reasons)
+    codes = {reason.code for reason in reasons if reason}
+    if policy == "fixed":
+        assert codes == {ReasonCode.GIVEN}
+    if policy == "adaptive":
+        assert ReasonCode.CALIBRATION in codes
+    assert output.trace[0].to_json()["reason"]["code"] in {code.value for code in ReasonCode}
+
+
+def test_limits_give_their_own_reason() -> None:
+    policy = Limited(Fixed(FixedOptions(num_draft_tokens=6)))
+    state = policy.start(1)
+    assert policy.plan(state, 1).reason == Reason(ReasonCode.GIVEN, {"length": 6})
+    state.limits = [2]
+    assert policy.plan(state, 1).reason == Reason(ReasonCode.REQUEST_LIMIT, {"limit": 2})
+    state.limits = [0]
+    assert policy.plan(state, 1).reason == Reason(ReasonCode.REQUEST_LIMIT, {"limit": 0})
+    state.limits, state.room = [None], 3
+    assert policy.plan(state, 1).reason == Reason(ReasonCode.MEMORY, {"room": 3})
+    state.room = 0
+    assert policy.plan(state, 1).reason == Reason(ReasonCode.MEMORY, {"room": 0})
+
+
+def test_an_outlook_says_what_decided() -> None:
+    outlook = Outlook([1.0, 1.6, 1.9], [1.0, 1.2, 1.6], [0.0, 0.1, 0.2], [1.0, 1.1, 1.4], 0.1, 0.1)
+    chosen = outlook.reason(1, 2.0, False)
+    assert chosen.code is ReasonCode.FASTEST and chosen.numbers["gain"] == pytest.approx(1.6 / 1.2)
+    assert "1.33x" in chosen.sentence and "1.60 tokens" in chosen.sentence
+    assert outlook.reason(0, 2.0, False).code is ReasonCode.PLAIN_IS_FASTER
+    paused = outlook.reason(0, -0.5, True)
+    assert paused.code is ReasonCode.BUDGET and paused.numbers["length"] == 1 and "-0.5 plain rounds" in paused.sentence
