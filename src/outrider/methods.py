@@ -18,7 +18,7 @@ from outrider.acceptance.threshold import ThresholdRule, ThresholdRuleOptions
 from outrider.acceptance.top_k_rule import TopK, TopKOptions
 from outrider.acceptance.typical import Typical, TypicalOptions
 from outrider.core.catalog import Catalog
-from outrider.core.draft import Draws
+from outrider.core.draft import Draws, Shape
 from outrider.core.errors import CompositionError, OptionError, nearest
 from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method, agree_on_draws
@@ -206,7 +206,6 @@ METHODS: Catalog[MethodRow] = Catalog(
             options=StochasticBeamOptions,
             defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
             needs_draft=True,
-            acceptance="recursive",
         ),
         "spectr": MethodRow(
             summary="several independent chains from a draft model",
@@ -216,7 +215,6 @@ METHODS: Catalog[MethodRow] = Catalog(
             options=ManyChainsOptions,
             defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
             needs_draft=True,
-            acceptance="kseq",
         ),
         "multi-draft": MethodRow(
             summary="several draft models take turns in one tree",
@@ -420,6 +418,12 @@ def rows_of(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Me
     """A method's row by name, and those of the methods that its options make it of."""
     row = METHODS[name]
     return {name: row, **{part: METHODS[part] for part in row.part_names(options or {})}}
+
+
+def agrees(row: MethodRow, rule: RuleRow) -> bool:
+    """Whether a rule is exact for a row's guesses and walks what its drafter grows."""
+    fits = row.drafter.shape is Shape.CHAIN or rule.rule.shape is Shape.TREE
+    return fits and bool(set(rule.rule.exact_for) & set(row.drafter.offers))
 
 
 def compose(

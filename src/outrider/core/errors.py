@@ -38,6 +38,10 @@ class CompositionError(OutriderError):
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The hint that ends an unknown-name error: the closest valid name, then all of them."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}valid: {', '.join(names)}"
+    return f"{closest(name, names)}valid: {', '.join(names)}"
+
+
+def closest(name: str, valid: Iterable[str]) -> str:
+    """``did you mean 'x'? ``, or nothing where no valid name is near."""
+    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return f"did you mean {found[0]!r}? " if found else ""

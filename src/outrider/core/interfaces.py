@@ -355,6 +355,8 @@ class AcceptanceRule(ABC):
     shape: ClassVar[Shape]
     """TREE: walks any tree. CHAIN: only chains."""
     lossless: ClassVar[bool]
+    keeps_seed: ClassVar[bool] = False
+    """The text is plain decoding's with the same seed, token for token, and not only drawn from the same law."""
 
     @abstractmethod
     def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict: ...
