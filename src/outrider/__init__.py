@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from outrider.core.version import VERSION
 
 if TYPE_CHECKING:
-    from outrider.api import LLM, RequestOutput, StreamChunk
+    from outrider.api import LLM
     from outrider.core.errors import CompositionError, ModelError, OptionError, OutriderError, RequestError
     from outrider.core.method import Method
     from outrider.core.params import Grammar, SamplingParams
     from outrider.core.request import Origin, Stats
     from outrider.methods import METHODS, POLICIES, RULES, compose
+    from outrider.outputs import RequestOutput, StreamChunk
 
 __version__ = VERSION
 
@@ -45,12 +46,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "outrider.api": ("LLM", "RequestOutput", "StreamChunk"),
+    "outrider.api": ("LLM",),
     "outrider.core.errors": ("CompositionError", "ModelError", "OptionError", "OutriderError", "RequestError"),
     "outrider.core.method": ("Method",),
     "outrider.core.params": ("Grammar", "SamplingParams"),
     "outrider.core.request": ("Origin", "Stats"),
     "outrider.methods": ("METHODS", "POLICIES", "RULES", "compose"),
+    "outrider.outputs": ("RequestOutput", "StreamChunk"),
 }
 """Which module each public name comes from."""
 

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cache",),
     ("models",),
     ("engine", "drafters", "acceptance", "policies", "codecs", "bundled"),
-    ("methods", "captured"),
+    ("methods", "captured", "outputs"),
     ("api",),
     ("server", "bench", "train", "viz"),
     ("cli",),

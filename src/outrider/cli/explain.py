@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
+from outrider.core.choice import agrees
 from outrider.core.errors import OptionError, nearest
 from outrider.core.table import MethodRow, PolicyRow, RuleRow
-from outrider.methods import METHODS, POLICIES, RULES, agrees
+from outrider.methods import METHODS, POLICIES, RULES
 
 _WIDTH = 112
 

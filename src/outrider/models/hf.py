@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from outrider.core.draft import Resume
-from outrider.core.errors import ModelError
+from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Cache, Target
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
@@ -33,14 +33,14 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 class HFModel(Target):
     """A transformers model behind our interface."""
 
-    def __init__(self, model: Any, name: str = "model") -> None:
-        """``model`` is any transformers causal language model; ``name`` is for messages."""
+    def __init__(self, model: Any, name: str = "model", *, max_len: int | None = None) -> None:
+        """``model`` is any transformers causal language model; ``name`` is for messages; ``max_len`` shortens its context."""
         self.model = model.eval().requires_grad_(False)
         self.name = name
         config = model.config.get_text_config()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.num_layers = int(config.num_hidden_layers)
-        self.max_len = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
+        self.max_len = _context_of(config, name, max_len)
         self.device, self.dtype = model.device, model.dtype
         self.hidden_size = int(config.hidden_size)
         self._windows = _windows_of(config, name)
@@ -51,13 +51,22 @@ class HFModel(Target):
         self._readout = self._find_readout(owner, getattr(config, "final_logit_softcapping", None))
 
     @staticmethod
-    def load(folder: Path, *, dtype: torch.dtype, device: torch.device) -> HFModel:
+    def load(
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_len: int | None = None,
+        trust_remote_code: bool = False,
+    ) -> HFModel:
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code
+            )
         except Exception as error:  # transformers raises many kinds, and all of them mean that the folder cannot be used
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{folder}: transformers cannot open it ({type(error).__name__}: {reason})") from error
-        return HFModel(model.to(device), str(folder))
+        return HFModel(model.to(device), str(folder), max_len=max_len)
 
     def new_cache(self, batch_size: int) -> HFCache:
         return HFCache([0] * batch_size)
@@ -189,6 +198,26 @@ class _Tap:
     def __exit__(self, *error: object) -> None:
         if self._handle is not None:
             self._handle.remove()
+
+
+def _context_of(config: Any, name: str, wanted: int | None) -> int:
+    """Longest context: what the config declares, less where positions are scaled by the length of what is in a pass.
+
+    longrope and dynamic scaling change all positions once a context is longer than the original one, so a text would depend
+    on its neighbours and cached keys on when they were written. Below that length there is nothing to change.
+    """
+    declared = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    for kind in kinds:
+        if (kind.get("rope_type") or kind.get("type")) in ("longrope", "dynamic", "su"):
+            original = kind.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+            declared = min(declared, int(original or declared))
+    if wanted is not None and wanted > declared:
+        raise OptionError(
+            f"max_len = {wanted} is more than the {declared} tokens that {name} can be opened for; use at most that"
+        )
+    return wanted or declared
 
 
 def _windows_of(config: Any, name: str) -> dict[str, int | None]:
