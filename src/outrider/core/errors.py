@@ -4,7 +4,8 @@
     ├── OptionError        an option, name or value that does not exist or cannot be
     │   └── RequestError   the same, in one request: prompt, sampling parameters
     ├── ModelError         a checkpoint that is missing, damaged or not what it should be
-    └── CompositionError   a drafter, rule and policy that may not be combined
+    ├── CompositionError   a drafter, rule and policy that may not be combined
+    └── DraftError         a drafter proposed what no model can score: a defect of the drafter
 
 A message is one line: what is wrong, why, and what to do. ``assert`` is for our own invariants, never for input.
 """
@@ -33,6 +34,10 @@ class ModelError(OutriderError):
 
 class CompositionError(OutriderError):
     """Parts of a method that are not exact, or not possible, together."""
+
+
+class DraftError(OutriderError):
+    """A drafter proposed a tree that cannot be scored."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
