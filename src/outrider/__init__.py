@@ -2,16 +2,27 @@
 
 from outrider import LLM, SamplingParams
 print(LLM().generate("Once upon a time", SamplingParams(max_tokens=64))[0].text)
+
+Names are loaded when they are first used, so that ``outrider --help`` does not wait for PyTorch.
 """
 
-from outrider.api import LLM, RequestOutput, StreamChunk
-from outrider.core.errors import CompositionError, ModelError, OptionError, OutriderError, RequestError
-from outrider.core.method import Method
-from outrider.core.params import Grammar, SamplingParams
-from outrider.core.request import Origin, Stats
-from outrider.methods import METHODS, POLICIES, RULES, compose
+from __future__ import annotations
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from outrider.core.version import VERSION
+
+if TYPE_CHECKING:
+    from outrider.api import LLM
+    from outrider.core.errors import CompositionError, ModelError, OptionError, OutriderError, RequestError
+    from outrider.core.method import Method
+    from outrider.core.params import Grammar, SamplingParams
+    from outrider.core.request import Origin, Stats
+    from outrider.methods import METHODS, POLICIES, RULES, compose
+    from outrider.outputs import RequestOutput, StreamChunk
+
+__version__ = VERSION
 
 __all__ = [
     "LLM",
@@ -33,3 +44,27 @@ __all__ = [
     "__version__",
     "compose",
 ]
+
+_HOMES = {
+    "outrider.api": ("LLM",),
+    "outrider.core.errors": ("CompositionError", "ModelError", "OptionError", "OutriderError", "RequestError"),
+    "outrider.core.method": ("Method",),
+    "outrider.core.params": ("Grammar", "SamplingParams"),
+    "outrider.core.request": ("Origin", "Stats"),
+    "outrider.methods": ("METHODS", "POLICIES", "RULES", "compose"),
+    "outrider.outputs": ("RequestOutput", "StreamChunk"),
+}
+"""Which module each public name comes from."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use; later uses find it in the module."""
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}; it has {', '.join(__all__)}")
+    globals()[name] = vars(import_module(home))[name]
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,9 +9,11 @@ This is where target, method and engine meet; everything below can be used witho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from inspect import signature
+from os import PathLike, fspath
 from typing import Any, final
 
 from tqdm import tqdm
@@ -20,66 +22,22 @@ from outrider.bundled import bundled_path, has_bundled
 from outrider.captured import Rounds
 from outrider.codecs.grammar import GrammarCompiler
 from outrider.codecs.load import load_codec
-from outrider.codecs.text import TextCodec
 from outrider.codecs.translation import TextTranslation
+from outrider.core.choice import Choice
 from outrider.core.errors import ModelError, OptionError, RequestError
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
-from outrider.core.params import Grammar, SamplingParams
+from outrider.core.params import Grammar, SamplingParams, as_params
+from outrider.core.prompts import Message, Prompt, as_conversations, as_prompts
 from outrider.core.report import Progress
-from outrider.core.request import FinishReason, Origin, Request, RequestState, Stats, TokenLogprob
+from outrider.core.request import FinishReason, Request, RequestState
 from outrider.core.trace import Round
 from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.step import Engine
-from outrider.methods import METHODS, compose, rows_of
-from outrider.models.load import load_model
-
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class RequestOutput:
-    """A finished request."""
-
-    prompt_token_ids: list[int]
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    """"stop" or "length"."""
-    stats: Stats
-    origins: list[Origin]
-    """Where each token came from."""
-    logprobs: list[TokenLogprob] | None
-    seed: int
-    trace: list[Round] = field(default_factory=list)
-
-
-@dataclass(frozen=True, eq=False)
-class StreamChunk:
-    """What one round added to one request."""
-
-    index: int
-    """Which prompt."""
-    text: str
-    token_ids: list[int]
-    origins: list[Origin]
-    output: RequestOutput | None
-    """The whole result, on a request's last chunk."""
-
-
-@dataclass(frozen=True, eq=False)
-class BeamOutput:
-    """One of the best texts of a beam search."""
-
-    text: str
-    token_ids: list[int]
-    score: float
-    """Log-probability over length ^ length_penalty."""
-    num_passes: int
-    """Target passes of the whole search, and levels they settled (plain search: as many)."""
-    num_levels: int
+from outrider.methods import METHODS, TABLES, compose, rows_of
+from outrider.models.load import Source, load_model, local_path
+from outrider.outputs import BeamOutput, RequestOutput, StreamChunk
 
 
 @final
@@ -88,10 +46,10 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | PathLike[str] | None = None,
         *,
         method: str | None = None,
-        draft: str | Sequence[str] | None = None,
+        draft: str | PathLike[str] | Sequence[str] | None = None,
         acceptance: str | None = None,
         dtype: str = "auto",
         device: str | None = None,
@@ -99,29 +57,37 @@ class LLM:
         fast: bool = True,
         numerics: str = "fast",
         page_len: int = 0,
+        max_len: int | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
         **options: Any,
     ) -> None:
         """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
         several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" (GPU) makes speculative text equal
-        plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). ``options`` are the
-        method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them)."""
+        plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). ``max_len`` opens the
+        target for so many tokens; ``revision`` is a branch, tag or commit on the hub; ``trust_remote_code`` lets a
+        checkpoint run Python code of its own. ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider
+        methods`` lists them). Names and options are checked before anything is loaded."""
         if max_batch_size < 1:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size
-        names = [draft] if isinstance(draft, str) else list(draft or ())
+        names = [_named(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
         if model is None and not names and (method is None or _needs_draft(method, options)):
             names = [bundled_path("draft")]
-        self.model_name = model or bundled_path("target")
+        source = Source(_named(model or bundled_path("target")), revision, trust_remote_code)
+        self.model_name = str(local_path(source)) if revision else source.name
         self.method_name = method or ("draft-model" if names else "prompt-lookup")
-        needs_draft = _needs_draft(self.method_name, options)  # an unknown name fails before anything is loaded
+        self._check_choice(acceptance, names, options)
         self.codec = load_codec(self.model_name)
         self._grammars: GrammarCompiler | None = None
+        self.draft_names = names if _needs_draft(self.method_name, options) else []
+        self.draft_codecs = [load_codec(name) for name in self.draft_names]
+        self._check_vocabularies(self.method_name)
         load = partial(load_model, dtype=dtype, device=device, fast=fast)
-        self.target = load(self.model_name, numerics=numerics, page_len=page_len)
+        source = replace(source, name=self.model_name, revision=None)
+        self.target = load(source, numerics=numerics, page_len=page_len, max_len=max_len)
         self._rounds = Rounds(self.target)
-        self.draft_codecs: list[TextCodec] = []
-        self.draft_names = names if needs_draft else []
-        self.drafts = [self._load_draft(name, load) for name in self.draft_names]
+        self.drafts = [load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)
         self.method = self._compose_default()
@@ -137,7 +103,7 @@ class LLM:
         headed = next((part for part, row in rows_of(name, options).items() if "heads" in row.needs), None)
         if headed:
             options.setdefault("ends", self.model_name)
-        if headed and self.model_name == bundled_path("target") and has_bundled(f"heads/{headed}"):
+        if headed and self._has_bundled_heads(headed):
             options.setdefault("heads", bundled_path(f"heads/{headed}"))
         return compose(
             name,
@@ -160,8 +126,7 @@ class LLM:
     def can_compose(self, name: str) -> bool:
         """Whether a method, with nothing but its defaults, can run on what is loaded."""
         row = METHODS[name]
-        has_heads = self.model_name == bundled_path("target") and has_bundled(f"heads/{name}")
-        missing = set(row.needs) - ({"heads"} if has_heads else set())
+        missing = set(row.needs) - ({"heads"} if self._has_bundled_heads(name) else set())
         return not missing and not row.foreign and (bool(self.drafts) or not row.needs_draft)
 
     def generate(
@@ -223,8 +188,7 @@ class LLM:
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None, **options: Any
     ) -> list[RequestOutput]:
         """Answer one conversation or several, in the format of the model's chat template."""
-        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self.generate([self.codec.encode_chat(messages) for messages in conversations], params, **options)
+        return self.generate([self.codec.encode_chat(one) for one in as_conversations(messages)], params, **options)
 
     def grammar(
         self, *, json_schema: Mapping[str, Any] | str | None = None, regex: str | None = None, ebnf: str | None = None
@@ -250,7 +214,7 @@ class LLM:
         options = options or BeamOptions()
         draft = self.draft if self.drafts and self.codec.same_vocabulary(self.draft_codecs[0]) else None
         forest = ModelForest(draft, width=width or 2 * options.num_beams, depth=depth) if draft else None
-        return [self._beams(prompt, options, forest) for prompt in _as_prompts(prompts)]
+        return [self._beams(prompt, options, forest) for prompt in as_prompts(prompts)]
 
     def _beams(self, prompt: Prompt, options: BeamOptions, forest: ModelForest | None) -> list[BeamOutput]:
         ids = self.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -273,8 +237,8 @@ class LLM:
         streaming: bool = False,
     ) -> list[Request]:
         """Prompts and parameters as the engine takes them."""
-        many = _as_prompts(prompts)
-        each = [params or SamplingParams()] * len(many) if params is None or isinstance(params, SamplingParams) else params
+        many, each = as_prompts(prompts), as_params(params)
+        each = each * len(many) if params is None or isinstance(params, SamplingParams) else each
         if len(each) != len(many):
             raise RequestError(f"{len(many)} prompts came with {len(each)} sampling parameters; give one, or one per prompt")
         return [self._request(prompt, one, streaming) for prompt, one in zip(many, each, strict=True)]
@@ -305,10 +269,20 @@ class LLM:
             trace=rounds,
         )
 
-    def _load_draft(self, name: str, load: Callable[[str], Target]) -> Target:
-        self.draft_codecs.append(load_codec(name))
-        self._check_vocabularies(self.method_name)  # before the weights are read
-        return load(name)
+    def _check_choice(self, acceptance: str | None, drafts: Sequence[str], options: Mapping[str, Any]) -> None:
+        """Find mistakes in names and options before anything is loaded."""
+        given = {name: value for name, value in options.items() if name != "policy"}
+        row = METHODS[self.method_name]
+        if "heads" in row.needs and self._has_bundled_heads(self.method_name):
+            given.setdefault("heads", bundled_path(f"heads/{self.method_name}"))
+        choice = Choice(self.method_name, acceptance, options.get("policy") or row.policy, given)
+        own = [name for name in signature(LLM).parameters if name != "options"]
+        choice.check(TABLES, num_drafts=len(drafts), translates=bool(drafts), also=own)
+        for name in drafts:
+            local_path(name)
+
+    def _has_bundled_heads(self, method: str) -> bool:
+        return self.model_name == bundled_path("target") and has_bundled(f"heads/{method}")
 
     def _check_vocabularies(self, method: str) -> None:
         """A draft whose tokens mean something else can only be used by the methods that translate."""
@@ -321,18 +295,14 @@ class LLM:
             )
 
 
+def _named(name: Any) -> str:
+    if not isinstance(name, str | PathLike):
+        raise OptionError(f"{name!r} is not the name of a model; give a folder, a hub name or a .gguf file")
+    return fspath(name)
+
+
 def _needs_draft(method: str, options: Mapping[str, Any]) -> bool:
     return any(row.needs_draft for row in rows_of(method, options).values())
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if len(prompts) and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    if not len(prompts):
-        raise RequestError("there are no prompts; give a string, a list of token ids, or a list of either")
-    return list(prompts)  # type: ignore[arg-type]
 
 
 def _held_back(state: RequestState) -> int:

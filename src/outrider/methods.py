@@ -18,11 +18,12 @@ from outrider.acceptance.threshold import ThresholdRule, ThresholdRuleOptions
 from outrider.acceptance.top_k_rule import TopK, TopKOptions
 from outrider.acceptance.typical import Typical, TypicalOptions
 from outrider.core.catalog import Catalog
+from outrider.core.choice import Choice, Tables
 from outrider.core.draft import Draws
-from outrider.core.errors import CompositionError, OptionError, nearest
+from outrider.core.errors import CompositionError
 from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method, agree_on_draws
-from outrider.core.table import MethodRow, Parts, PolicyRow, RuleRow, fill, option_names
+from outrider.core.table import MethodRow, Parts, PolicyRow, RuleRow, fill
 from outrider.core.translation import Translation
 from outrider.drafters.best_first import BestFirst, BestFirstOptions
 from outrider.drafters.cascade import Cascade, CascadeOptions
@@ -206,7 +207,6 @@ METHODS: Catalog[MethodRow] = Catalog(
             options=StochasticBeamOptions,
             defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
             needs_draft=True,
-            acceptance="recursive",
         ),
         "spectr": MethodRow(
             summary="several independent chains from a draft model",
@@ -216,7 +216,6 @@ METHODS: Catalog[MethodRow] = Catalog(
             options=ManyChainsOptions,
             defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
             needs_draft=True,
-            acceptance="kseq",
         ),
         "multi-draft": MethodRow(
             summary="several draft models take turns in one tree",
@@ -416,10 +415,8 @@ POLICIES: Catalog[PolicyRow] = Catalog(
 )
 
 
-def rows_of(name: str, options: Mapping[str, Any] | None = None) -> dict[str, MethodRow]:
-    """A method's row by name, and those of the methods that its options make it of."""
-    row = METHODS[name]
-    return {name: row, **{part: METHODS[part] for part in row.part_names(options or {})}}
+TABLES = Tables(METHODS, RULES, POLICIES)
+rows_of = TABLES.rows_of
 
 
 def compose(
@@ -433,47 +430,15 @@ def compose(
     translation: Translation | None = None,
 ) -> Method:
     """A method ready to run. Everything that does not fit is refused here, with both sides named."""
-    row, policy_row = METHODS[name], POLICIES[policy]
-    rule_row = RULES[acceptance or row.acceptance]
-    draws = agree_on_draws(row.drafter, rule_row.rule)
     drafts = () if draft is None else (draft,) if isinstance(draft, Target) else tuple(draft)
-    given = {**(row.defaults or {}), **(options or {})}
-    rows = rows_of(name, given)
-    _check_needs(name, rows, given, drafts=drafts, translates=translation is not None)
-    kinds = [policy_row.options, rule_row.options, *(part.options for part in rows.values())]
-    valid = set[str]().union(*map(option_names, kinds))
-    for option in options or {}:
-        if option not in valid:
-            raise OptionError(f"method {name!r} with policy {policy!r} has no option {option!r}; {nearest(option, valid)}")
+    choice = Choice(name, acceptance, policy, dict(options or {}))
+    choice.check(TABLES, num_drafts=len(drafts), translates=translation is not None)
+    row, rule_row, policy_row, given = METHODS[name], choice.rule(TABLES), POLICIES[policy], choice.given(TABLES)
+    draws = agree_on_draws(row.drafter, rule_row.rule)
     part = partial(_build_part, target=target, drafts=drafts, given=given)
     first = drafts[0] if drafts else None
     drafter = row.build(Parts(target, first, draws, fill(row.options, given), drafts, translation, part))
     return Method(drafter, rule_row.build(given), policy_row.build(fill(policy_row.options, given)))
-
-
-def _check_needs(
-    name: str, rows: Mapping[str, MethodRow], given: Mapping[str, Any], *, drafts: Sequence[Target], translates: bool
-) -> None:
-    """Refuse a method that lacks something it, or a part of it, cannot run without."""
-    named = METHODS[name].part_names(given)
-    for part, row in rows.items():
-        if part in named and "heads" in row.needs:
-            raise CompositionError(
-                f"method {name!r} cannot be made of {part!r}: its heads need the states of all accepted tokens, and a part "
-                "sees those of its own guesses; use 'draft-model', 'best-first', 'suffix' or another row that copies"
-            )
-        if part in named and (row.parts is not None or row.foreign or Draws.DETERMINISTIC not in row.drafter.offers):
-            raise CompositionError(
-                f"method {name!r} cannot be made of {part!r}: its guesses must be chosen ones, of the target's own tokens; "
-                "use 'draft-model', 'best-first', 'suffix' or another row that copies"
-            )
-        if row.needs_draft and not drafts:
-            raise CompositionError(f"method {part!r} needs a draft model; give draft=, or use method 'prompt-lookup'")
-        if row.foreign and not translates:
-            raise CompositionError(f"method {part!r} needs the tokenizers of target and draft; use LLM, or give translation=")
-        missing = next((need for need in row.needs if need not in given), None)
-        if missing:
-            raise CompositionError(f"method {part!r} needs the option {missing!r}; see docs/methods/{part}.md")
 
 
 def _build_part(

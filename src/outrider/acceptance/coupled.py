@@ -38,6 +38,7 @@ class Coupled(AcceptanceRule):
     """Follow the target's own choice."""
 
     exact_for: ClassVar = (Draws.DETERMINISTIC, Draws.IID, Draws.WITHOUT_REPLACEMENT, Draws.BEAM)
+    keeps_seed: ClassVar = True
     shape: ClassVar = Shape.TREE
     lossless: ClassVar = True
 

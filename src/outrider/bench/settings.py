@@ -44,8 +44,8 @@ class Setting:
 
     @property
     def keeps_seed(self) -> bool:
-        """Whether the text is that of plain decoding with the same seed (the coupled rule), not only of the same law."""
-        return (self.acceptance or METHODS[self.method].acceptance) == "coupled"
+        """Whether the text is that of plain decoding with the same seed, not only of the same law."""
+        return RULES[self.acceptance or METHODS[self.method].acceptance].rule.keeps_seed
 
     def compose(self, llm: LLM) -> Method:
         return llm.compose(self.method, acceptance=self.acceptance, policy=self.policy, **self.options)

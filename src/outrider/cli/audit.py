@@ -34,12 +34,7 @@ EVERYTHING = "all"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "audit",
-        help="is a method lossless on a model, here?",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("audit", description=__doc__)
     parser.add_argument("model", help="folder, hub name or .gguf file; 'bundled' for the bundled pair")
     parser.add_argument("method", help="see `outrider methods`; 'all' for all of them")
     parser.add_argument("--draft", action="append", metavar="NAME", help="draft model, repeatable")
@@ -55,10 +50,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     defaults = AuditConfig()
     group.add_argument("--suites", default="stories,extraction", help="where prompts come from (default: %(default)s)")
     group.add_argument("--prompts", type=int, default=defaults.num_prompts, help="prompts of the identity tests")
-    group.add_argument("--max-tokens", "-n", type=int, default=defaults.max_tokens)
+    group.add_argument("--max-tokens", "-n", type=int, default=defaults.max_tokens, help="tokens of a text")
     group.add_argument("--tokens", type=int, default=defaults.num_tokens, help="tokens of the test of the emitted law")
-    group.add_argument("--temperature", "-t", type=float, default=defaults.temperature)
-    group.add_argument("--top-p", type=float, default=defaults.top_p)
+    group.add_argument("--temperature", "-t", type=float, default=defaults.temperature, help="of sampled texts")
+    group.add_argument("--top-p", type=float, default=defaults.top_p, help="of sampled texts")
     group.add_argument("--alpha", type=float, default=defaults.alpha, help="error rate of each sequential test")
     group.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run)

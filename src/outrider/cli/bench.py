@@ -36,12 +36,7 @@ from outrider.models.native import ready_to_measure
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "bench",
-        help="measure every method against plain decoding",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("bench", description=__doc__)
     add_load_options(parser)
     _add_what(parser)
     _add_how(parser)
@@ -78,16 +73,16 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "--policy", default="", metavar="NAME,NAME", help="policies (default: as `generate`: adaptive, or fixed with -K)"
     )
     group.add_argument("--option", "-O", action="append", default=[], metavar="METHOD.NAME=VALUE", help="an option of a method")
-    group.add_argument("--temperature", "-t", type=float, default=0.0)
+    group.add_argument("--temperature", "-t", type=float, default=0.0, help="0 is greedy")
     group.add_argument("--batch-sizes", default="1", metavar="B,B", help="requests that share passes (default: 1)")
-    group.add_argument("--max-tokens", "-n", type=int, default=64)
+    group.add_argument("--max-tokens", "-n", type=int, default=64, help="tokens of a text")
     group.add_argument("--turns", type=int, default=1, help="turns of a conversation that are asked (default: 1)")
     group.add_argument("--stop-at-eos", action="store_true", help="end at the end-of-sequence token (default: write on)")
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how much, and where it goes")
-    group.add_argument("--rounds", type=int, default=5)
+    group.add_argument("--rounds", type=int, default=5, help="times that everything is measured")
     group.add_argument("--prompts", type=int, help="most prompts of a suite (default: all)")
     group.add_argument("--seconds", type=float, help="take fewer prompts and rounds to end in about this time")
     group.add_argument(

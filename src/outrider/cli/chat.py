@@ -22,7 +22,7 @@ _HELP = "/plain and /fast switch speculation, /temperature X, /new starts over, 
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("chat", help="talk to a model in the terminal", description=__doc__)
+    parser = commands.add_parser("chat", description=__doc__)
     add_model_options(parser)
     add_sampling_options(parser)
     parser.add_argument("--save-trace", type=Path, metavar="FILE", help="append every round, for `outrider viz`")

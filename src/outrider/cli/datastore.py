@@ -34,12 +34,7 @@ _PIECE = 1 << 20
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "datastore",
-        help="build or inspect a corpus to copy from",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("datastore", description=__doc__)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     build = actions.add_parser("build", help="tokenize text files and index them")
     build.add_argument("files", nargs="+", type=Path, metavar="FILES", help="text or .jsonl files, plain, .gz or .xz")
@@ -48,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     build.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="tokens indexed at once")
     build.set_defaults(run=run)
     info = actions.add_parser("info", help="say what a datastore holds, and check that it is whole")
-    info.add_argument("folder", type=Path, metavar="DIR")
+    info.add_argument("folder", type=Path, metavar="DIR", help="written by `outrider datastore build`")
     info.add_argument("--json", action="store_true", help="print JSON")
     info.set_defaults(run=run)
 

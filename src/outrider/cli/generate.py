@@ -29,7 +29,7 @@ _REPEATS = 3
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("generate", help="continue a prompt", description=__doc__)
+    parser = commands.add_parser("generate", description=__doc__)
     parser.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads standard input")
     parser.add_argument("--file", type=Path, help="read the prompt from a file")
     parser.add_argument("--lines", action="store_true", help="every line of the input is a prompt of its own")

@@ -11,7 +11,7 @@ from outrider.models.info import describe_model
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("info", help="describe a model", description=__doc__)
+    parser = commands.add_parser("info", description=__doc__)
     parser.add_argument("model", nargs="?", help="folder, hub name or .gguf file (default: the bundled target)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

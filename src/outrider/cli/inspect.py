@@ -13,10 +13,8 @@ from outrider.models.heads.inspect import inspect_folder
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "inspect", help="what a folder of draft heads is, and what is wrong with it", description=__doc__
-    )
-    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser = commands.add_parser("inspect", description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a folder of heads")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--export", metavar="FORMAT", help=f"write it for another engine: {', '.join(FORMATS)}")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where --export writes")

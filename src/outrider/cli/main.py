@@ -1,30 +1,53 @@
 """``outrider``: the list of subcommands, and what happens to errors.
 
+A subcommand's module is imported when it is the one that was asked for: ``outrider --help`` does not wait for PyTorch.
+
 Exit codes: 0 done, 2 something in the input is wrong (one line says what and how to mend it), 130 interrupted.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from outrider.cli import audit, bench, chat, datastore, generate, info, inspect, methods, serve, simulate, train, tune, viz
-from outrider.core.errors import OutriderError
+from outrider.cli.parser import Parser
+from outrider.core.errors import OptionError, OutriderError, nearest
+from outrider.core.version import VERSION
 
-_COMMANDS = (generate, methods, info, inspect, datastore, bench, audit, simulate, tune, train, serve, chat, viz)
+COMMANDS = {
+    "generate": "continue a prompt",
+    "chat": "talk to a model in the terminal",
+    "serve": "serve the OpenAI API, and a page to watch it",
+    "methods": "list methods, acceptance rules and policies, or explain one",
+    "info": "describe a model",
+    "bench": "measure every method against plain decoding",
+    "tune": "find the fastest method for your prompts on this machine",
+    "audit": "is a method lossless on a model, here?",
+    "simulate": "predict speculation on other hardware",
+    "train": "train heads or a draft model for a target",
+    "inspect": "say what a folder of heads is, or export it",
+    "datastore": "build or inspect a corpus to copy from",
+    "viz": "replay a recorded trace in a page",
+}
+"""Every subcommand, in the order of the help, with its line in it."""
+
+_DESCRIPTION = """Language models generate faster without changing what they say.
+
+  outrider generate "Once upon a time" --show      the bundled models, every token coloured by where it came from
+  outrider chat --model FOLDER                     your own model
+  outrider COMMAND --help                          the options of a command, with their defaults"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="outrider", description="Language models generate faster without changing what they say."
-    )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in _COMMANDS:
-        module.add_parser(commands)
-    chosen = parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        parser = _parser(next((word for word in words if not word.startswith("-")), None))
+        if not words:
+            parser.print_help()
+            return 0
+        chosen = parser.read(words)
         return chosen.run(chosen)
     except OutriderError as error:
         print(f"outrider: {error}", file=sys.stderr)
@@ -34,3 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _parser(command: str | None) -> Parser:
+    """A parser that knows every command by name, and the asked one with its options."""
+    if command is not None and command not in COMMANDS:
+        raise OptionError(f"unknown command {command!r}; {nearest(command, COMMANDS)}")
+    parser = Parser(prog="outrider", description=_DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"outrider {VERSION}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, line in COMMANDS.items():
+        if name == command:
+            import_module(f"outrider.cli.{name}").add_parser(commands)
+        else:
+            commands.add_parser(name, help=line)
+    return parser

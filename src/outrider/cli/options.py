@@ -39,23 +39,23 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", "-n", type=int, default=128)
+    group.add_argument("--max-tokens", "-n", type=int, default=128, help="most tokens to write")
     group.add_argument("--temperature", "-t", type=float, default=0.0, help="0 is greedy")
-    group.add_argument("--top-k", type=int, default=0)
-    group.add_argument("--top-p", type=float, default=1.0)
-    group.add_argument("--min-p", type=float, default=0.0)
-    group.add_argument("--typical-p", type=float, default=1.0)
-    group.add_argument("--repetition-penalty", type=float, default=1.0)
-    group.add_argument("--presence-penalty", type=float, default=0.0)
-    group.add_argument("--frequency-penalty", type=float, default=0.0)
-    group.add_argument("--min-tokens", type=int, default=0)
+    group.add_argument("--top-k", type=int, default=0, help="choose among the k likeliest tokens; 0 is all of them")
+    group.add_argument("--top-p", type=float, default=1.0, help="choose among the likeliest tokens that hold this share")
+    group.add_argument("--min-p", type=float, default=0.0, help="drop tokens below this share of the likeliest one")
+    group.add_argument("--typical-p", type=float, default=1.0, help="keep the most typical tokens that hold this share")
+    group.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1 repeats less, the prompt included")
+    group.add_argument("--presence-penalty", type=float, default=0.0, help="taken once from tokens that were written")
+    group.add_argument("--frequency-penalty", type=float, default=0.0, help="taken once for each time a token was written")
+    group.add_argument("--min-tokens", type=int, default=0, help="write at least so many")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     group.add_argument("--seed", type=int, help="same seed, same text")
     grammar = group.add_mutually_exclusive_group()
     grammar.add_argument("--json-schema", metavar="FILE", type=Path, help="write JSON that validates against this schema")
     grammar.add_argument("--regex", metavar="PATTERN", help="write text that matches this regular expression")
     grammar.add_argument("--ebnf", metavar="FILE", type=Path, help="write text of this grammar (Lark or GBNF notation)")
-    group.add_argument("--ignore-eos", action="store_true")
+    group.add_argument("--ignore-eos", action="store_true", help="write on after the end-of-sequence token")
 
 
 _SAMPLING = (

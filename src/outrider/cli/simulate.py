@@ -21,38 +21,33 @@ from outrider.core.errors import OptionError
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "simulate",
-        help="predict speculation on other hardware",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("simulate", description=__doc__)
     group = parser.add_argument_group("elsewhere")
     group.add_argument("--hardware", default="h200", help=f"one of {', '.join(HARDWARE)} (default: %(default)s)")
     group.add_argument("--devices", type=int, default=1, help="devices that share the target's weights")
     group.add_argument("--params", type=float, default=8e9, help="parameters of the target")
-    group.add_argument("--layers", type=int, default=32)
+    group.add_argument("--layers", type=int, default=32, help="layers of the target")
     group.add_argument(
         "--kv-bytes", type=float, default=131072, help="bytes of keys and values per token (default: an 8B model)"
     )
     group.add_argument(
         "--draft-params", type=float, default=0.0, help="parameters of the draft; 0 for guesses that cost nothing"
     )
-    group.add_argument("--draft-layers", type=int, default=1)
+    group.add_argument("--draft-layers", type=int, default=1, help="layers of the draft")
     group.add_argument(
         "--acceptance", default="0.8", metavar="A,A", help="per position; the last goes on (default: %(default)s)"
     )
-    group.add_argument("--batch-sizes", default="1,8,32,128", metavar="B,B")
-    group.add_argument("--context", type=int, default=1024)
+    group.add_argument("--batch-sizes", default="1,8,32,128", metavar="B,B", help="requests that share passes")
+    group.add_argument("--context", type=int, default=1024, help="tokens before the one that is written")
     group.add_argument("--longest", type=int, default=12, help="longest draft that is considered")
     group = parser.add_argument_group("here")
     group.add_argument("--validate", action="store_true", help="predict synthetic drafters on this machine, then measure them")
     group.add_argument(
         "--cpu-time", action="store_true", help="count CPU seconds, for a machine that is shared; needs --threads 1"
     )
-    group.add_argument("--rounds", type=int, default=5)
+    group.add_argument("--rounds", type=int, default=5, help="times that everything is measured")
     group.add_argument("--prompts", type=int, default=3, help="prompts of each of two suites")
-    group.add_argument("--max-tokens", "-n", type=int, default=64)
+    group.add_argument("--max-tokens", "-n", type=int, default=64, help="tokens of a text")
     add_load_options(parser)
     parser.set_defaults(run=run)
 

@@ -47,7 +47,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("train", help="train heads or a draft model for a target", description=__doc__)
+    parser = commands.add_parser("train", description=__doc__)
     valid = ", ".join([*HEAD_KINDS, *OTHER_KINDS])
     parser.add_argument("method", help=f"one of {valid}, several heads with commas between them, or `regenerate`")
     parser.add_argument("--target", metavar="MODEL", help="folder, hub name or .gguf file (default: the bundled model)")
@@ -62,8 +62,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--max-len", type=int, default=512, help="tokens per document; longer ones are cut")
     parser.add_argument("--held-out", type=int, default=32, help="documents to judge by")
     group = parser.add_argument_group("regenerate")
-    group.add_argument("--max-tokens", type=int, default=256)
-    group.add_argument("--temperature", type=float, default=0.8)
+    group.add_argument("--max-tokens", type=int, default=256, help="tokens of a text")
+    group.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
     group.add_argument("--prompt-len", type=int, default=16, help="tokens of a text that are its prompt")
     group.add_argument(
         "--method-of-writing", default=None, metavar="METHOD", help="speculation while writing (default: the usual)"

@@ -27,12 +27,7 @@ from outrider.methods import METHODS
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "tune",
-        help="find the fastest method for your prompts on this machine",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("tune", description=__doc__)
     defaults = TuneConfig()
     parser.add_argument("model", help="folder, hub name or .gguf file; 'bundled' for the bundled pair")
     parser.add_argument("--prompts", required=True, metavar="FILE", help=".jsonl file, or a suite of `outrider bench`")
@@ -42,14 +37,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--methods", default="all", help="names of `outrider methods`, with commas (default: all lossless ones)"
     )
     parser.add_argument("--num-prompts", type=int, default=8, help="prompts that are used (default: %(default)s)")
-    parser.add_argument("--max-tokens", "-n", type=int, default=defaults.max_tokens)
-    parser.add_argument("--temperature", "-t", type=float, default=0.0)
-    parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=defaults.num_rounds)
+    parser.add_argument("--max-tokens", "-n", type=int, default=defaults.max_tokens, help="tokens of a text")
+    parser.add_argument("--temperature", "-t", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument("--batch-size", type=int, default=1, help="requests that share passes")
+    parser.add_argument("--rounds", type=int, default=defaults.num_rounds, help="times that the finalists are measured")
     parser.add_argument("--seconds", type=float, help="limit of the measurements at the end, about")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--device")
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    parser.add_argument("--threads", type=int, help="CPU threads")
     parser.set_defaults(run=run)
 
 

@@ -12,7 +12,7 @@ from outrider.viz.trace_file import read_trace
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("viz", help="replay a recorded trace in a page", description=__doc__)
+    parser = commands.add_parser("viz", description=__doc__)
     parser.add_argument("trace", type=Path, help="rounds, one per line: saved by the server's page or `chat --save-trace`")
     parser.add_argument("--output", "-o", type=Path, help="the page to write (default: beside the trace)")
     parser.add_argument("--request", type=int, help="which request of the trace (default: the first)")

@@ -4,7 +4,8 @@
     ├── OptionError        an option, name or value that does not exist or cannot be
     │   └── RequestError   the same, in one request: prompt, sampling parameters
     ├── ModelError         a checkpoint that is missing, damaged or not what it should be
-    └── CompositionError   a drafter, rule and policy that may not be combined
+    ├── CompositionError   a drafter, rule and policy that may not be combined
+    └── DraftError         a drafter proposed what no model can score: a defect of the drafter
 
 A message is one line: what is wrong, why, and what to do. ``assert`` is for our own invariants, never for input.
 """
@@ -35,9 +36,17 @@ class CompositionError(OutriderError):
     """Parts of a method that are not exact, or not possible, together."""
 
 
+class DraftError(OutriderError):
+    """A drafter proposed a tree that cannot be scored."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The hint that ends an unknown-name error: the closest valid name, then all of them."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}valid: {', '.join(names)}"
+    return f"{closest(name, names)}valid: {', '.join(names)}"
+
+
+def closest(name: str, valid: Iterable[str]) -> str:
+    """``did you mean 'x'? ``, or nothing where no valid name is near."""
+    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return f"did you mean {found[0]!r}? " if found else ""

@@ -89,6 +89,11 @@ class Target(ABC):
         """Its passes do not run on PyTorch's threads, which then had better not spin beside them."""
         return False
 
+    @property
+    def can_read_out(self) -> bool:
+        """``logits`` turns states of the last layer into scores; some models have more behind it than a norm and a head."""
+        return True
+
     @abstractmethod
     def new_cache(self, batch_size: int) -> Cache:
         """An empty cache of ``batch_size`` rows."""
@@ -329,8 +334,13 @@ class Drafter(ABC):
 
     @final
     def asked(self, state: Any, context: Context, plan: Plan) -> Draft:
-        """What it proposes; where no guess is planned it is not even asked, and costs nothing. (It observes that round too.)"""
-        return self.propose(state, context, plan) if any(plan.max_depth) else context.without_guesses(self.draws)
+        """What it proposes, checked; where no guess is planned it is not even asked, and costs nothing. (It observes that
+        round too.)"""
+        if not any(plan.max_depth):
+            return context.without_guesses(self.draws)
+        draft = self.propose(state, context, plan)
+        draft.tree.check(context.sampler.vocab_size, type(self).__name__)
+        return draft
 
     def round_taps(self, state: Any) -> tuple[int, ...]:
         """Those that it will read of this round, after ``propose``: states nobody reads take time to keep."""
@@ -358,6 +368,8 @@ class AcceptanceRule(ABC):
     shape: ClassVar[Shape]
     """TREE: walks any tree. CHAIN: only chains."""
     lossless: ClassVar[bool]
+    keeps_seed: ClassVar[bool] = False
+    """The text is plain decoding's with the same seed, token for token, and not only drawn from the same law."""
 
     @abstractmethod
     def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict: ...

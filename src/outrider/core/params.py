@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -29,6 +30,26 @@ class Grammar(Protocol):
         ...
 
 
+Class = TypeVar("Class")
+
+
+def _refusing_unknown_names(kind: type[Class]) -> type[Class]:
+    """A dataclass that answers a misspelt field with the nearest one, instead of Python's own error."""
+    names = {item.name for item in fields(kind)}  # type: ignore[arg-type]
+    made = kind.__init__
+
+    @wraps(made)
+    def checked(self: Any, *values: Any, **named: Any) -> None:
+        for name in named:
+            if name not in names:
+                raise RequestError(f"unknown sampling parameter {name!r}; {nearest(name, names)}")
+        made(self, *values, **named)
+
+    kind.__init__ = checked
+    return kind
+
+
+@_refusing_unknown_names
 @dataclass(frozen=True)
 class SamplingParams:
     """Everything but the prompt. Applied in this order: user processors, logit bias, banned and minimum tokens, grammar,
@@ -68,7 +89,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
+        for name in ("stop", "stop_token_ids", "banned_token_ids", "logits_processors"):
+            object.__setattr__(self, name, _listed(name, self.__dict__[name]))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         for name, valid, meaning in _BOUNDS:
             value = self.__dict__[name]
             if isinstance(value, bool) or not isinstance(value, int | float) or not valid(value):
@@ -76,23 +99,64 @@ class SamplingParams:
         self._check_lists()
 
     def _check_lists(self) -> None:
-        if any(not text for text in self.stop):
-            raise RequestError("stop holds an empty string, which would end every text at once; remove it")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise RequestError(f"seed = {self.seed} is not valid; it must fit into 64 bits")
-        if self.logprobs is not None and not 0 <= self.logprobs <= 1000:
-            raise RequestError(f"logprobs = {self.logprobs} is not valid; it must be between 0 and 1000")
-        if any(math.isnan(bias) for bias in self.logit_bias.values()):
-            raise RequestError("logit_bias holds a NaN; use a finite number or -inf to ban a token")
+        for text in self.stop:
+            if not isinstance(text, str):
+                raise RequestError(f"stop holds {text!r}, which is no string; stop_token_ids takes token ids")
+            if not text:
+                raise RequestError("stop holds an empty string, which would end every text at once; remove it")
+        for name in ("stop_token_ids", "banned_token_ids"):
+            bad = next((token for token in self.__dict__[name] if not _is_whole(token)), None)
+            if bad is not None:
+                raise RequestError(f"{name} holds {bad!r}, which is no token id; give whole numbers")
+        if self.seed is not None and (not _is_whole(self.seed) or not -(2**63) <= self.seed < 2**64):
+            raise RequestError(f"seed = {self.seed!r} is not valid; it must be a whole number of 64 bits, or None")
+        if self.logprobs is not None and (not _is_whole(self.logprobs) or not 0 <= self.logprobs <= 1000):
+            raise RequestError(f"logprobs = {self.logprobs!r} is not valid; it must be between 0 and 1000, or None")
 
     @staticmethod
     def of(**options: Any) -> SamplingParams:
-        """From keyword options, with a did-you-mean for unknown names."""
-        names = {item.name for item in fields(SamplingParams)}
-        for name in options:
-            if name not in names:
-                raise RequestError(f"unknown sampling parameter {name!r}; {nearest(name, names)}")
+        """From keyword options of any names; an unknown one is refused with the nearest."""
         return SamplingParams(**options)
+
+
+def as_params(params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
+    """The parameters of a call as a list: one for every prompt, or one for all of them."""
+    if params is None:
+        return [SamplingParams()]
+    many = [params] if isinstance(params, SamplingParams) else params
+    if isinstance(many, str | Mapping) or not isinstance(many, Sequence):
+        raise RequestError(f"params = {many!r} is not valid; give SamplingParams(max_tokens=64, ...), or a list of them")
+    bad = next((one for one in many if not isinstance(one, SamplingParams)), None)
+    if bad is not None:
+        raise RequestError(f"params holds {bad!r}; give SamplingParams(max_tokens=64, ...), one, or one per prompt")
+    return list(many)
+
+
+def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    """A list of any kind as a tuple; None is an empty one, as in OpenAI's API."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise RequestError(f"{name} = {value!r} is not valid; give a list, or None")
+    return tuple(value)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise RequestError(f"logit_bias = {value!r} is not valid; give a dict from token ids to numbers")
+    try:
+        found = {int(token): float(bias) for token, bias in value.items()}
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"logit_bias is not valid ({error}); give a dict from token ids to numbers") from None
+    if any(math.isnan(bias) for bias in found.values()):
+        raise RequestError("logit_bias holds a NaN; use a number, -inf to ban a token, or inf to force one")
+    return found
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _whole(low: int) -> Callable[[Any], bool]:

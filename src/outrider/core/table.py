@@ -92,6 +92,17 @@ class RuleRow:
     paper: str
     options: type = NoOptions
 
+    @property
+    def keeps(self) -> str:
+        """What of plain decoding a text keeps under this rule, in words."""
+        if self.rule.keeps_seed:
+            return "the seed: the text of plain decoding with the same seed, token for token"
+        return (
+            "the law: texts as likely as plain decoding's, but not the same ones"
+            if self.rule.lossless
+            else "neither seed nor law"
+        )
+
     def build(self, given: Mapping[str, Any]) -> AcceptanceRule:
         """The rule with its options, or as it is where it has none."""
         make = cast("Callable[..., AcceptanceRule]", self.rule)

@@ -18,6 +18,8 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from outrider.core.errors import DraftError
+
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
@@ -74,6 +76,16 @@ class TokenTree:
             path.append(node)
             node = parents[node]
         return path[::-1]
+
+    def check(self, vocab_size: int, who: str) -> None:
+        """Refuse a token out of the vocabulary and a node before its parent: a fast pass reads memory by both."""
+        rows = self.tokens.tolist()  # lists are the cheapest way to look at a few numbers
+        low, high = min(map(min, rows)), max(map(max, rows))
+        if low < 0 or high >= vocab_size:
+            bad = low if low < 0 else high
+            raise DraftError(f"{who} guessed token {bad}, and the vocabulary is 0 to {vocab_size - 1}; check its tokenizer")
+        if not self.is_chain and any(p >= node for row in self.parents.tolist() for node, p in enumerate(row)):
+            raise DraftError(f"{who} proposed a tree with a node before its parent; order nodes so that parents come first")
 
     def to(self, device: torch.device) -> TokenTree:
         return TokenTree(self.tokens.to(device), self.parents.to(device), self.sizes, self.is_chain)

@@ -59,7 +59,8 @@ class TokenRecyclingOptions:
     grow: str = "confidence"
     """Nodes are chosen by "confidence", the probabilities stored with the successors, or by "ranks", one static tree."""
     recycle_prompt: bool = True
-    """Fill the table from the prompt's states too: costs the target's head once per distinct prompt token."""
+    """Fill the table from the prompt's states too: costs the target's head once per distinct prompt token. Left
+    out where the head cannot be used apart."""
     perturb: bool = True
     """When sampling at temperature T, rank a token's successors by logit + T g with the target's own noise g at that
     position, as the coupled rule will choose. Rules that do not use this noise do better without."""
@@ -84,7 +85,7 @@ class TokenRecycling(Drafter):
         self.target = target
         self.table = table
         self.options = options or TokenRecyclingOptions()
-        self.taps = (target.num_layers,) if self.options.recycle_prompt else ()
+        self.taps = (target.num_layers,) if self.options.recycle_prompt and target.can_read_out else ()
 
     @torch.inference_mode()
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Stateless:

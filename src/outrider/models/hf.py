@@ -1,8 +1,8 @@
 """Any Hugging Face causal language model as a target, through its own modules.
 
 A tree goes in as a 4-D mask (one per kind of layer where the architecture has several) and a position per node. Whether a
-model honours both is not declared anywhere, so it is *tried* when the model is opened: a small ragged batch of trees must get
-the logits of its unrolled sequences. A model that fails, or keeps a recurrent state instead of keys and values, is refused.
+model honours both is not declared anywhere, so it is *tried* when the model is opened (``hf_check.py``). A model that fails,
+or keeps a recurrent state instead of keys and values, is refused.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from outrider.core.draft import Resume
-from outrider.core.errors import ModelError
+from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Cache, Target
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.attention.padded import padded_bias
 from outrider.models.hf_cache import HFCache
+from outrider.models.hf_check import check_model
 from outrider.models.prefill import chunks_of, joined_taps
 
 _CHUNK = 512
@@ -33,31 +34,40 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 class HFModel(Target):
     """A transformers model behind our interface."""
 
-    def __init__(self, model: Any, name: str = "model") -> None:
-        """``model`` is any transformers causal language model; ``name`` is for messages."""
+    def __init__(self, model: Any, name: str = "model", *, max_len: int | None = None) -> None:
+        """``model`` is any transformers causal language model; ``name`` is for messages; ``max_len`` shortens its context."""
         self.model = model.eval().requires_grad_(False)
         self.name = name
         config = model.config.get_text_config()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.num_layers = int(config.num_hidden_layers)
-        self.max_len = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
+        self.max_len = _context_of(config, name, max_len)
         self.device, self.dtype = model.device, model.dtype
         self.hidden_size = int(config.hidden_size)
         self._windows = _windows_of(config, name)
         self._arguments = set(inspect.signature(model.forward).parameters)
         owner, layers = _layer_list(model, self.num_layers)
         self._last_layer = layers[-1]
-        self._check()
+        check_model(self, model)
         self._readout = self._find_readout(owner, getattr(config, "final_logit_softcapping", None))
 
     @staticmethod
-    def load(folder: Path, *, dtype: torch.dtype, device: torch.device) -> HFModel:
+    def load(
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_len: int | None = None,
+        trust_remote_code: bool = False,
+    ) -> HFModel:
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code
+            )
         except Exception as error:  # transformers raises many kinds, and all of them mean that the folder cannot be used
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{folder}: transformers cannot open it ({type(error).__name__}: {reason})") from error
-        return HFModel(model.to(device), str(folder))
+        return HFModel(model.to(device), str(folder), max_len=max_len)
 
     def new_cache(self, batch_size: int) -> HFCache:
         return HFCache([0] * batch_size)
@@ -77,6 +87,10 @@ class HFModel(Target):
         assert resume is None, "only a LayeredTarget can go on from earlier layers"
         return self._forward(tree, cache, taps, start=start)
 
+    @property
+    def can_read_out(self) -> bool:
+        return self._readout is not None
+
     def logits(self, hidden: Tensor) -> Tensor:
         if self._readout is None:
             raise ModelError(f"{self.name}: the head of {self._kind} cannot be used apart; choose a method without early exits")
@@ -93,7 +107,7 @@ class HFModel(Target):
             output = self.model(
                 input_ids=tree.tokens[:, start:],
                 attention_mask=self._mask(tree, cache.lengths, start),
-                position_ids=(starts + tree.depths)[:, start:],
+                position_ids=(starts + tree.depths)[:, start:].clamp(max=self.max_len - 1),  # padding of a full row
                 past_key_values=cache.storage,
                 use_cache=True,
                 output_hidden_states=bool(taps),
@@ -110,34 +124,13 @@ class HFModel(Target):
         }
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _check(self) -> None:
-        """Two ragged rows of branching trees against their sequences written out, so that mask and positions both matter."""
-        prompts, parents = ([3, 1, 4, 1, 5], [2, 7]), [-1, 0, 0, 1, 2, 4]
-        rows = [[(token + row) % self.vocab_size for token in (9, 6, 5, 3, 8, 7)] for row in range(2)]
-        tree = TokenTree.of_rows([(row, parents) for row in rows], self.device)
-        cache = self.new_cache(2)
-        try:
-            self.prefill(prompts, cache)
-            found = self.score(tree, cache).logits
-        except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ModelError(f"{self.name}: {self._kind} cannot score trees ({type(error).__name__}: {reason})") from error
-        if len(cache.blocks) != self.num_layers or any(keys.shape[2] != 5 + len(parents) for keys, _ in cache.blocks):
-            raise ModelError(f"{self.name}: {self._kind} keeps no keys and values per token, so guesses cannot be taken back")
-        tolerance = 1e-3 if self.dtype == torch.float32 else 0.1
-        for row, prompt in enumerate(prompts):
-            for node in range(len(parents)):
-                path = [rows[row][n] for n in (0, *tree.path(row, node))]
-                with torch.no_grad():
-                    unrolled = torch.tensor([[*prompt, *path]], device=self.device)
-                    expected = self.model(input_ids=unrolled, use_cache=False).logits[0, -1]
-                if float((found[row, node] - expected).abs().max()) > tolerance * float(expected.std()):
-                    raise ModelError(
-                        f"{self.name}: {self._kind} ignores tree masks or positions, so it would score trees wrongly"
-                    )
+    def masks_of(self, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        """One mask for every kind of layer, as the model takes it."""
+        return dict.fromkeys(self._windows, mask) if len(self._windows) > 1 else mask
 
+    @torch.no_grad()
     def _find_readout(self, owner: nn.Module, softcap: float | None) -> Readout | None:
-        """What the model does after its last layer, if that is modules in a row, the head, and at most a soft cap."""
+        """What the model does after its last layer, if that is modules in a row, the head, a factor and at most a soft cap."""
         called: list[nn.Module] = []
         handles = [
             child.register_forward_hook(lambda module, *_: called.append(module))
@@ -148,9 +141,14 @@ class HFModel(Target):
         for handle in handles:
             handle.remove()
         after = called[called.index(self._last_layer) + 1 :]
-        readout = Readout(after, self.model.get_output_embeddings(), softcap)
-        with torch.no_grad():
-            same = torch.allclose(readout(scores.taps[self.num_layers]), scores.logits, rtol=1e-3, atol=1e-3)
+        state, head = scores.taps[self.num_layers], self.model.get_output_embeddings()
+        try:
+            bare = Readout(after, head, None, 1.0)(state).float()
+            scale = 1.0 if softcap else float((scores.logits.float() * bare).sum() / (bare * bare).sum())
+            readout = Readout(after, head, softcap, scale)
+            same = torch.allclose(readout(state), scores.logits, rtol=1e-3, atol=1e-3)
+        except RuntimeError:  # what follows the last layer is more than modules in a row
+            return None
         return readout if same else None
 
     @property
@@ -160,15 +158,15 @@ class HFModel(Target):
 
 @final
 class Readout:
-    """The way from the last layer's output to the logits."""
+    """The way from the last layer's output to the logits: modules, the head, a constant factor and a soft cap."""
 
-    def __init__(self, modules: Sequence[nn.Module], head: nn.Module, softcap: float | None) -> None:
-        self._modules, self._head, self._softcap = modules, head, softcap
+    def __init__(self, modules: Sequence[nn.Module], head: nn.Module, softcap: float | None, scale: float) -> None:
+        self._modules, self._head, self._softcap, self._scale = modules, head, softcap, scale
 
     def __call__(self, hidden: Tensor) -> Tensor:
         for module in self._modules:
             hidden = module(hidden)
-        logits = self._head(hidden)
+        logits = self._head(hidden) * self._scale if self._scale != 1 else self._head(hidden)
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
 
@@ -189,6 +187,26 @@ class _Tap:
     def __exit__(self, *error: object) -> None:
         if self._handle is not None:
             self._handle.remove()
+
+
+def _context_of(config: Any, name: str, wanted: int | None) -> int:
+    """Longest context: what the config declares, less where positions are scaled by the length of what is in a pass.
+
+    longrope and dynamic scaling change all positions once a context is longer than the original one, so a text would depend
+    on its neighbours and cached keys on when they were written. Below that length there is nothing to change.
+    """
+    declared = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    for kind in kinds:
+        if (kind.get("rope_type") or kind.get("type")) in ("longrope", "dynamic", "su"):
+            original = kind.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+            declared = min(declared, int(original or declared))
+    if wanted is not None and wanted > declared:
+        raise OptionError(
+            f"max_len = {wanted} is more than the {declared} tokens that {name} can be opened for; use at most that"
+        )
+    return wanted or declared
 
 
 def _windows_of(config: Any, name: str) -> dict[str, int | None]:

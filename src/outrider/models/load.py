@@ -28,6 +28,18 @@ GPU and CPU, 4 on a GPU."""
 
 
 @dataclass(frozen=True)
+class Source:
+    """Where a model comes from."""
+
+    name: str
+    """A folder, a hub name or a GGUF file."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub name."""
+    trust_remote_code: bool = False
+    """Whether a checkpoint may run Python code that it brings along."""
+
+
+@dataclass(frozen=True)
 class _Speed:
     """Which decoder is wanted."""
 
@@ -38,7 +50,7 @@ class _Speed:
 
 
 def load_model(
-    name: str,
+    name: str | Source,
     *,
     dtype: str | None = None,
     device: str | None = None,
@@ -60,7 +72,8 @@ def load_model(
         raise OptionError(f"page_len = {page_len} is not valid; use a power of two, or 0 for one block per row")
     speed = _Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len)
     wanted = torch.bfloat16 if speed.bits < 16 else _dtype_named(dtype)
-    path = local_path(name)
+    source = name if isinstance(name, Source) else Source(name)
+    path = local_path(source)
     if path.suffix == ".gguf":
         return _load_gguf(path, wanted, place, max_len=max_len, speed=speed)
     raw = read_config(path)
@@ -71,10 +84,11 @@ def load_model(
             raise OptionError(f"page_len = {page_len} is not available for this model, which transformers runs; leave it out")
         from outrider.models.hf import HFModel
 
-        return HFModel.load(path, dtype=wanted or auto_dtype(raw.get("dtype") or raw.get("torch_dtype"), place), device=place)
-    source = SafetensorsFolder(path)
+        dtype_used = wanted or auto_dtype(raw.get("dtype") or raw.get("torch_dtype"), place)
+        trusted = source.trust_remote_code
+        return HFModel.load(path, dtype=dtype_used, device=place, max_len=max_len, trust_remote_code=trusted)
     dtype_used = wanted or auto_dtype(config.dtype, place)
-    return _decoder(config, source, dtype=dtype_used, device=place, max_len=max_len, speed=speed)
+    return _decoder(config, SafetensorsFolder(path), dtype=dtype_used, device=place, max_len=max_len, speed=speed)
 
 
 def _load_gguf(
@@ -124,9 +138,12 @@ def _refuse(speed: _Speed) -> None:
         )
 
 
-def local_path(name: str) -> Path:
+def local_path(source: str | Source) -> Path:
     """A folder or GGUF file on this machine; a hub name is fetched, or found in the cache when there is no network."""
+    name, revision = (source, None) if isinstance(source, str) else (source.name, source.revision)
     path = Path(name).expanduser()
+    if revision is not None and path.exists():
+        raise OptionError(f"revision = {revision!r} is of a model on the hub, and {name} is on this machine; leave it out")
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"{name}: no such file; give the path of a .gguf file, a model folder or a hub name")
@@ -137,16 +154,24 @@ def local_path(name: str) -> Path:
         raise ModelError(f"{name} is a file, but not a .gguf one; give a model folder, a .gguf file or a hub name")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise ModelError(f"{name}: no such folder; give a model folder, a .gguf file or a hub name (owner/model)")
-    return _from_hub(name)
+    return _from_hub(name, revision)
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{name} has no revision {revision!r} on the hub; give a branch, a tag or a commit") from error
     except RepositoryNotFoundError as error:
         raise ModelError(f"{name}: neither a folder here nor a model on the hub (or it is private); check the name") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:

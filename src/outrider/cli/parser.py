@@ -1,0 +1,55 @@
+"""How command lines are read: help that shows every default, and mistakes answered with the nearest valid option.
+
+``argparse`` prints its usage and ends the process on a mistake. ``Parser`` raises an ``OptionError`` instead, so that every
+mistake on the command line is one line on standard error and exit code 2, whoever found it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn, final
+
+from outrider.core.errors import OptionError, closest
+
+
+@final
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of a description, and ends an option's help with its default."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default, text = action.default, action.help or ""
+        untold = default is None or isinstance(default, bool | list) or default in ("", argparse.SUPPRESS)
+        if untold or "default" in text or not action.option_strings:
+            return action.help
+        return f"{text} (default: %(default)s)".strip()
+
+
+@final
+class Parser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` whose mistakes are ours."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "formatter_class": Help})
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{message}; see `{self.prog} --help`")
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The arguments; one that nobody knows is refused with the nearest option."""
+        chosen, unknown = self.parse_known_args(list(arguments))
+        if unknown:
+            word = next((word for word in unknown if word.startswith("-")), unknown[0])
+            name = word.partition("=")[0]
+            hint = closest(name, self.options()) if word.startswith("-") else ""
+            raise OptionError(f"unknown {'option' if name.startswith('-') else 'argument'} {name!r}; {hint}see --help")
+        return chosen
+
+    def options(self) -> list[str]:
+        """Every option of this parser and of its subcommands."""
+        found: list[str] = []
+        for action in self._actions:
+            found += action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                found += [option for parser in action.choices.values() for option in parser.options()]
+        return found

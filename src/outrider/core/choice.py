@@ -1,0 +1,94 @@
+"""A method by name, checked against the tables before any model is loaded.
+
+``Choice.check`` needs names only: an unknown method, a misspelt option or a missing draft model is found at once, not after
+minutes of loading. What depends on the loaded model is checked when the two are composed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.core.catalog import Catalog
+from outrider.core.draft import Draws, Shape
+from outrider.core.errors import CompositionError, OptionError, closest
+from outrider.core.method import agree_on_draws
+from outrider.core.table import MethodRow, PolicyRow, RuleRow, option_names
+
+
+def agrees(row: MethodRow, rule: RuleRow) -> bool:
+    """Whether a rule is exact for a row's guesses and walks what its drafter grows."""
+    fits = row.drafter.shape is Shape.CHAIN or rule.rule.shape is Shape.TREE
+    return fits and bool(set(rule.rule.exact_for) & set(row.drafter.offers))
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """Methods, acceptance rules and policies by name."""
+
+    methods: Catalog[MethodRow]
+    rules: Catalog[RuleRow]
+    policies: Catalog[PolicyRow]
+
+    def rows_of(self, name: str, options: Mapping[str, Any] | None = None) -> dict[str, MethodRow]:
+        """A method's row by name, and those of the methods that its options make it of."""
+        row = self.methods[name]
+        return {name: row, **{part: self.methods[part] for part in row.part_names(options or {})}}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method, a rule, a policy and options, as they were asked for."""
+
+    name: str
+    acceptance: str | None
+    policy: str
+    options: Mapping[str, Any]
+
+    def given(self, tables: Tables) -> dict[str, Any]:
+        """The row's own defaults, and what was asked for."""
+        return {**(tables.methods[self.name].defaults or {}), **self.options}
+
+    def rule(self, tables: Tables) -> RuleRow:
+        """The rule that was named, or the method's own."""
+        return tables.rules[self.acceptance or tables.methods[self.name].acceptance]
+
+    def check(self, tables: Tables, *, num_drafts: int, translates: bool, also: Sequence[str] = ()) -> None:
+        """Refuse unknown names, options that nobody has, and a method that lacks something. ``also`` are names that the
+        caller takes itself: one of them is suggested for a misspelt option."""
+        row, rule_row, given = tables.methods[self.name], self.rule(tables), self.given(tables)
+        agree_on_draws(row.drafter, rule_row.rule)
+        rows = tables.rows_of(self.name, given)
+        kinds = [tables.policies[self.policy].options, rule_row.options, *(part.options for part in rows.values())]
+        valid = set[str]().union(*map(option_names, kinds))
+        for option in self.options:
+            if option not in valid:
+                hint = f"{closest(option, [*sorted(valid), *also])}valid: {', '.join(sorted(valid))}"
+                raise OptionError(f"method {self.name!r} with policy {self.policy!r} has no option {option!r}; {hint}")
+        _check_needs(self.name, rows, given, num_drafts=num_drafts, translates=translates)
+
+
+def _check_needs(
+    name: str, rows: Mapping[str, MethodRow], given: Mapping[str, Any], *, num_drafts: int, translates: bool
+) -> None:
+    """Refuse a method that lacks something it, or a part of it, cannot run without."""
+    named = rows[name].part_names(given)
+    for part, row in rows.items():
+        if part in named and "heads" in row.needs:
+            raise CompositionError(
+                f"method {name!r} cannot be made of {part!r}: its heads need the states of all accepted tokens, and a part "
+                "sees those of its own guesses; use 'draft-model', 'best-first', 'suffix' or another row that copies"
+            )
+        if part in named and (row.parts is not None or row.foreign or Draws.DETERMINISTIC not in row.drafter.offers):
+            raise CompositionError(
+                f"method {name!r} cannot be made of {part!r}: its guesses must be chosen ones, of the target's own tokens; "
+                "use 'draft-model', 'best-first', 'suffix' or another row that copies"
+            )
+        if row.needs_draft and not num_drafts:
+            raise CompositionError(f"method {part!r} needs a draft model; give draft=, or use method 'prompt-lookup'")
+        if row.foreign and not translates:
+            raise CompositionError(f"method {part!r} needs the tokenizers of target and draft; use LLM, or give translation=")
+        missing = next((need for need in row.needs if need not in given), None)
+        if missing:
+            raise CompositionError(f"method {part!r} needs the option {missing!r}; see docs/methods/{part}.md")

@@ -1,0 +1,126 @@
+"""What a new user types first: help, version, one method explained, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import outrider
+from outrider.cli.main import COMMANDS, main
+from outrider.methods import METHODS, POLICIES, RULES
+
+CLI = Path(outrider.__file__).parent / "cli"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def modules_after(statement: str) -> set[str]:
+    """Modules that a fresh process has loaded after a statement."""
+    code = f"import sys\ntry:\n    {statement}\nexcept SystemExit:\n    pass\nprint(chr(10) + ' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], []])
+def test_help_and_version_load_nothing_heavy(words: list[str]) -> None:
+    loaded = modules_after(f"from outrider.cli.main import main; main({words!r})")
+    assert not {"torch", "transformers", "numpy", "tokenizers"} & loaded
+
+
+def test_importing_outrider_loads_torch_on_first_use() -> None:
+    assert "torch" not in modules_after("import outrider")
+    assert "torch" in modules_after("from outrider import LLM")
+    with pytest.raises(AttributeError, match="LLMM"):
+        _ = outrider.LLMM  # type: ignore[attr-defined]
+
+
+def test_the_help_lists_every_command(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    written = {path.stem for path in CLI.glob("*.py") if "def add_parser(" in path.read_text()}
+    assert written == set(COMMANDS)
+    for name, line in COMMANDS.items():
+        assert name in out and line in out
+
+
+def test_version(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"outrider {outrider.__version__}\n"
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    assert f'version = "{outrider.__version__}"' in project.read_text()
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "serve"])
+def test_every_option_is_explained_and_shows_its_default(capsys, command: str) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    if command == "generate":
+        for text in ("most tokens to write (default: 128)", "0 is greedy (default: 0.0)", "(default: 8)", "(default: fast)"):
+            assert text in words
+
+
+def test_every_option_has_a_help_line() -> None:
+    from outrider.cli.parser import Parser
+
+    for name in COMMANDS:
+        parser = Parser(prog="outrider")
+        commands = parser.add_subparsers()
+        __import__(f"outrider.cli.{name}", fromlist=["add_parser"]).add_parser(commands)
+        for action in commands.choices[name]._actions:
+            is_inner = not action.option_strings and action.choices is not None  # subcommands have lines of their own
+            assert action.help or is_inner or name == "serve", f"{name} {action.dest} is not explained"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["generat", "hi"], ("unknown command 'generat'", "did you mean 'generate'")),
+        (["generate", "hi", "--temprature", "1"], ("unknown option '--temprature'", "did you mean '--temperature'")),
+        (["generate", "hi", "-n", "many"], ("--max-tokens", "'many'", "outrider generate --help")),
+        (["bench", "--secnds=60"], ("did you mean '--seconds'",)),
+        (["methods", "prompt-lokup"], ("unknown method, rule or policy", "did you mean 'prompt-lookup'")),
+        (["datastore"], ("ACTION",)),
+    ],
+)
+def test_wrong_words_are_one_line_with_the_nearest_right_one(capsys, words: list[str], expected: tuple[str, ...]) -> None:
+    code, out, err = run(capsys, *words)
+    assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("outrider: ")
+    for text in expected:
+        assert text in err
+
+
+@pytest.mark.parametrize("name", [*METHODS, *RULES, *POLICIES])
+def test_every_row_can_be_explained(capsys, name: str) -> None:
+    code, out, _ = run(capsys, "methods", name)
+    assert code == 0 and out.startswith(f"{name}: ") and "example" in out
+    document = json.loads(run(capsys, "methods", name, "--json")[1])
+    for options in document["options"].values():
+        for option in options:
+            assert option["meaning"], f"{name}: the option {option['name']} has no docstring"
+
+
+def test_one_method_in_full(capsys) -> None:
+    out = run(capsys, "methods", "prompt-lookup")[1]
+    for text in ("max_ngram = 4", "Longest match looked for", "Saxena 2023", "--method prompt-lookup", "num_draft_tokens = 8"):
+        assert text in out
+
+
+def test_the_table_says_what_every_row_keeps(capsys) -> None:
+    """Every row keeps the seed unless its drafter cannot: README promises the same text whatever the drafter."""
+    document = json.loads(run(capsys, "methods", "--json")[1])
+    for name, row in document["methods"].items():
+        assert row["keeps"].startswith("the seed"), name
+    assert document["acceptance rules"]["kseq"]["keeps"].startswith("the law")
+    assert document["acceptance rules"]["typical"]["keeps"].startswith("neither")
