@@ -24,35 +24,35 @@ from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method, agree_on_draws
 from outrider.core.table import MethodRow, Parts, PolicyRow, RuleRow, fill, option_names
 from outrider.core.translation import Translation
-from outrider.drafters.best_first import BestFirst, BestFirstOptions
-from outrider.drafters.cascade import Cascade, CascadeOptions
-from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions
-from outrider.drafters.draft_verify import DraftVerify, DraftVerifyOptions
-from outrider.drafters.dynamic_exit import DynamicExit, DynamicExitOptions
-from outrider.drafters.early_exit import EarlyExit, EarlyExitOptions, EarlyExitTree
-from outrider.drafters.fused import Fused, HybridOptions
-from outrider.drafters.head_rows import HEAD_ROWS
-from outrider.drafters.jacobi import Jacobi, JacobiOptions
-from outrider.drafters.kangaroo import Kangaroo, KangarooOptions, build_kangaroo
-from outrider.drafters.lookahead import Lookahead, LookaheadOptions
-from outrider.drafters.many_chains import ManyChains, ManyChainsOptions
-from outrider.drafters.multi_draft import MultiDraft
-from outrider.drafters.ngram import PromptLookup, PromptLookupOptions
-from outrider.drafters.ngram_cache import NgramCacheDrafter, NgramCacheOptions
-from outrider.drafters.null import NullDrafter
-from outrider.drafters.rasd import Rasd, RasdOptions
-from outrider.drafters.recycling import TokenRecycling, TokenRecyclingOptions
-from outrider.drafters.reencode import Reencode
-from outrider.drafters.reference import ReferenceLookup, ReferenceOptions
-from outrider.drafters.rest import RestDrafter, RestOptions
-from outrider.drafters.self_chain import layered
-from outrider.drafters.sequoia import SequoiaOptions
-from outrider.drafters.stochastic_beam import StochasticBeam, StochasticBeamOptions
-from outrider.drafters.successors import SuccessorTable
-from outrider.drafters.suffix import SuffixDecoding, SuffixOptions
-from outrider.drafters.swift import Swift, SwiftOptions, build_swift
-from outrider.drafters.tli import SharedTokens
+from outrider.drafters.copying.ngram_cache import NgramCacheDrafter, NgramCacheOptions
+from outrider.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
+from outrider.drafters.copying.reference import ReferenceLookup, ReferenceOptions
+from outrider.drafters.copying.rest import RestDrafter, RestOptions
+from outrider.drafters.copying.suffix import SuffixDecoding, SuffixOptions
+from outrider.drafters.heads.head_rows import HEAD_ROWS
+from outrider.drafters.itself.del_ import DynamicExit, DynamicExitOptions
+from outrider.drafters.itself.draft_verify import DraftVerify, DraftVerifyOptions
+from outrider.drafters.itself.early_exit import EarlyExit, EarlyExitOptions, EarlyExitTree
+from outrider.drafters.itself.jacobi import Jacobi, JacobiOptions
+from outrider.drafters.itself.kangaroo import Kangaroo, KangarooOptions, build_kangaroo
+from outrider.drafters.itself.lookahead import Lookahead, LookaheadOptions
+from outrider.drafters.itself.self_chain import layered
+from outrider.drafters.itself.successors import SuccessorTable
+from outrider.drafters.itself.swift import Swift, SwiftOptions, build_swift
+from outrider.drafters.itself.token_recycling import TokenRecycling, TokenRecyclingOptions
+from outrider.drafters.mixed.cascade import Cascade, CascadeOptions
+from outrider.drafters.mixed.hybrid import Fused, HybridOptions
+from outrider.drafters.mixed.multi_draft import MultiDraft
+from outrider.drafters.mixed.rasd import Rasd, RasdOptions
+from outrider.drafters.model.best_first import BestFirst, BestFirstOptions
+from outrider.drafters.model.draft_model import DraftModel
+from outrider.drafters.model.draft_tree import DraftTree, DraftTreeOptions
+from outrider.drafters.model.reencode import Reencode
+from outrider.drafters.model.rsd_s import StochasticBeam, StochasticBeamOptions
+from outrider.drafters.model.sequoia import SequoiaOptions
+from outrider.drafters.model.spectr import ManyChains, ManyChainsOptions
+from outrider.drafters.model.tli import SharedTokens
+from outrider.drafters.plain import NullDrafter
 from outrider.policies.adaptive import Adaptive, AdaptiveOptions
 from outrider.policies.bandit import Bandit, BanditOptions
 from outrider.policies.confidence import Confidence, ConfidenceOptions

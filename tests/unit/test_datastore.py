@@ -13,10 +13,10 @@ from drafting import propose, start
 
 from outrider.cli import datastore as command
 from outrider.core.errors import ModelError, OptionError
-from outrider.drafters.datastore import MAX_MATCH, Datastore
-from outrider.drafters.datastore_build import build_datastore
-from outrider.drafters.rest import RestDrafter, RestOptions, most_frequent
-from outrider.drafters.suffix_array import suffix_array
+from outrider.drafters.copying.datastore import MAX_MATCH, Datastore
+from outrider.drafters.copying.datastore_build import build_datastore
+from outrider.drafters.copying.rest import RestDrafter, RestOptions, most_frequent
+from outrider.drafters.copying.suffix_array import suffix_array
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -16,7 +16,7 @@ from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
-from outrider.drafters.lookahead import Lookahead, LookaheadOptions, NgramPool, PathTree
+from outrider.drafters.itself.lookahead import Lookahead, LookaheadOptions, NgramPool, PathTree
 
 VOCAB = 7
 CPU = torch.device("cpu")

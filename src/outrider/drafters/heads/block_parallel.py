@@ -1,0 +1,98 @@
+"""Heads with a memory that answer for several places ahead at once: parallel multi-token prediction and P-EAGLE.
+
+Both read the columns of the text into a cache of their own and say all levels of the tree in one pass, whatever the tree: a
+level has one law. Parallel multi-token prediction has a layer per level over the same columns (Gloeckle et al. 2024, arXiv
+2404.19737); P-EAGLE holds a place open for every token it does not know and runs them all through the same layers.
+
+    mtp-parallel   q(. | node at depth d) = softmax(W norm(layer_d(h)))
+    p-eagle        q(. | node at depth d) = softmax(W norm(layers(fc m, mask)))  at the d-th open place, d > 0
+
+Lossless under every rule that is exact for the draws.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.cache.contiguous import ContiguousCache
+from outrider.core.draft import Draws
+from outrider.core.interfaces import Context
+from outrider.core.tree import TokenTree
+from outrider.drafters.heads.head_growth import SharedLevels
+from outrider.drafters.heads.head_tree import (
+    Columns,
+    HeadDrafter,
+    HeadOptions,
+    HeadState,
+    read_columns,
+    read_pending,
+)
+from outrider.models.heads.mtp import ParallelMtp
+from outrider.models.heads.parallel_eagle import ParallelEagle
+
+
+@final
+class ParallelPrediction(HeadDrafter):
+    """Trees from a layer per level."""
+
+    def __init__(self, head: ParallelMtp, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
+        super().__init__(head, options, draws=draws, num_layers=len(head.layers))
+        self.head = head
+
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> SharedLevels:
+        del max_depth
+        assert state.cache is not None
+        last = read_pending(state, read_columns(state, context), partial(self._read, state.cache))
+        levels = last.unflatten(-1, (len(self.head.layers), -1))[:, 0]
+        return SharedLevels(self.head, context, lambda depth: levels[:, depth : depth + 1])
+
+    def _read(self, cache: ContiguousCache, columns: Columns, chain: TokenTree) -> Tensor:
+        """[B, M, D H] the states of all levels side by side."""
+        attending = self._layer.attending(chain, cache)
+        levels = range(len(self.head.layers))
+        return torch.cat([self.head.state(depth, columns.features, attending.of_layer(depth)) for depth in levels], -1)
+
+
+@final
+class BlockDrafting(HeadDrafter):
+    """Trees from open places."""
+
+    def __init__(self, head: ParallelEagle, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
+        super().__init__(head, options, draws=draws, num_layers=len(head.layers))
+        self.head = head
+
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> SharedLevels:
+        *pieces, final_piece = read_columns(state, context)
+        root = read_pending(state, pieces, partial(self._read, state)) if pieces else None
+        levels = self._block(state, final_piece, root, max_depth)
+        return SharedLevels(self.head, context, lambda depth: levels[:, depth : depth + 1])
+
+    def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
+        return self._step(state, columns.tokens, self.head.fuse(columns.features), chain)
+
+    def _step(self, state: HeadState, tokens: Tensor, states: Tensor, chain: TokenTree) -> Tensor:
+        assert state.cache is not None
+        attending = self._layer.attending(chain, state.cache)
+        return self.head.step(tokens, states, [attending.of_layer(index) for index in range(len(self.head.layers))])
+
+    def _block(self, state: HeadState, columns: Columns, root: Tensor | None, num_levels: int) -> Tensor:
+        """[B, K, H] states of all levels: each row's last columns with its open places right behind them, in one pass. Commits
+        the columns and forgets the places."""
+        assert state.cache is not None
+        sizes = torch.tensor(columns.sizes, device=columns.tokens.device)[:, None]
+        width, more = columns.tokens.shape[1], num_levels - 1
+        is_column = torch.arange(width + more, device=sizes.device) < sizes
+        padded = torch.nn.functional.pad(columns.tokens, (0, more))
+        tokens = torch.where(is_column, padded, self.head.config.mask_token)
+        features = torch.nn.functional.pad(columns.features, (0, 0, 0, more))
+        states = self.head.fuse(torch.where(is_column[..., None], features, self.head.mask_hidden))
+        chain = TokenTree.chain(tokens, [size + more for size in columns.sizes])
+        states = self._step(state, tokens, states, chain)
+        state.cache.commit([range(size) for size in columns.sizes])
+        before = states[:, :1] if root is None else root  # for rows that had no column left
+        places = sizes + torch.arange(num_levels, device=sizes.device)
+        return torch.cat([before, states], 1).gather(1, places[..., None].expand(-1, -1, states.shape[2]))

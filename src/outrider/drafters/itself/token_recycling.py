@@ -1,0 +1,185 @@
+"""Token Recycling: what the target last said after a token is a good guess of what it will say after it now.
+
+Every scored node, right or wrong, comes with the target's whole opinion of what follows its token; ordinary speculation
+throws all of that away. Here the best few successors of each token are kept in a table over the vocabulary, and the next
+tree is read out of it level by level: the candidates of a node are the successors of its token. No weights, no model call;
+the table warms up on the prompt's own states. (Luo et al. 2024, "Turning Trash into Treasure", arXiv 2408.08696.)
+
+    token[child] = M[token[parent], rank[child]]           drafting: one gather per level
+    M[token[n]] <- top-k of the target's logits at n       after the pass, for every node n of the tree
+
+Which nodes are worth a place: by the rank of each guess on the way (the paper's static tree), or by the probability that
+was stored with it, which tells a sure successor from a doubtful one of the same rank:
+
+    value[child] = value[parent] * (0.65 * softmax(M logits)[rank] + 0.04 / (1 + rank));      keep the n largest
+
+Guesses are looked up, not sampled: lossless under any rule that is exact for deterministic draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.errors import OptionError, nearest
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless, Target
+from outrider.drafters.itself.successors import SuccessorTable
+from outrider.drafters.trees.levels import kept_part
+from outrider.drafters.trees.rank_tree import rank_tree
+
+RANK_ACCEPTANCE = (0.48, 0.107, 0.054, 0.033, 0.025, 0.021, 0.014, 0.012, 0.011, 0.01, 0.01, 0.009, 0.008, 0.007, 0.007, 0.007)
+"""How often the target's choice is a token's r-th successor, at any depth. Measured: see docs/methods/token-recycling.md."""
+
+_TRUST, _FLOOR = 0.65, 0.04
+"""A successor stored with probability p at rank r is right with 0.65 p + 0.04 / (1 + r): a fit, checked by that measurement."""
+
+_MAX_DEPTH = 8
+"""No path is likely to be right for longer than this: bounds the levels of a tree grown by confidence."""
+
+_CHUNK = 128
+"""Prompt states turned into logits at once: bounds the memory at this many times the vocabulary."""
+
+_IDLE_SHARE = 16
+"""One in so many rounds that draft nothing is recycled."""
+
+_WAYS = ("confidence", "ranks")
+
+
+@dataclass(frozen=True)
+class TokenRecyclingOptions:
+    """What is remembered, and which of it is guessed. The size of the tree is the plan's (``num_tree_nodes``)."""
+
+    num_successors: int = 16
+    """Successors remembered for each token, k. (The paper: 8.)"""
+    grow: str = "confidence"
+    """Nodes are chosen by "confidence", the probabilities stored with the successors, or by "ranks", one static tree."""
+    recycle_prompt: bool = True
+    """Fill the table from the prompt's states too: costs the target's head once per distinct prompt token."""
+    perturb: bool = True
+    """When sampling at temperature T, rank a token's successors by logit + T g with the target's own noise g at that
+    position, as the coupled rule will choose. Rules that do not use this noise do better without."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_successors, int) or self.num_successors < 1:
+            raise OptionError(f"num_successors = {self.num_successors!r} is not valid; use a whole number of at least 1")
+        if self.grow not in _WAYS:
+            raise OptionError(f"grow = {self.grow!r} is not valid; {nearest(str(self.grow), _WAYS)}")
+
+
+@final
+class TokenRecycling(Drafter):
+    """Trees read out of a table of successors."""
+
+    offers: ClassVar = (Draws.DETERMINISTIC,)
+    shape: ClassVar = Shape.TREE
+    draws = Draws.DETERMINISTIC
+
+    def __init__(self, target: Target, table: SuccessorTable, options: TokenRecyclingOptions | None = None) -> None:
+        """``table`` is shared by all requests and outlives them; it is the only thing here that changes."""
+        self.target = target
+        self.table = table
+        self.options = options or TokenRecyclingOptions()
+        self.taps = (target.num_layers,) if self.options.recycle_prompt else ()
+
+    @torch.inference_mode()
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Stateless:
+        """Recycle what the target thought while it read the prompt; of a token that occurs often, the last time."""
+        states = taps[self.target.num_layers] if self.taps else []
+        for row, hidden in zip(rows, states):
+            positions = sorted({token: position for position, token in enumerate(row[:-1])}.values())
+            for begin in range(0, len(positions), _CHUNK):
+                chunk = positions[begin : begin + _CHUNK]
+                tokens = torch.tensor([row[position] for position in chunk], device=hidden.device)
+                self.table.write(tokens, self.target.logits(hidden[chunk]))
+        return Stateless()
+
+    def round_taps(self, state: Stateless) -> tuple[int, ...]:
+        """None: a round has its logits."""
+        del state
+        return ()
+
+    def propose(self, state: Stateless, context: Context, plan: Plan) -> Draft:
+        del state
+        source = _Successors(self.table, context, perturb=self.options.perturb)
+        grown = _by_ranks(source, context, plan) if self.options.grow == "ranks" else _by_confidence(source, context, plan)
+        return Draft(kept_part(*grown)[0], self.draws)
+
+    def observe(self, state: Stateless, observation: Observation) -> None:
+        """Recycle every node. Where a token occurs several times an accepted node beats the others, then a later one.
+        While nothing is drafted one round in a few is enough: writing takes a tenth of a small model's round."""
+        del state
+        if observation.plan is not None and not any(observation.plan.max_depth):
+            self.table.num_idle += 1
+            if self.table.num_idle % _IDLE_SHARE:
+                return
+        tree, paths = observation.draft.tree, [set(path) for path in observation.paths]
+        width = tree.num_nodes
+        nodes = [(node, row) for node in range(width) for row, size in enumerate(tree.sizes) if node < size]
+        nodes.sort(key=lambda entry: entry[0] in paths[entry[1]])  # stable: breadth-first within each half
+        order = torch.tensor([row * width + node for node, row in nodes], device=tree.tokens.device)
+        self.table.write(tree.tokens.flatten(), observation.scores.logits.flatten(0, 1), order=order)
+
+
+@final
+class _Successors:
+    """The table as one round reads it: as it stands, or ranked anew for each output position."""
+
+    def __init__(self, table: SuccessorTable, context: Context, *, perturb: bool) -> None:
+        self.table = table
+        self.noise = context.noise if perturb and not context.sampler.all_greedy else None
+        heat = [row.params.temperature for row in context.sampler.rows]
+        self.temperature = torch.tensor(heat, device=context.device)[:, None, None]
+
+    def of(self, tokens: Tensor, *, depth: int) -> tuple[Tensor, Tensor]:
+        """[B, M, k] successors of ``tokens`` [B, M] at ``depth`` and their scores, the best first; -1 where unknown."""
+        known = tokens.clamp(min=0)
+        ids = self.table.ids[known].masked_fill((tokens < 0)[..., None], -1)
+        scores = self.table.logits[known]
+        if self.noise is None:
+            return ids, scores
+        depths = torch.full((len(ids), 1), depth, device=ids.device)
+        gumbel = self.noise.target_gumbel(depths, len(self.table.ids)).expand(-1, ids.shape[1], -1)
+        scores = scores + self.temperature * gumbel.gather(2, ids.clamp(min=0))
+        scores, best = scores.sort(dim=-1, descending=True, stable=True)
+        return ids.gather(2, best), scores
+
+
+def _by_ranks(source: _Successors, context: Context, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """The static tree: [B, N] tokens, parents, and which nodes are worth keeping; token -1 where nothing is known."""
+    acceptance = RANK_ACCEPTANCE[: source.table.num_successors]
+    shape = rank_tree(acceptance, plan.max_nodes, max_depth=plan.max_depth, device=context.device)
+    tokens = torch.tensor(context.roots, device=context.device)[:, None]
+    for depth in range(1, len(shape.levels) - 1):
+        begin, level = shape.levels[depth - 1], slice(shape.levels[depth], shape.levels[depth + 1])
+        ids, _ = source.of(tokens[:, begin:], depth=depth - 1)
+        tokens = torch.cat([tokens, ids[:, shape.parents[level] - begin, shape.ranks[level]]], 1)
+    return tokens, shape.parents.expand_as(tokens), shape.wanted & (tokens >= 0)
+
+
+def _by_confidence(source: _Successors, context: Context, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, for each row the nodes it is most likely to reach. Every level keeps as many as a whole tree may have."""
+    device, batch_size, width = context.device, len(plan.max_nodes), max(plan.max_nodes)
+    floor = _FLOOR / torch.arange(1, source.table.num_successors + 1, device=device)
+    depths = torch.tensor(plan.max_depth, device=device)[:, None]
+    token = torch.tensor(context.roots, device=device)[:, None]
+    value = torch.ones(batch_size, 1, device=device)
+    tokens, values, parents, begin = [token], [value], [torch.full_like(token, -1)], 0
+    for depth in range(min(max(plan.max_depth), _MAX_DEPTH) if width else 0):
+        ids, scores = source.of(token, depth=depth)
+        chance = value[..., None] * (_TRUST * scores.softmax(-1) + floor) * ((ids >= 0) & (depth < depths)[..., None])
+        value, place = chance.flatten(1).topk(min(width, chance[0].numel()))
+        token = torch.where(value > 0, ids.flatten(1).gather(1, place), -1)
+        parents.append(begin + place // ids.shape[2])
+        begin += tokens[-1].shape[1]
+        tokens.append(token)
+        values.append(value)
+    order = torch.cat(values, 1).argsort(dim=1, descending=True, stable=True)
+    budget = torch.tensor(plan.max_nodes, device=device)[:, None] + 1
+    kept = torch.zeros_like(order, dtype=torch.bool)
+    kept.scatter_(1, order, torch.arange(order.shape[1], device=device) < budget)
+    return torch.cat(tokens, 1), torch.cat(parents, 1), kept & (torch.cat(tokens, 1) >= 0)
