@@ -9,6 +9,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless
+from outrider.core.table import MethodRow, Parts
 
 
 @final
@@ -31,3 +32,16 @@ class NullDrafter(Drafter):
 
     def observe(self, state: Stateless, observation: Observation) -> None:
         del state, observation
+
+
+def build(parts: Parts) -> Drafter:
+    return NullDrafter(draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="no guesses: one target pass per token",
+    paper="-",
+    drafter=NullDrafter,
+    build=build,
+    policy="fixed",
+)

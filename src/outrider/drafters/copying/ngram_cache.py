@@ -22,6 +22,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.ngram_memory import DEFAULT_ENTRIES, NgramMemory
 from outrider.drafters.trees.trie import Limits, best_first, follow
@@ -120,3 +121,17 @@ class NgramCacheDrafter(Drafter):
         ranked = sorted(found.items(), key=lambda item: item[1])[::-1]
         size = self.memory.max_ngram
         return [(token, count / total, (*place, token)[-size:]) for token, count in ranked]
+
+
+def build(parts: Parts) -> Drafter:
+    return NgramCacheDrafter(parts.options, memory=parts.options.new_memory(parts.target.vocab_size))
+
+
+ROW = MethodRow(
+    summary="what usually followed the last few tokens, learned across requests",
+    paper="Ou et al. 2024, ANPD (arXiv 2404.08698)",
+    drafter=NgramCacheDrafter,
+    build=build,
+    options=NgramCacheOptions,
+    defaults={"num_draft_tokens": 8},
+)

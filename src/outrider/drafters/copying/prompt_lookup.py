@@ -18,6 +18,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 
 
@@ -119,3 +120,17 @@ class PromptLookup(Drafter):
 
     def observe(self, state: NgramState, observation: Observation) -> None:
         """Nothing to do: the index reads the committed tokens when it next proposes."""
+
+
+def build(parts: Parts) -> Drafter:
+    return PromptLookup(parts.options)
+
+
+ROW = MethodRow(
+    summary="copies what followed the same words earlier in the text",
+    paper="Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding)",
+    drafter=PromptLookup,
+    build=build,
+    options=PromptLookupOptions,
+    defaults={"num_draft_tokens": 8},
+)

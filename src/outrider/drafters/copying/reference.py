@@ -21,6 +21,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.prompt_lookup import NgramIndex, NgramState, PromptLookupOptions
 
@@ -111,3 +112,18 @@ class ReferenceLookup(Drafter):
             if start is not None:
                 return size, start
         return 0, 0
+
+
+def build(parts: Parts) -> Drafter:
+    return ReferenceLookup(parts.options, vocab_size=parts.target.vocab_size)
+
+
+ROW = MethodRow(
+    summary="copies from documents given with the request, and from the text itself",
+    paper="Yang et al. 2023, LLMA (arXiv 2304.04487)",
+    drafter=ReferenceLookup,
+    build=build,
+    options=ReferenceOptions,
+    defaults={"num_draft_tokens": 8},
+    texts=("references",),
+)

@@ -22,6 +22,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.datastore import MAX_CONTINUATION, MAX_MATCH, Datastore
 from outrider.drafters.trees.trie import Growth
@@ -124,3 +125,18 @@ def most_frequent(rows: np.ndarray, max_nodes: int) -> Growth:
     for node, token, parent, count in items:
         place[node] = grown.add(token, place[parent], count / num_rows)
     return grown
+
+
+def build(parts: Parts) -> Drafter:
+    return RestDrafter(parts.options, datastore=parts.options.open_datastore(), vocab_size=parts.target.vocab_size)
+
+
+ROW = MethodRow(
+    summary="a tree of what most often followed in a corpus on disk",
+    paper="He et al. 2023, REST (arXiv 2311.08252)",
+    drafter=RestDrafter,
+    build=build,
+    options=RestOptions,
+    defaults={"num_draft_tokens": 10, "num_tree_nodes": 32},
+    needs=("datastore",),
+)

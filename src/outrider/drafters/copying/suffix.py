@@ -23,6 +23,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.suffix_automaton import SuffixAutomaton, Tail
 from outrider.drafters.copying.suffix_memory import MIN_TOKENS, SharedText, SuffixMemory
@@ -170,3 +171,17 @@ class SuffixDecoding(Drafter):
         if self.memory:
             for automaton in self.memory.automata:
                 yield automaton, *automaton.match(history)
+
+
+def build(parts: Parts) -> Drafter:
+    return SuffixDecoding(parts.options, memory=parts.options.new_memory(parts.target.vocab_size))
+
+
+ROW = MethodRow(
+    summary="copies from the request's own text and all earlier outputs, as far as the match deserves",
+    paper="Oliaro et al. 2024, SuffixDecoding (arXiv 2411.04975)",
+    drafter=SuffixDecoding,
+    build=build,
+    options=SuffixOptions,
+    defaults={"num_draft_tokens": 16},
+)

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context
+from outrider.core.interfaces import Context, Drafter
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_growth import SharedLevels
 from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns
+from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.dflash import DflashHead
 
 
@@ -56,3 +58,18 @@ class Dflash(HeadDrafter):
         attending = self._layer.block(self.head.num_places, state.cache)
         layers = [attending.of_layer(layer) for layer in range(len(self.head.layers))]
         return self.head.block(tokens, layers, self._dtype)[:, 1:]
+
+
+def build(parts: Parts) -> Drafter:
+    return Dflash(trained_head(parts, "dflash", DflashHead), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="layers over a block of open places, with the target's features as keys and values (trained)",
+    paper="Chen et al. 2026, DFlash (arXiv 2602.06036)",
+    drafter=Dflash,
+    build=build,
+    defaults={"num_draft_tokens": 5, "num_tree_nodes": 32},
+    options=HeadOptions,
+    needs=("heads",),
+)

@@ -18,10 +18,12 @@ from typing import final
 from torch import Tensor
 
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context
+from outrider.core.interfaces import Context, Drafter
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_growth import HeadGrowth
 from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, newest, read_columns, read_pending
+from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.medusa import HydraHead
 
 
@@ -64,3 +66,18 @@ class HydraGrowth(HeadGrowth):
         above = [level.gather(1, places.expand(-1, -1, level.shape[2])) for level in self._paths]
         self._paths = [*above, self._hydra.embed_tokens(tokens).to(self._read.dtype)]
         return self._hydra.state(self.depth, self._read.expand(-1, tokens.shape[1], -1), self._paths)
+
+
+def build(parts: Parts) -> Drafter:
+    return Hydra(trained_head(parts, "hydra", HydraHead), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="heads that read each other's guesses (trained)",
+    paper="Ankner et al. 2024, Hydra (arXiv 2402.05109)",
+    drafter=Hydra,
+    build=build,
+    defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+    options=HeadOptions,
+    needs=("heads",),
+)

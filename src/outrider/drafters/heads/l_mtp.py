@@ -13,9 +13,11 @@ from __future__ import annotations
 from typing import final
 
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context
+from outrider.core.interfaces import Context, Drafter
+from outrider.core.table import MethodRow, Parts
 from outrider.drafters.heads.head_growth import SharedLevels
 from outrider.drafters.heads.head_tree import HeadDrafter, HeadOptions, HeadState, newest
+from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.leap import LeapHead
 
 
@@ -36,3 +38,18 @@ class Leap(HeadDrafter):
             return head.state(depth, features[:, place : place + 1])
 
         return SharedLevels(head, context, state_of)
+
+
+def build(parts: Parts) -> Drafter:
+    return Leap(trained_head(parts, "l-mtp", LeapHead), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="heads that leap over tokens, asked at the last places together (trained)",
+    paper="Liu et al. 2025, L-MTP (arXiv 2505.17505)",
+    drafter=Leap,
+    build=build,
+    defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+    options=HeadOptions,
+    needs=("heads",),
+)

@@ -13,9 +13,11 @@ from __future__ import annotations
 from typing import final
 
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context
+from outrider.core.interfaces import Context, Drafter
+from outrider.core.table import MethodRow, Parts
 from outrider.drafters.heads.head_growth import SharedLevels
 from outrider.drafters.heads.head_tree import HeadDrafter, HeadOptions, HeadState, newest
+from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.medusa import MedusaHead
 
 
@@ -31,3 +33,18 @@ class Medusa(HeadDrafter):
         del max_depth
         features = newest(state)
         return SharedLevels(self.head, context, lambda depth: self.head.state(depth, features))
+
+
+def build(parts: Parts) -> Drafter:
+    return Medusa(trained_head(parts, "medusa", MedusaHead), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="heads on the target's last state guess the next tokens at once (trained)",
+    paper="Cai et al. 2024, Medusa (arXiv 2401.10774)",
+    drafter=Medusa,
+    build=build,
+    defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+    options=HeadOptions,
+    needs=("heads",),
+)

@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context
+from outrider.core.interfaces import Context, Drafter
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_growth import HeadGrowth
 from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.drafters.heads.pending_states import UnreadStates
+from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.layer import LayerCache
 from outrider.models.heads.mtp import CausalMtp
 
@@ -99,3 +101,18 @@ class MtpGrowth(HeadGrowth):
                 states = self._mtp.step(depth, tokens, above[depth - 1], attending)
             self._all[depth] = torch.cat([self._all[depth], states], 1)
         return self._all[self.depth][:, -tokens.shape[1] :]
+
+
+def build(parts: Parts) -> Drafter:
+    return Mtp(trained_head(parts, "mtp", CausalMtp), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="a chain of one-layer modules, each a token further (trained)",
+    paper="DeepSeek-AI 2024, DeepSeek-V3 (arXiv 2412.19437)",
+    drafter=Mtp,
+    build=build,
+    defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+    options=HeadOptions,
+    needs=("heads",),
+)

@@ -25,9 +25,10 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, RowState
 from outrider.core.route import Route
+from outrider.core.table import MethodRow, Parts
 from outrider.drafters.itself.draft_verify import layers_of
 from outrider.drafters.itself.exit_statistics import ExitStatistics
-from outrider.drafters.itself.self_chain import UnsureStop, draft_along
+from outrider.drafters.itself.self_chain import UnsureStop, draft_along, layered
 
 _NUM_EXITS = 8
 _STRETCH = 2
@@ -150,3 +151,17 @@ class DynamicExit(Drafter):
         for layer in self.memory.exits:
             sure, shadow = self.target.logits(states[layer]).float().softmax(-1).max(-1)
             self.memory.learn(layer, shadow == wanted, sure)
+
+
+def build(parts: Parts) -> Drafter:
+    return DynamicExit(layered(parts.target, "del"), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="early exit whose layer and length follow how well every exit would have done",
+    paper="Entezari Zarch et al. 2025, DEL (arXiv 2504.05598)",
+    drafter=DynamicExit,
+    build=build,
+    options=DynamicExitOptions,
+    defaults={"num_draft_tokens": 18},
+)

@@ -24,7 +24,8 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, RowState
 from outrider.core.route import Route
-from outrider.drafters.itself.self_chain import UnsureStop, draft_along
+from outrider.core.table import MethodRow, Parts
+from outrider.drafters.itself.self_chain import UnsureStop, draft_along, layered
 
 _RATE, _STEP, _INERTIA, _GOAL = 0.5, 0.01, 0.9, 0.9
 
@@ -120,3 +121,17 @@ class DraftVerify(Drafter):
         planned = drafted if plan is None else plan.max_depth
         rounds = zip(state.rows, observation.num_accepted, drafted, planned, strict=True)
         state.rows = [row.after(*counts) if counts[1] else row for row, *counts in rounds]
+
+
+def build(parts: Parts) -> Drafter:
+    return DraftVerify(layered(parts.target, "draft-verify"), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="the target without some sublayers guesses, as long as it is sure",
+    paper="Zhang et al. 2023, Draft & Verify (arXiv 2309.08168)",
+    drafter=DraftVerify,
+    build=build,
+    options=DraftVerifyOptions,
+    defaults={"num_draft_tokens": 8},
+)

@@ -23,7 +23,8 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, Stateless
 from outrider.core.route import Route
-from outrider.drafters.itself.self_chain import draft_along
+from outrider.core.table import MethodRow, Parts
+from outrider.drafters.itself.self_chain import draft_along, layered
 from outrider.drafters.itself.self_growth import SelfGrowth
 from outrider.drafters.model.draft_tree import DraftTreeOptions, grow_shape
 from outrider.drafters.trees.candidates import Drawing
@@ -112,3 +113,17 @@ class EarlyExitTree(Drafter):
 
     def observe(self, state: Stateless, observation: Observation) -> None:
         """Nothing to do: the target's cache is the drafter's."""
+
+
+def build(parts: Parts) -> Drafter:
+    target, options = layered(parts.target, "early-exit"), parts.options
+    return (EarlyExit if options.branching is None else EarlyExitTree)(target, options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="the target's first layers guess, and its other layers go on from there",
+    paper="Elhoushi et al. 2024, LayerSkip (arXiv 2404.16710)",
+    drafter=EarlyExit,
+    build=build,
+    options=EarlyExitOptions,
+)

@@ -22,6 +22,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 
 _FILLS = ("follow", "repeat")
@@ -116,3 +117,17 @@ class Jacobi(Drafter):
             for row in state.rows:
                 row.guesses = []
         state.context = None
+
+
+def build(parts: Parts) -> Drafter:
+    return Jacobi(parts.options)
+
+
+ROW = MethodRow(
+    summary="the target's own corrections of its last guesses",
+    paper="Santilli et al. 2023 (arXiv 2305.10427)",
+    drafter=Jacobi,
+    build=build,
+    options=JacobiOptions,
+    defaults={"num_draft_tokens": 8},
+)

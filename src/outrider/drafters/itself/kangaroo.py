@@ -26,7 +26,7 @@ from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, RowState, Stateless
-from outrider.core.table import Parts
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.pending_states import UnreadStates
 from outrider.drafters.itself.early_exit import exit_route
@@ -142,7 +142,7 @@ class AdaptedKangaroo(Drafter):
             state.cache.commit([range(size) for size in sizes])
 
 
-def build_kangaroo(parts: Parts) -> Drafter:
+def build(parts: Parts) -> Drafter:
     """With the adapter that the options name, or with the bare exit."""
     target, options = layered(parts.target, "kangaroo"), parts.options
     if options.adapter is None:
@@ -157,3 +157,13 @@ def build_kangaroo(parts: Parts) -> Drafter:
         found = f"exit_layer = {options.exit_layer}, and {options.adapter} was trained for exit {adapter.exit_layer}"
         raise OptionError(f"{found}; leave exit_layer out")
     return AdaptedKangaroo(target, adapter, options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="early exit, with a trained adapter where there is one, that stops drafting when unsure",
+    paper="Liu et al. 2024, Kangaroo (arXiv 2404.18911)",
+    drafter=Kangaroo,
+    build=build,
+    options=KangarooOptions,
+    defaults={"num_draft_tokens": 6},
+)

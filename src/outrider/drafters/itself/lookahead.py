@@ -28,6 +28,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 
 Ngram = tuple[int, ...]
@@ -227,3 +228,17 @@ def _fill(tree: PathTree, row: _Row) -> tuple[list[int], list[int]]:
     tokens, parents, place = tree.breadth_first()
     row.ends = [end if end < 0 else place[end] for end in ends]
     return tokens, parents
+
+
+def build(parts: Parts) -> Drafter:
+    return Lookahead(parts.options)
+
+
+ROW = MethodRow(
+    summary="n-grams from a window of Jacobi iterations that runs ahead of the text",
+    paper="Fu et al. 2024, Lookahead Decoding (arXiv 2402.02057)",
+    drafter=Lookahead,
+    build=build,
+    options=LookaheadOptions,
+    defaults={"num_draft_tokens": 20, "num_tree_nodes": 128},
+)

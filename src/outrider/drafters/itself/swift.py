@@ -24,7 +24,8 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, RowState
-from outrider.drafters.itself.self_chain import UnsureStop, cache_of, draft_along
+from outrider.core.table import MethodRow, Parts
+from outrider.drafters.itself.self_chain import UnsureStop, cache_of, draft_along, layered
 from outrider.drafters.itself.side_branches import draft_with_siblings
 from outrider.drafters.itself.skip_search import Probe, SearchLimits, SkipSearch, SkipSpace
 
@@ -166,6 +167,16 @@ class SwiftTree(_Searching):
         return draft_with_siblings(self.target, context, plan, route=self.memory.route, threshold=threshold)
 
 
-def build_swift(target: LayeredTarget, options: SwiftOptions, draws: Draws) -> Drafter:
-    """What the options ask for."""
-    return SwiftTree(target, options) if options.branches else Swift(target, options, draws=draws)
+def build(parts: Parts) -> Drafter:
+    target, options = layered(parts.target, "swift"), parts.options
+    return SwiftTree(target, options) if options.branches else Swift(target, options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="the same, and which sublayers to skip is found while generating",
+    paper="Xia et al. 2024, SWIFT (arXiv 2410.06916)",
+    drafter=Swift,
+    build=build,
+    options=SwiftOptions,
+    defaults={"num_draft_tokens": 25},
+)

@@ -28,6 +28,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless, Target
+from outrider.core.table import MethodRow, Parts
 from outrider.drafters.itself.successors import SuccessorTable
 from outrider.drafters.trees.levels import kept_part
 from outrider.drafters.trees.rank_tree import rank_tree
@@ -183,3 +184,19 @@ def _by_confidence(source: _Successors, context: Context, plan: Plan) -> tuple[T
     kept = torch.zeros_like(order, dtype=torch.bool)
     kept.scatter_(1, order, torch.arange(order.shape[1], device=device) < budget)
     return torch.cat(tokens, 1), torch.cat(parents, 1), kept & (torch.cat(tokens, 1) >= 0)
+
+
+def build(parts: Parts) -> Drafter:
+    target = parts.target
+    table = SuccessorTable(target.vocab_size, parts.options.num_successors, device=target.device)
+    return TokenRecycling(target, table, parts.options)
+
+
+ROW = MethodRow(
+    summary="a tree of what the target last said after each token",
+    paper="Luo et al. 2024 (arXiv 2408.08696)",
+    drafter=TokenRecycling,
+    build=build,
+    options=TokenRecyclingOptions,
+    defaults={"num_draft_tokens": 8, "num_tree_nodes": 60},
+)

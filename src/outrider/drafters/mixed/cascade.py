@@ -27,6 +27,7 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.rng import Noise
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.model.catch_up import fit, room
 
@@ -224,3 +225,20 @@ class _Run:
             if laws:
                 q[row, : len(laws)] = torch.stack(laws)
         return q
+
+
+def build(parts: Parts) -> Drafter:
+    inner = parts.drafter_of(parts.options.inner, skip_drafts=1)
+    return Cascade(parts.draft_model, inner, parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="a draft model whose own guesses are speculated by a cheaper drafter",
+    paper="Spector & Re 2023 (arXiv 2308.04623), Chen et al. 2023 (arXiv 2312.11462)",
+    drafter=Cascade,
+    build=build,
+    options=CascadeOptions,
+    defaults={"num_draft_tokens": 8, "memory_tokens": 0},
+    needs_draft=True,
+    parts="inner",
+)

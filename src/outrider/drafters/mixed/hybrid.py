@@ -26,7 +26,7 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.scores import Scores
-from outrider.core.table import names_in
+from outrider.core.table import MethodRow, Parts, names_in
 from outrider.core.tree import TokenTree
 from outrider.drafters.mixed.source_rates import SourceRates, share
 
@@ -225,3 +225,19 @@ def _own_view(seen: Observation, round_: _Round) -> Observation:
     return Observation(
         round_.draft, scores, paths, accepted, seen.draft_seconds, seen.score_seconds, round_.plan, seen.round_seconds
     )
+
+
+def build(parts: Parts) -> Drafter:
+    options = parts.options
+    return Fused([parts.drafter_of(name) for name in options.names], options.fused)
+
+
+ROW = MethodRow(
+    summary="several drafters in one tree, places by their measured acceptance",
+    paper="Quan et al. 2025, RASD's fusion (arXiv 2503.03434); the arbitration is our own",
+    drafter=Fused,
+    build=build,
+    options=HybridOptions,
+    defaults={"num_draft_tokens": 8, "num_tree_nodes": 16},
+    parts="parts",
+)

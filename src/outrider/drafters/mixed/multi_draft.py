@@ -26,6 +26,7 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.sampling import Law
+from outrider.core.table import MethodRow, Parts
 from outrider.drafters.model.catch_up import room
 from outrider.drafters.model.draft_tree import DraftTreeOptions
 from outrider.drafters.trees.candidates import Drawing
@@ -193,3 +194,18 @@ class _Levels:
         for nodes, model, probs in self.laws:
             q[:, nodes, model] = probs
         return q
+
+
+def build(parts: Parts) -> Drafter:
+    return MultiDraft(parts.drafts, parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="several draft models take turns in one tree",
+    paper="Miao et al. 2023, SpecInfer (arXiv 2305.09781)",
+    drafter=MultiDraft,
+    build=build,
+    options=DraftTreeOptions,
+    defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+    needs_draft=True,
+)

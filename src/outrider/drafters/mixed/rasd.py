@@ -26,6 +26,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.mixed.source_rates import SourceRates
 from outrider.drafters.model.best_first import BestFirstOptions, candidate_chances, grow_pool
@@ -213,3 +214,20 @@ class _Union:
         place = {node: index for index, node in enumerate(order)}
         parents = [place[self.parents[node]] if node else -1 for node in order]
         return _Row([self.tokens[n] for n in order], parents, [self.slots[n] for n in order], [self.tails[n] for n in order])
+
+
+def build(parts: Parts) -> Drafter:
+    retriever = parts.drafter_of(parts.options.retriever)
+    return Rasd(parts.draft_model, retriever, parts.options, vocab_size=parts.target.vocab_size)
+
+
+ROW = MethodRow(
+    summary="retrieved branches, weeded by a draft model and fused with its tree",
+    paper="Quan et al. 2025, RASD (arXiv 2503.03434)",
+    drafter=Rasd,
+    build=build,
+    options=RasdOptions,
+    defaults={"num_draft_tokens": 12, "num_tree_nodes": 24, "tree": True},
+    needs_draft=True,
+    parts="retriever",
+)

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, GuessingTarget, Plan, Target, TreeSearch
+from outrider.core.interfaces import Context, Drafter, GuessingTarget, Plan, Target, TreeSearch
 from outrider.core.sampling import Law
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.model.catch_up import missing_from
 from outrider.drafters.model.draft_tree import TreeDrafter, TreeState
@@ -158,3 +159,18 @@ class Pool:
         place = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=device).expand_as(order))
         kept = (place <= torch.tensor(plan.max_nodes, device=device)[:, None]) & ~too_deep
         return kept_part(self.tokens, self.parents, kept)
+
+
+def build(parts: Parts) -> Drafter:
+    return BestFirst(parts.draft_model, parts.options, vocab_size=parts.target.vocab_size)
+
+
+ROW = MethodRow(
+    summary="a draft model grows its most promising branches",
+    paper="Li et al. 2024, EAGLE-2's trees (arXiv 2406.16858)",
+    drafter=BestFirst,
+    build=build,
+    options=BestFirstOptions,
+    defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+    needs_draft=True,
+)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Cache, Context, Drafter, GuessingTarget, Observation, Plan, RowState, Target
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.model.catch_up import catch_up, fit, missing_from, room
 from outrider.drafters.trees.chain import grow_chain
@@ -101,3 +102,16 @@ class DraftModel(Drafter):
         logits = self.model.score(TokenTree.chain(chain[:, -1:]), state.cache).logits
         state.cache.commit([[0] if depth >= chain.shape[1] else [] for depth in depths])
         return fit(logits, self.vocab_size)
+
+
+def build(parts: Parts) -> Drafter:
+    return DraftModel(parts.draft_model, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="a small model of the same vocabulary guesses a chain",
+    paper="Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318)",
+    drafter=DraftModel,
+    build=build,
+    needs_draft=True,
+)

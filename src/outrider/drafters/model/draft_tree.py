@@ -25,6 +25,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.model.catch_up import room
 from outrider.drafters.trees.candidates import Drawing
@@ -224,3 +225,18 @@ def _laws(laws: Sequence[tuple[list[int], Tensor]], num_nodes: int) -> Tensor:
     for nodes, probs in laws:
         q[:, nodes] = probs
     return q
+
+
+def build(parts: Parts) -> Drafter:
+    return DraftTree(parts.draft_model, parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="a draft model guesses a tree of fixed branching",
+    paper="Miao et al. 2023, SpecInfer (arXiv 2305.09781); Jeon et al. 2024, RSD-C (arXiv 2402.14160)",
+    drafter=DraftTree,
+    build=build,
+    options=DraftTreeOptions,
+    defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+    needs_draft=True,
+)

@@ -19,7 +19,8 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws
-from outrider.core.interfaces import Context, Target
+from outrider.core.interfaces import Context, Drafter, Target
+from outrider.core.table import MethodRow, Parts
 from outrider.core.translation import Translation
 from outrider.core.tree import TokenTree
 from outrider.drafters.model.other_tokenizer import ForeignDrafter, ForeignState
@@ -50,3 +51,17 @@ class Reencode(ForeignDrafter):
             known = next((i for i, token in enumerate(found) if token >= self.vocab_size), len(found))
             rows.append(([tokens[-1], *found[:known]], list(range(-1, known))))
         return Draft(TokenTree.of_rows(rows, context.device), self.draws)
+
+
+def build(parts: Parts) -> Drafter:
+    return Reencode(parts.draft_model, parts.tokenizers, vocab_size=parts.target.vocab_size)
+
+
+ROW = MethodRow(
+    summary="a draft model with any tokenizer writes text, cut anew into the target's tokens",
+    paper="Timor et al. 2025, SLEM (arXiv 2502.05202); Hugging Face's universal assisted generation",
+    drafter=Reencode,
+    build=build,
+    needs_draft=True,
+    foreign=True,
+)

@@ -26,9 +26,10 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Plan, Target
+from outrider.core.interfaces import Context, Drafter, Plan, Target
 from outrider.core.rng import Purpose
 from outrider.core.sampling import Law
+from outrider.core.table import MethodRow, Parts
 from outrider.drafters.model.draft_tree import TreeDrafter
 from outrider.drafters.trees.levels import TreeGrowth, kept_part
 
@@ -127,3 +128,19 @@ def _scores(law: Law, context: Context, phi: Tensor, *, score: Tensor, first_lan
     truncated = given - slack.clamp(min=0) - torch.log1p(torch.exp(-slack.abs()))
     scores = torch.where(temperature > 0, truncated, paths)
     return log_q, scores.masked_fill(~(paths > -torch.inf), -torch.inf)
+
+
+def build(parts: Parts) -> Drafter:
+    return StochasticBeam(parts.draft_model, parts.options, vocab_size=parts.target.vocab_size)
+
+
+ROW = MethodRow(
+    summary="a draft model's stochastic beam, sampled without replacement along whole sequences",
+    paper="Jeon et al. 2024, RSD-S (arXiv 2402.14160)",
+    drafter=StochasticBeam,
+    build=build,
+    options=StochasticBeamOptions,
+    defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+    needs_draft=True,
+    acceptance="recursive",
+)

@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Observation
+from outrider.core.interfaces import Drafter, Observation
+from outrider.core.table import MethodRow, Parts
+from outrider.drafters.model.draft_tree import DraftTree, DraftTreeOptions
 from outrider.drafters.trees.shape import RankPath, TreeShape
 
 BY_RANK = (0.58, 0.13, 0.065, 0.04, 0.03, 0.02, 0.013, 0.009)
@@ -112,3 +114,19 @@ class RankCounts:
         for rank, child in enumerate(children):
             self.offered[rank] += 1
             self.accepted[rank] += child == taken
+
+
+def build(parts: Parts) -> Drafter:
+    shape = DraftTreeOptions(rank_paths=tuple(path for path in parts.options.tree.paths if path))
+    return DraftTree(parts.draft_model, shape, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="a draft model guesses the tree that measured acceptance makes best",
+    paper="Chen et al. 2024, Sequoia (arXiv 2402.12374)",
+    drafter=DraftTree,
+    build=build,
+    options=SequoiaOptions,
+    defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+    needs_draft=True,
+)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Plan, Target
+from outrider.core.interfaces import Drafter, Plan, Target
+from outrider.core.table import MethodRow, Parts
 from outrider.core.twins import first_twins
 from outrider.drafters.model.draft_tree import TreeDrafter, grow_shape
 from outrider.drafters.trees.candidates import Drawing
@@ -68,3 +69,19 @@ def merged(draft: Draft, numbers: Tensor) -> tuple[Draft, Tensor]:
     less, origin = kept_part(tree.tokens, parents, kept)
     q = draft.q.gather(1, origin[..., None].expand(-1, -1, draft.q.shape[2]))
     return Draft(less, Draws.WITHOUT_REPLACEMENT, q), numbers.gather(1, origin)
+
+
+def build(parts: Parts) -> Drafter:
+    return ManyChains(parts.draft_model, parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="several independent chains from a draft model",
+    paper="Sun et al. 2023, SpecTr (arXiv 2310.15141)",
+    drafter=ManyChains,
+    build=build,
+    options=ManyChainsOptions,
+    defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+    needs_draft=True,
+    acceptance="kseq",
+)

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import CompositionError
-from outrider.core.interfaces import Context, Target
+from outrider.core.interfaces import Context, Drafter, Target
 from outrider.core.sampling import Law
+from outrider.core.table import MethodRow, Parts
 from outrider.core.translation import Translation
 from outrider.core.tree import TokenTree
 from outrider.drafters.model.other_tokenizer import ForeignDrafter, ForeignState
@@ -79,3 +80,17 @@ class SharedTokens(ForeignDrafter):
         """[B, N, V] the law at every node that has a guess; the last node has none."""
         q = torch.cat([law.probs for law in laws], 1).nan_to_num(0.0)
         return torch.cat([q, torch.zeros_like(q[:, :1])], 1)
+
+
+def build(parts: Parts) -> Drafter:
+    return SharedTokens(parts.draft_model, parts.tokenizers, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="a draft model with another tokenizer guesses the tokens both have",
+    paper="Timor et al. 2025, TLI (arXiv 2502.05202)",
+    drafter=SharedTokens,
+    build=build,
+    needs_draft=True,
+    foreign=True,
+)

@@ -1,11 +1,9 @@
-"""Heads with a memory that answer for several places ahead at once: parallel multi-token prediction and P-EAGLE.
+"""P-EAGLE: EAGLE-3's layers draft a whole block in one pass.
 
-Both read the columns of the text into a cache of their own and say all levels of the tree in one pass, whatever the tree: a
-level has one law. Parallel multi-token prediction has a layer per level over the same columns (Gloeckle et al. 2024, arXiv
-2404.19737); P-EAGLE holds a place open for every token it does not know and runs them all through the same layers.
+A place is held open for every token that is not known yet, and all of them go through the same layers at once. All nodes of a
+level share one law. (Hui et al. 2026, P-EAGLE, arXiv 2602.01469.)
 
-    mtp-parallel   q(. | node at depth d) = softmax(W norm(layer_d(h)))
-    p-eagle        q(. | node at depth d) = softmax(W norm(layers(fc m, mask)))  at the d-th open place, d > 0
+    q(. | node at depth d) = softmax(W norm(layers(fc m, mask)))  at the d-th open place, d > 0
 
 Lossless under every rule that is exact for the draws.
 """
@@ -18,43 +16,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context
+from outrider.core.interfaces import Context, Drafter
+from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_growth import SharedLevels
-from outrider.drafters.heads.head_tree import (
-    Columns,
-    HeadDrafter,
-    HeadOptions,
-    HeadState,
-    read_columns,
-    read_pending,
-)
-from outrider.models.heads.mtp import ParallelMtp
+from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
+from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.parallel_eagle import ParallelEagle
-
-
-@final
-class ParallelPrediction(HeadDrafter):
-    """Trees from a layer per level."""
-
-    def __init__(self, head: ParallelMtp, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
-        super().__init__(head, options, draws=draws, num_layers=len(head.layers))
-        self.head = head
-
-    def _growth(self, state: HeadState, context: Context, max_depth: int) -> SharedLevels:
-        del max_depth
-        assert state.cache is not None
-        last = read_pending(state, read_columns(state, context), partial(self._read, state.cache))
-        levels = last.unflatten(-1, (len(self.head.layers), -1))[:, 0]
-        return SharedLevels(self.head, context, lambda depth: levels[:, depth : depth + 1])
-
-    def _read(self, cache: ContiguousCache, columns: Columns, chain: TokenTree) -> Tensor:
-        """[B, M, D H] the states of all levels side by side."""
-        attending = self._layer.attending(chain, cache)
-        levels = range(len(self.head.layers))
-        return torch.cat([self.head.state(depth, columns.features, attending.of_layer(depth)) for depth in levels], -1)
 
 
 @final
@@ -96,3 +65,18 @@ class BlockDrafting(HeadDrafter):
         before = states[:, :1] if root is None else root  # for rows that had no column left
         places = sizes + torch.arange(num_levels, device=sizes.device)
         return torch.cat([before, states], 1).gather(1, places[..., None].expand(-1, -1, states.shape[2]))
+
+
+def build(parts: Parts) -> Drafter:
+    return BlockDrafting(trained_head(parts, "p-eagle", ParallelEagle), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="EAGLE-3's layers draft a block in one pass, from places held open (trained)",
+    paper="Hui et al. 2026, P-EAGLE (arXiv 2602.01469)",
+    drafter=BlockDrafting,
+    build=build,
+    defaults={"num_draft_tokens": 5, "num_tree_nodes": 32},
+    options=HeadOptions,
+    needs=("heads",),
+)

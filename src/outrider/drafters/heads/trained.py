@@ -1,0 +1,23 @@
+"""Loads the trained heads that a row is built from, and checks that they are of the row's kind."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from outrider.core.errors import ModelError
+from outrider.core.table import Parts
+from outrider.models.heads import Head, load_head
+from outrider.models.heads.frozen import quicken
+
+Module = TypeVar("Module", bound=Head)
+
+
+def trained_head(parts: Parts, kind: str, module: type[Module]) -> Module:
+    """The heads in the folder that the options name, ready to draft for the target. Heads of another kind are refused."""
+    head = load_head(parts.options.heads, parts.target, ends=parts.options.ends)
+    found = head.config.kind
+    if found != kind:
+        raise ModelError(f"{parts.options.heads} holds {found} heads and the method is {kind!r}; use method {found!r}")
+    assert isinstance(head, module), "a kind has one module"
+    quicken(head)
+    return head
