@@ -36,6 +36,7 @@ from outrider.drafters.copying.rest import most_frequent
 from outrider.drafters.copying.suffix import SuffixDecoding, SuffixOptions
 from outrider.drafters.copying.suffix_memory import SharedText, SuffixMemory
 from outrider.drafters.plain import NullDrafter
+from outrider.drafters.trees.trie import Trie
 
 VOCAB = 32_000
 PLAN = Plan((16,), (16,))
@@ -165,7 +166,7 @@ def _varied(document: list[int], seed: int) -> list[int]:
 
 def search(store: Datastore, context: Sequence[int]) -> object:
     hits = store.search(context, min_match=2, max_match=16, length=10, max_hits=512)
-    return None if hits is None else most_frequent(hits.continuations, 32).row(context[-1])
+    return None if hits is None else most_frequent(Trie(context[-1]), hits.continuations, 32).row()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The rooms of the drafters: a method's file has the method's name and declares its row."""
+"""The rooms of the drafters: a method's file has its name and declares its row, and every room builds on the tree kit."""
 
 from __future__ import annotations
 
@@ -46,3 +46,9 @@ def test_every_declared_row_is_in_the_table() -> None:
 def test_every_room_has_methods() -> None:
     rooms = {path.parent.name for path in DRAFTERS.rglob("*.py") if declares_row(path)}
     assert rooms == {*ROOMS, DRAFTERS.name}, "plain decoding alone stands outside the rooms"
+
+
+def test_the_tree_kit_knows_no_room() -> None:
+    for path in (DRAFTERS / "trees").glob("*.py"):
+        for room in ROOMS:
+            assert f"outrider.drafters.{room}" not in path.read_text(), f"{path.name} imports from {room}/"

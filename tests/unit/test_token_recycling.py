@@ -20,7 +20,7 @@ from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.drafters.itself.successors import SuccessorTable
 from outrider.drafters.itself.token_recycling import RANK_ACCEPTANCE, TokenRecycling, TokenRecyclingOptions
-from outrider.drafters.trees.rank_tree import grow, rank_tree
+from outrider.drafters.trees.shape import TreeShape
 
 VOCAB, K = 23, 4
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ def test_the_grown_tree_has_the_largest_values(num_nodes: int, max_depth: int) -
     acceptance = (0.47, 0.2, 0.11, 0.05)
     every = [path for depth in range(1, max_depth + 1) for path in itertools.product(range(4), repeat=depth)]
     best = sorted(every, key=lambda path: -math.prod(acceptance[rank] for rank in path))[:num_nodes]
-    grown = grow(acceptance, num_nodes, max_depth)
+    grown = TreeShape.of_acceptance(acceptance, num_nodes, max_depth).paths[1:]
     assert sum(math.prod(acceptance[r] for r in path) for path in grown) == pytest.approx(
         sum(math.prod(acceptance[r] for r in path) for path in best)
     )
@@ -90,24 +90,21 @@ def test_the_grown_tree_has_the_largest_values(num_nodes: int, max_depth: int) -
     assert all(path[:-1] in grown for path in grown if len(path) > 1)
 
 
-def test_a_smaller_tree_is_the_beginning_of_a_larger_one() -> None:
-    largest = grow(RANK_ACCEPTANCE, 80, 8)
+def test_a_smaller_tree_is_part_of_a_larger_one() -> None:
+    largest = set(TreeShape.of_acceptance(RANK_ACCEPTANCE, 80, 8).paths)
     for size in (1, 8, 16, 32, 64):
-        assert grow(RANK_ACCEPTANCE, size, 8) == largest[:size]
-    assert grow(RANK_ACCEPTANCE, 0, 8) == () == grow(RANK_ACCEPTANCE, 8, 0)
+        smaller = TreeShape.of_acceptance(RANK_ACCEPTANCE, size, 8)
+        assert smaller.num_nodes == size and set(smaller.paths) < largest
+    for nodes, depth in ((0, 8), (8, 0)):
+        assert TreeShape.of_acceptance(RANK_ACCEPTANCE, nodes, depth).paths == ((),)
 
 
-def test_one_tree_serves_rows_of_different_budgets() -> None:
-    nodes, depths = (0, 5, 12, 5), (3, 1, 2, 4)
-    shape = rank_tree(RANK_ACCEPTANCE, nodes, max_depth=depths, device=CPU)
-    ranks: list[Path] = [()]
-    for parent, rank in zip(shape.parents.tolist()[1:], shape.ranks.tolist()[1:], strict=True):
-        ranks.append((*ranks[parent], rank))
-    assert [len(path) for path in ranks] == sorted(len(path) for path in ranks)
-    assert [ranks[begin] for begin in shape.levels[1:-1]] == [(0,) * depth for depth in range(1, len(shape.levels) - 1)]
-    for row, budget in enumerate(zip(nodes, depths, strict=True)):
-        wanted = {path for path, want in zip(ranks, shape.wanted[row].tolist(), strict=True) if want}
-        assert wanted == {(), *grow(RANK_ACCEPTANCE, *budget)}
+def test_levels_of_a_shape_are_its_depths() -> None:
+    for nodes, depth in ((0, 3), (5, 1), (12, 2), (5, 4), (60, 8)):
+        shape = TreeShape.of_acceptance(RANK_ACCEPTANCE, nodes, depth)
+        found = [[len(shape.paths[node]) for node in level] for level in shape.levels]
+        assert found == [[depth] * len(level) for depth, level in enumerate(shape.levels)]
+        assert sum(map(len, shape.levels)) == nodes + 1 and max(map(max, found)) == shape.max_depth
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -175,7 +172,7 @@ def ranked(table: SuccessorTable, context: Context, row: int, path: Path) -> lis
 
 def by_ranks(table: SuccessorTable, context: Context, row: int, plan: Plan) -> set[Path]:
     found: dict[Path, Path] = {(): (context.roots[row],)}
-    for ranks in sorted(grow(RANK_ACCEPTANCE[:K], plan.max_nodes[row], plan.max_depth[row]), key=len):
+    for ranks in TreeShape.of_acceptance(RANK_ACCEPTANCE[:K], plan.max_nodes[row], plan.max_depth[row]).paths[1:]:
         above = found.get(ranks[:-1])
         children = ranked(table, context, row, above) if above else []
         if above and children:

@@ -25,7 +25,7 @@ from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowSta
 from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.ngram_memory import DEFAULT_ENTRIES, NgramMemory
-from outrider.drafters.trees.trie import Limits, best_first, follow
+from outrider.drafters.trees.trie import Limits, Trie, best_first, follow
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,7 @@ class NgramCacheDrafter(Drafter):
             for history, depth, nodes in zip(context.tokens, plan.max_depth, plan.max_nodes, strict=True):
                 place = tuple(history[-self.memory.max_ngram :])
                 limits = Limits(depth, nodes, self.options.min_token_prob)
-                grown = grow(place, self._continuations, limits=limits)
-                drafted.append(grown.row(history[-1]))
+                drafted.append(grow(Trie(history[-1]), place, self._continuations, limits=limits).row())
         return Draft(TokenTree.of_rows(drafted, context.device), self.draws)
 
     def observe(self, state: _State, observation: Observation) -> None:

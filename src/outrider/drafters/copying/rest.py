@@ -25,7 +25,7 @@ from outrider.core.interfaces import Context, Drafter, Observation, Plan, Statel
 from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.datastore import MAX_CONTINUATION, MAX_MATCH, Datastore
-from outrider.drafters.trees.trie import Growth
+from outrider.drafters.trees.trie import Trie
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,16 @@ class RestDrafter(Drafter):
     def propose(self, state: Stateless, context: Context, plan: Plan) -> Draft:
         del state
         plans = zip(context.tokens, plan.max_depth, plan.max_nodes, strict=True)
-        rows = [self._retrieve(history, depth, nodes).row(history[-1]) for history, depth, nodes in plans]
+        rows = [self._retrieve(history, depth, nodes).row() for history, depth, nodes in plans]
         return Draft(TokenTree.of_rows(rows, context.device), self.draws)
 
     def observe(self, state: Stateless, observation: Observation) -> None:
         """Nothing to learn: the corpus does not change."""
 
-    def _retrieve(self, history: Sequence[int], depth: int, nodes: int) -> Growth:
+    def _retrieve(self, history: Sequence[int], depth: int, nodes: int) -> Trie:
         options, depth = self.options, min(depth, self.options.max_continuation)
         if depth < 1 or nodes < 1:
-            return Growth()
+            return Trie(history[-1])
         hits = self.datastore.search(
             history,
             min_match=options.min_match,
@@ -104,11 +104,12 @@ class RestDrafter(Drafter):
             length=depth,
             max_hits=options.max_hits,
         )
-        return Growth() if hits is None else most_frequent(hits.continuations, nodes)
+        trie = Trie(history[-1])
+        return trie if hits is None else most_frequent(trie, hits.continuations, nodes)
 
 
-def most_frequent(rows: np.ndarray, max_nodes: int) -> Growth:
-    """The ``max_nodes`` most frequent prefixes of ``rows`` [H, D], which are sorted; -1 ends a row."""
+def most_frequent(trie: Trie, rows: np.ndarray, max_nodes: int) -> Trie:
+    """Adds the ``max_nodes`` most frequent prefixes of ``rows`` [H, D], which are sorted; -1 ends a row. Returns the trie."""
     num_rows, depth = rows.shape
     # A trie node at depth d is a run of rows that agree up to column d; it begins where one of those columns changes.
     begins = np.ones((depth, num_rows), bool)
@@ -120,11 +121,11 @@ def most_frequent(rows: np.ndarray, max_nodes: int) -> Growth:
     chosen = np.argsort(-counts, kind="stable")[:max_nodes]  # shallower first among equals: parents before children
     chosen = chosen[counts[chosen] > 0]
     above = np.searchsorted(begun, begun[chosen] - num_rows, side="right") - 1
-    grown, place = Growth(), {-1: -1}
+    place = {-1: 0}
     items = zip(chosen.tolist(), tokens[chosen].tolist(), above.tolist(), counts[chosen].tolist(), strict=True)
     for node, token, parent, count in items:
-        place[node] = grown.add(token, place[parent], count / num_rows)
-    return grown
+        place[node] = trie.add(token, place[parent], count / num_rows)
+    return trie
 
 
 def build(parts: Parts) -> Drafter:

@@ -27,7 +27,7 @@ from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.suffix_automaton import SuffixAutomaton, Tail
 from outrider.drafters.copying.suffix_memory import MIN_TOKENS, SharedText, SuffixMemory
-from outrider.drafters.trees.trie import Growth, Limits, best_first, follow
+from outrider.drafters.trees.trie import Limits, Trie, best_first, follow
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class SuffixDecoding(Drafter):
                 self._learn(row, history)  # all rows first: what one has just said may help another
             for row, history, depth, nodes in zip(state.rows, context.tokens, plan.max_depth, plan.max_nodes, strict=True):
                 limits = Limits(depth, nodes, self.options.min_token_prob)
-                drafted.append(self._draft(row, history, limits).row(history[-1]))
+                drafted.append(self._draft(row, history, limits).row())
         return Draft(TokenTree.of_rows(drafted, context.device), self.draws)
 
     def observe(self, state: _State, observation: Observation) -> None:
@@ -145,25 +145,25 @@ class SuffixDecoding(Drafter):
         if self.memory:
             self.memory.share(row.shared, history)
 
-    def _draft(self, row: _Row, history: Sequence[int], limits: Limits) -> Growth:
+    def _draft(self, row: _Row, history: Sequence[int], limits: Limits) -> Trie:
         """The best-scoring guesses over all matches of all texts."""
-        best = Growth()
+        best, best_score = Trie(history[-1]), 0.0
         if not limits.max_depth:
             return best
         for automaton, state, match_len in self._matches(row, history):
             for place, size in automaton.suffixes(state, match_len):
                 budget = self.options.budget(size)
-                if min(budget, limits.max_nodes) <= best.score:
+                if min(budget, limits.max_nodes) <= best_score:
                     break  # a probability is at most 1: no shorter match can reach the score either
-                grown = self._grow(automaton, place, limits.within(budget))
-                if grown.score > best.score:
-                    best = grown
+                grown = self._grow(Trie(history[-1]), automaton, place, limits.within(budget))
+                if grown.score > best_score:
+                    best, best_score = grown, grown.score
         return best
 
-    def _grow(self, automaton: SuffixAutomaton, place: int, limits: Limits) -> Growth:
+    def _grow(self, trie: Trie, automaton: SuffixAutomaton, place: int, limits: Limits) -> Trie:
         if self.options.tree:
-            return best_first(place, automaton.children, limits=limits)
-        return follow(place, automaton.best, limits=limits)
+            return best_first(trie, place, automaton.children, limits=limits)
+        return follow(trie, place, automaton.best, limits=limits)
 
     def _matches(self, row: _Row, history: Sequence[int]) -> Iterator[tuple[SuffixAutomaton, int, int]]:
         """Every text with its longest match of the context, the request's own first."""

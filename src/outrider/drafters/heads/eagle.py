@@ -55,17 +55,14 @@ class EagleGrowth(HeadGrowth):
         super().__init__(head, context)
         self._eagle, self._layer, self._cache = head, layer, cache
         self._all = root
-        self._is_chain = True
 
     def _root_states(self) -> Tensor:
         return self._all
 
     def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
         above = self._all.gather(1, parents[..., None].expand(-1, -1, self._all.shape[2]))
-        size = self.num_expanded - 1
-        self._is_chain = self._is_chain and tokens.shape[1] == 1
-        forest = TokenTree(self.tokens[:, 1:], self.parents[:, 1:] - 1, (size,) * len(tokens), is_chain=self._is_chain)
-        attending = self._layer.attending(forest, self._cache, size - tokens.shape[1])
+        forest = self.forest()
+        attending = self._layer.attending(forest, self._cache, forest.num_nodes - tokens.shape[1])
         states = self._eagle.step(tokens, above, attending)
         self._all = torch.cat([self._all, states], 1)
         return states

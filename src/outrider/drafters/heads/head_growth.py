@@ -1,5 +1,4 @@
-"""What the growth of every kind of heads keeps: the expanded nodes, in the order in which they were expanded, alike in all
-rows."""
+"""Trees that trained heads grow level by level: level d is answered by depth d of the heads."""
 
 from __future__ import annotations
 
@@ -7,45 +6,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import final
 
-import torch
 from torch import Tensor
 
 from outrider.core.interfaces import Context
-from outrider.core.sampling import Law
-from outrider.core.tree import TokenTree
 from outrider.drafters.trees.levels import LevelGrowth
 from outrider.models.heads import Head
 
 
 class HeadGrowth(LevelGrowth, ABC):
-    """Nodes of one round. Node 0 is the root; level d is answered by depth d of the heads."""
+    """The nodes that heads were asked about in one round."""
 
     def __init__(self, head: Head, context: Context) -> None:
-        self.context = context
+        super().__init__(context)
         self.head = head
-        self.tokens = torch.tensor(context.roots, device=context.device)[:, None]
-        self.parents = torch.full_like(self.tokens, -1)
         self.depth = 0
+        """Of the newest level."""
 
-    @property
-    def num_expanded(self) -> int:
-        return self.tokens.shape[1]
-
-    def root(self) -> Law:
-        return self._law(self._root_states(), 0)
-
-    def expand(self, tokens: Tensor, parents: Tensor) -> Law:
-        self.depth += 1
-        start = self.num_expanded
-        self.tokens = torch.cat([self.tokens, tokens], 1)
-        self.parents = torch.cat([self.parents, parents], 1)
-        return self._law(self._states(tokens, parents), start)
-
-    def _law(self, states: Tensor, start: int) -> Law:
+    def _logits(self, start: int) -> Tensor:
+        self.depth += start > 0
+        states = self._states(self.tokens[:, start:], self.parents[:, start:]) if start else self._root_states()
         logits = self.head.over_target(self.head.readout(self.depth, states)).float()
-        logits = logits.expand(-1, self.num_expanded - start, -1)
-        tree = TokenTree(self.tokens, self.parents, (self.num_expanded,) * len(self.tokens))
-        return self.context.sampler.law(logits, tree, self.context.noise, start=start)
+        return logits.expand(-1, self.num_expanded - start, -1)
 
     @abstractmethod
     def _root_states(self) -> Tensor:

@@ -26,11 +26,13 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.pending_states import UnreadStates
-from outrider.drafters.model.best_first import BestFirstOptions, Pool, grow_pool
-from outrider.drafters.model.draft_tree import DraftTreeOptions, grow_shape
+from outrider.drafters.trees.best_first import Pool, grow_pool
 from outrider.drafters.trees.candidates import Drawing
+from outrider.drafters.trees.children import LikelyChildren
 from outrider.drafters.trees.levels import LevelGrowth
+from outrider.drafters.trees.options import BestFirstOptions, DraftTreeOptions
 from outrider.drafters.trees.shape import TreeShape
+from outrider.drafters.trees.static import grow_shape
 from outrider.models.heads import Head
 from outrider.models.heads.layer import LayerCache
 
@@ -165,7 +167,8 @@ class HeadDrafter(Drafter, ABC):
         growth = self._growth(state, context, max(depths))
         if self._search is None:
             return grow_shape(growth, plan, tree=self._tree, drawing=self._drawing)[0]
-        pool = grow_pool(growth, growth.root(), options=self._search, max_depth=max(depths))
+        search, source = self._search, LikelyChildren(growth, self._search)
+        pool = grow_pool(source, width=search.width, num_children=search.num_children, max_depth=max(depths))
         return Draft(self._chosen(pool, plan), self.draws)
 
     def _chosen(self, pool: Pool, plan: Plan) -> TokenTree:

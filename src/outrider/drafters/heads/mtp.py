@@ -81,23 +81,20 @@ class MtpGrowth(HeadGrowth):
         self._mtp, self._layer, self._modules = head, layer, modules
         self._all = list(roots)
         """[B, N, H] per module; zero for nodes deeper than it."""
-        self._is_chain = True
 
     def _root_states(self) -> Tensor:
         return self._all[0]
 
     def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
         places = parents[..., None].expand(-1, -1, self._all[0].shape[2])
-        size = self.num_expanded - 1
-        self._is_chain = self._is_chain and tokens.shape[1] == 1
-        forest = TokenTree(self.tokens[:, 1:], self.parents[:, 1:] - 1, (size,) * len(tokens), is_chain=self._is_chain)
+        forest = self.forest()
         above = [states.gather(1, places) for states in self._all]
         for depth, module in enumerate(self._modules):
             if depth < self.depth:
                 states = torch.zeros_like(above[depth])
             else:
                 assert module.cache is not None
-                attending = self._layer.attending(forest, module.cache, size - tokens.shape[1])
+                attending = self._layer.attending(forest, module.cache, forest.num_nodes - tokens.shape[1])
                 states = self._mtp.step(depth, tokens, above[depth - 1], attending)
             self._all[depth] = torch.cat([self._all[depth], states], 1)
         return self._all[self.depth][:, -tokens.shape[1] :]

@@ -21,7 +21,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_tree import HeadOptions
 from outrider.drafters.heads.recurrent import Recurrent
 from outrider.drafters.heads.trained import trained_head
-from outrider.drafters.model.best_first import Pool
+from outrider.drafters.trees.best_first import Pool
 from outrider.drafters.trees.levels import kept_part
 from outrider.models.heads.recurrent import RecurrentHead
 

@@ -26,8 +26,9 @@ from outrider.core.route import Route
 from outrider.core.table import MethodRow, Parts
 from outrider.drafters.itself.self_chain import draft_along, layered
 from outrider.drafters.itself.self_growth import SelfGrowth
-from outrider.drafters.model.draft_tree import DraftTreeOptions, grow_shape
 from outrider.drafters.trees.candidates import Drawing
+from outrider.drafters.trees.options import DraftTreeOptions
+from outrider.drafters.trees.static import grow_shape
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
+from outrider.drafters.trees.trie import Limits, Trie
 
 Ngram = tuple[int, ...]
 
@@ -77,54 +78,6 @@ class NgramPool:
         twin = NgramPool(self.max_guesses)
         twin.entries = {token: dict(guesses) for token, guesses in self.entries.items()}
         return twin
-
-
-class PathTree:
-    """A prefix tree of token paths below a root, at most ``max_nodes`` guesses large and ``max_depth`` deep."""
-
-    def __init__(self, root: int, *, max_nodes: int, max_depth: int) -> None:
-        self.tokens, self.parents, self.depths = [root], [-1], [0]
-        self.max_nodes, self.max_depth = max_nodes, max_depth
-        self._child: dict[tuple[int, int], int] = {}
-
-    def add(self, path: Sequence[int]) -> list[int]:
-        """Nodes of as much of the path as fits."""
-        node, nodes = 0, []
-        for token in path[: self.max_depth]:
-            child = self._child.get((node, token))
-            if child is None:
-                if len(self.tokens) > self.max_nodes:
-                    break
-                child = self._child[node, token] = len(self.tokens)
-                self.tokens.append(token)
-                self.parents.append(node)
-                self.depths.append(self.depths[node] + 1)
-            nodes.append(child)
-            node = child
-        return nodes
-
-    def num_missing(self, path: Sequence[int]) -> int:
-        """Nodes that adding the whole path would cost."""
-        node = 0
-        for position, token in enumerate(path):
-            child = self._child.get((node, token))
-            if child is None:
-                return len(path) - position
-            node = child
-        return 0
-
-    def fits(self, path: Sequence[int]) -> bool:
-        """The whole path can be added."""
-        return len(path) <= self.max_depth and len(self.tokens) - 1 + self.num_missing(path) <= self.max_nodes
-
-    def breadth_first(self) -> tuple[list[int], list[int], list[int]]:
-        """Tokens and parents by depth, and the new place of every node."""
-        order = sorted(range(len(self.tokens)), key=self.depths.__getitem__)
-        place = [0] * len(order)
-        for new, old in enumerate(order):
-            place[old] = new
-        parents = [-1, *(place[self.parents[old]] for old in order[1:])]
-        return [self.tokens[old] for old in order], parents, place
 
 
 @dataclass
@@ -195,8 +148,7 @@ class Lookahead(Drafter):
             if self.options.pool_text:
                 self._read(row, history)
             row.levels[0][0] = history[-1]
-            tree = PathTree(history[-1], max_nodes=nodes, max_depth=depth)
-            trees.append(_fill(tree, row))
+            trees.append(_fill(Trie(history[-1]), row, Limits(depth, nodes)))
         return Draft(TokenTree.of_rows(trees, context.device), self.draws)
 
     def observe(self, state: _State, observation: Observation) -> None:
@@ -219,15 +171,16 @@ class Lookahead(Drafter):
         row.num_read = len(history)
 
 
-def _fill(tree: PathTree, row: _Row) -> tuple[list[int], list[int]]:
+def _fill(trie: Trie, row: _Row, limits: Limits) -> tuple[list[int], list[int]]:
     """Guesses first, since they pay now, then as many whole columns as fit, the nearest first."""
-    for guess in row.pool.guesses(tree.tokens[0]):
-        tree.add(guess)
+    for guess in row.pool.guesses(trie.tokens[0]):
+        trie.add_path(guess, limits)
     columns = (row.column(index) for index in range(len(row.levels[0])))
-    ends = [[0, *tree.add(column)][-1] if tree.fits(column) else -1 for column in columns]
-    tokens, parents, place = tree.breadth_first()
+    ends = [[0, *trie.add_path(column, limits)][-1] if trie.fits(column, limits) else -1 for column in columns]
+    order = trie.breadth_first()
+    place = {node: index for index, node in enumerate(order)}
     row.ends = [end if end < 0 else place[end] for end in ends]
-    return tokens, parents
+    return trie.row(order)
 
 
 def build(parts: Parts) -> Drafter:

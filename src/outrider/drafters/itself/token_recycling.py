@@ -29,9 +29,12 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless, Target
 from outrider.core.table import MethodRow, Parts
+from outrider.core.tree import TokenTree
 from outrider.drafters.itself.successors import SuccessorTable
-from outrider.drafters.trees.levels import kept_part
-from outrider.drafters.trees.rank_tree import rank_tree
+from outrider.drafters.trees.best_first import grow_pool
+from outrider.drafters.trees.children import Children, ChildSource
+from outrider.drafters.trees.shape import TreeShape
+from outrider.drafters.trees.static import grow_shapes
 
 RANK_ACCEPTANCE = (0.48, 0.107, 0.054, 0.033, 0.025, 0.021, 0.014, 0.012, 0.011, 0.01, 0.01, 0.009, 0.008, 0.007, 0.007, 0.007)
 """How often the target's choice is a token's r-th successor, at any depth. Measured: see docs/methods/token-recycling.md."""
@@ -107,8 +110,8 @@ class TokenRecycling(Drafter):
     def propose(self, state: Stateless, context: Context, plan: Plan) -> Draft:
         del state
         source = _Successors(self.table, context, perturb=self.options.perturb)
-        grown = _by_ranks(source, context, plan) if self.options.grow == "ranks" else _by_confidence(source, context, plan)
-        return Draft(kept_part(*grown)[0], self.draws)
+        tree = _by_ranks(source, plan) if self.options.grow == "ranks" else _by_confidence(source, plan)
+        return Draft(tree, self.draws)
 
     def observe(self, state: Stateless, observation: Observation) -> None:
         """Recycle every node. Where a token occurs several times an accepted node beats the others, then a later one.
@@ -127,14 +130,35 @@ class TokenRecycling(Drafter):
 
 
 @final
-class _Successors:
-    """The table as one round reads it: as it stands, or ranked anew for each output position."""
+class _Successors(ChildSource):
+    """The table as one round reads it: the children of a node are the successors of its token."""
+
+    runs_out = True
 
     def __init__(self, table: SuccessorTable, context: Context, *, perturb: bool) -> None:
-        self.table = table
+        self.context, self.table = context, table
         self.noise = context.noise if perturb and not context.sampler.all_greedy else None
         heat = [row.params.temperature for row in context.sampler.rows]
         self.temperature = torch.tensor(heat, device=context.device)[:, None, None]
+        self._tokens = torch.tensor(context.roots, device=context.device)[:, None]
+        self._num_expanded = 1
+
+    @property
+    def num_expanded(self) -> int:
+        return self._num_expanded
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> None:
+        del parents
+        self._tokens = tokens
+        self._num_expanded += tokens.shape[1]
+
+    def children(self, count: int, *, depth: int, lanes: Tensor | None = None) -> Children:
+        """Successors, and the log-probability that each is right: stored ones, ranked anew where there is noise."""
+        del lanes
+        ids, scores = self.of(self._tokens, depth=depth)
+        floor = _FLOOR / torch.arange(1, ids.shape[2] + 1, device=ids.device)
+        chances = (_TRUST * scores.softmax(-1) + floor).log().masked_fill(ids < 0, -torch.inf)
+        return Children(ids[..., :count], chances[..., :count])
 
     def of(self, tokens: Tensor, *, depth: int) -> tuple[Tensor, Tensor]:
         """[B, M, k] successors of ``tokens`` [B, M] at ``depth`` and their scores, the best first; -1 where unknown."""
@@ -150,40 +174,19 @@ class _Successors:
         return ids.gather(2, best), scores
 
 
-def _by_ranks(source: _Successors, context: Context, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-    """The static tree: [B, N] tokens, parents, and which nodes are worth keeping; token -1 where nothing is known."""
+def _by_ranks(source: _Successors, plan: Plan) -> TokenTree:
+    """The static tree of every row's size."""
     acceptance = RANK_ACCEPTANCE[: source.table.num_successors]
-    shape = rank_tree(acceptance, plan.max_nodes, max_depth=plan.max_depth, device=context.device)
-    tokens = torch.tensor(context.roots, device=context.device)[:, None]
-    for depth in range(1, len(shape.levels) - 1):
-        begin, level = shape.levels[depth - 1], slice(shape.levels[depth], shape.levels[depth + 1])
-        ids, _ = source.of(tokens[:, begin:], depth=depth - 1)
-        tokens = torch.cat([tokens, ids[:, shape.parents[level] - begin, shape.ranks[level]]], 1)
-    return tokens, shape.parents.expand_as(tokens), shape.wanted & (tokens >= 0)
+    limits = zip(plan.max_nodes, plan.max_depth, strict=True)
+    return grow_shapes(source, [TreeShape.of_acceptance(acceptance, nodes, depth) for nodes, depth in limits])[0].tree
 
 
-def _by_confidence(source: _Successors, context: Context, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, for each row the nodes it is most likely to reach. Every level keeps as many as a whole tree may have."""
-    device, batch_size, width = context.device, len(plan.max_nodes), max(plan.max_nodes)
-    floor = _FLOOR / torch.arange(1, source.table.num_successors + 1, device=device)
-    depths = torch.tensor(plan.max_depth, device=device)[:, None]
-    token = torch.tensor(context.roots, device=device)[:, None]
-    value = torch.ones(batch_size, 1, device=device)
-    tokens, values, parents, begin = [token], [value], [torch.full_like(token, -1)], 0
-    for depth in range(min(max(plan.max_depth), _MAX_DEPTH) if width else 0):
-        ids, scores = source.of(token, depth=depth)
-        chance = value[..., None] * (_TRUST * scores.softmax(-1) + floor) * ((ids >= 0) & (depth < depths)[..., None])
-        value, place = chance.flatten(1).topk(min(width, chance[0].numel()))
-        token = torch.where(value > 0, ids.flatten(1).gather(1, place), -1)
-        parents.append(begin + place // ids.shape[2])
-        begin += tokens[-1].shape[1]
-        tokens.append(token)
-        values.append(value)
-    order = torch.cat(values, 1).argsort(dim=1, descending=True, stable=True)
-    budget = torch.tensor(plan.max_nodes, device=device)[:, None] + 1
-    kept = torch.zeros_like(order, dtype=torch.bool)
-    kept.scatter_(1, order, torch.arange(order.shape[1], device=device) < budget)
-    return torch.cat(tokens, 1), torch.cat(parents, 1), kept & (torch.cat(tokens, 1) >= 0)
+def _by_confidence(source: _Successors, plan: Plan) -> TokenTree:
+    """The nodes that each row is most likely to reach. Every level keeps as many as a whole tree may have."""
+    width = max(plan.max_nodes)
+    max_depth = min(max(plan.max_depth), _MAX_DEPTH) if width else 0
+    pool = grow_pool(source, width=width, num_children=source.table.num_successors, max_depth=max_depth, keep=width)
+    return pool.best_tree(plan, runs_out=True)[0]
 
 
 def build(parts: Parts) -> Drafter:

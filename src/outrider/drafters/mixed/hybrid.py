@@ -29,6 +29,7 @@ from outrider.core.scores import Scores
 from outrider.core.table import MethodRow, Parts, names_in
 from outrider.core.tree import TokenTree
 from outrider.drafters.mixed.source_rates import SourceRates, share
+from outrider.drafters.trees.trie import Trie
 
 
 @dataclass(frozen=True)
@@ -124,26 +125,28 @@ class Fused(Drafter):
         return FusedState([drafter.start(rows, taps) for drafter in self.drafters], rates)
 
     def propose(self, state: FusedState, context: Context, plan: Plan) -> Draft:
-        tries = [_Trie(root) for root in context.roots]
+        tries = [Trie(root) for root in context.roots]
         state.rounds = [None] * len(self.drafters)
         waiting = self._order(state)
         while waiting:
             index = waiting[0]
             shares = [
-                share(budget - len(trie.tokens) + 1, [row[i] for i in waiting], min_chance=self.options.min_chance)
+                share(budget - trie.num_guesses, [row[i] for i in waiting], min_chance=self.options.min_chance)
                 for budget, trie, row in zip(plan.max_nodes, tries, state.rates, strict=True)
             ]
             # Without the stop rule: what one drafter asked at a depth says nothing of the others' guesses there.
             asked = Plan(tuple(map(min, plan.max_depth, shares)), tuple(shares))
             draft = self.drafters[index].asked(state.inner[index], context, asked)
-            places = [trie.add(draft.tree, row) for row, trie in enumerate(tries)]
+            places = [trie.add_tree(draft.tree, row) for row, trie in enumerate(tries)]
             state.rounds[index] = _Round(draft, asked, places)
             waiting = waiting[1:]
-        rows = [trie.breadth_first() for trie in tries]
+        orders = [trie.breadth_first() for trie in tries]
+        moved = [{node: place for place, node in enumerate(order)} for order in orders]
         for round_ in state.rounds:
             assert round_ is not None, "every drafter was asked"
-            round_.places = [[row[2][place] for place in row_places] for row, row_places in zip(rows, round_.places)]
-        return Draft(TokenTree.of_rows([(tokens, parents) for tokens, parents, _ in rows], context.device), self.draws)
+            round_.places = [[places[node] for node in nodes] for places, nodes in zip(moved, round_.places, strict=True)]
+        rows = [trie.row(order) for trie, order in zip(tries, orders, strict=True)]
+        return Draft(TokenTree.of_rows(rows, context.device), self.draws)
 
     def round_taps(self, state: FusedState) -> tuple[int, ...]:
         wanted = (drafter.round_taps(inner) for drafter, inner in zip(self.drafters, state.inner, strict=True))
@@ -171,40 +174,6 @@ class Fused(Drafter):
         """Those that use least of their places in the batch first, so that the others can have the rest."""
         fills = [sum(row[i].fill for row in state.rates) for i in range(len(self.drafters))]
         return sorted(range(len(self.drafters)), key=lambda index: fills[index])
-
-
-class _Trie:
-    """One row's fused tree while it grows."""
-
-    def __init__(self, root: int) -> None:
-        self.tokens, self.parents = [root], [-1]
-        self._below: list[dict[int, int]] = [{}]
-
-    def add(self, tree: TokenTree, row: int) -> list[int]:
-        """Insert a drafter's tree; returns the place of each of its nodes."""
-        size = tree.sizes[row]
-        tokens, parents = tree.tokens[row, :size].tolist(), tree.parents[row, :size].tolist()
-        places = [0]
-        for node in range(1, size):
-            above = places[parents[node]]
-            place = self._below[above].get(tokens[node])
-            if place is None:
-                place = len(self.tokens)
-                self._below[above][tokens[node]] = place
-                self._below.append({})
-                self.tokens.append(tokens[node])
-                self.parents.append(above)
-            places.append(place)
-        return places
-
-    def breadth_first(self) -> tuple[list[int], list[int], list[int]]:
-        """Tokens and parents in breadth-first order, and where every place went."""
-        queue, moved = [0], [0] * len(self.tokens)
-        for index, place in enumerate(queue):  # the queue grows while it is read
-            moved[place] = index
-            queue += self._below[place].values()
-        parents = [moved[self.parents[place]] if place else -1 for place in queue]
-        return [self.tokens[place] for place in queue], parents, moved
 
 
 def _own_view(seen: Observation, round_: _Round) -> Observation:

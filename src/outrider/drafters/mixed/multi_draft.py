@@ -28,10 +28,12 @@ from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan,
 from outrider.core.sampling import Law
 from outrider.core.table import MethodRow, Parts
 from outrider.drafters.model.catch_up import room
-from outrider.drafters.model.draft_tree import DraftTreeOptions
+from outrider.drafters.model.draft_growth import DraftGrowth
 from outrider.drafters.trees.candidates import Drawing
-from outrider.drafters.trees.levels import TreeGrowth, kept_part
+from outrider.drafters.trees.children import Children, ChildSource
+from outrider.drafters.trees.options import DraftTreeOptions
 from outrider.drafters.trees.shape import TreeShape, union
+from outrider.drafters.trees.static import cut, grow_shapes
 
 
 @dataclass
@@ -85,13 +87,13 @@ class MultiDraft(Drafter):
         if not any(depths):
             return context.without_guesses(self.draws)
         nodes = [n if d else 0 for n, d in zip(plan.max_nodes, depths, strict=True)]
-        whole, wanted = union([self.tree.within(n, d) for n, d in zip(nodes, depths, strict=True)])
+        shapes = cut(self.tree, Plan(tuple(depths), tuple(nodes)))
         growths = [
-            TreeGrowth(model, cache, context, vocab_size=self.vocab_size, depths=depths)
+            DraftGrowth(model, cache, context, vocab_size=self.vocab_size, depths=depths)
             for model, cache in zip(self.models, state.caches, strict=True)
         ]
-        levels = _Levels(growths, whole, self._drawing, lanes=self.tree)
-        draft, numbers = levels.draft(None if wanted is None else torch.tensor(wanted, device=context.device))
+        source = _Turns(growths, self._drawing, union(shapes)[0])
+        draft, numbers = grow_shapes(source, shapes, lanes=self.tree.lanes)
         state.numbers, state.num_expanded = numbers.tolist(), [growth.num_expanded for growth in growths]
         return draft
 
@@ -106,94 +108,70 @@ class MultiDraft(Drafter):
         state.numbers = None
 
 
-class _Levels:
-    """The tree while it grows, level by level."""
+@final
+class _Turns(ChildSource):
+    """Children that the models guess by turns. A model is asked as long as one of the children below is its own."""
 
-    def __init__(self, growths: Sequence[TreeGrowth], shape: TreeShape, drawing: Drawing, *, lanes: TreeShape) -> None:
-        self.growths, self.shape, self.drawing, self.lanes = growths, shape, drawing, lanes.lanes
-        self.context = growths[0].context
-        self.turns = len(growths)
-        self.tokens = torch.tensor(self.context.roots, device=self.context.device)[:, None]
-        self.possible = torch.ones_like(self.tokens, dtype=torch.bool)
-        self.numbers = [0] * len(shape.paths)
-        self.laws: list[tuple[list[int], int, Tensor]] = []
-        """(nodes, model, [B, M, V] its law after them) of sampled guesses."""
-        self._grow()
+    runs_out = True
 
-    def _grow(self) -> None:
-        shape, inner = self.shape, [0]
-        laws: list[Law | None] = [growth.root() if self._draws(s, 0) else None for s, growth in enumerate(self.growths)]
-        for depth in range(shape.max_depth):
-            level = [node for node, path in enumerate(shape.paths) if len(path) == depth + 1]
-            index = {node: place for place, node in enumerate(inner)}
-            tokens, possible = self._children(laws, inner, depth)
-            places, ranks = [index[shape.parents[node]] for node in level], [shape.paths[node][-1] for node in level]
-            above = self.possible[:, [shape.parents[node] for node in level]]
-            self.tokens = torch.cat([self.tokens, tokens[:, places, ranks]], 1)
-            self.possible = torch.cat([self.possible, possible[:, places, ranks] & above], 1)
-            inner = [node for node in level if shape.widths[node]]
-            if inner:
-                laws = self._expand(inner, depth + 1)
+    def __init__(self, growths: Sequence[DraftGrowth], drawing: Drawing, shape: TreeShape) -> None:
+        self.context, self.draws = growths[0].context, drawing.draws
+        self._growths, self._drawing = growths, drawing
+        self._last_levels = [_last_level(shape, model, len(growths)) for model in range(len(growths))]
+        self._num_expanded, self._depth = 1, 0
+        self._laws: list[Law | None] = [growth.root() if self._draws(s) else None for s, growth in enumerate(growths)]
+        self._drawn: list[dict[int, Tensor]] = []
+        """[B, M, V] by model, level by level: what sampled guesses were drawn from."""
 
-    def _draws(self, model: int, depth: int) -> bool:
-        """A child of a node at ``depth`` or below comes from this model, so it must know the nodes on the way."""
-        shape = self.shape
-        return any(path[-1] % self.turns == model for path in shape.paths if len(path) > depth)
+    @property
+    def num_expanded(self) -> int:
+        return self._num_expanded
 
-    def _expand(self, inner: Sequence[int], depth: int) -> list[Law | None]:
-        """Ask the models that still draw about the nodes that have children."""
-        shape, device = self.shape, self.tokens.device
-        parents = torch.tensor([self.numbers[shape.parents[node]] for node in inner], device=device)
-        first = 1 + sum(number > 0 for number in self.numbers)
-        for place, node in enumerate(inner):
-            self.numbers[node] = first + place
-        tokens = self.tokens[:, list(inner)]
-        return [
-            growth.expand(tokens, parents.expand(len(tokens), -1)) if self._draws(s, depth) else None
-            for s, growth in enumerate(self.growths)
-        ]
+    def expand(self, tokens: Tensor, parents: Tensor) -> None:
+        self._num_expanded += tokens.shape[1]
+        self._depth += 1
+        growths = enumerate(self._growths)
+        self._laws = [growth.expand(tokens, parents) if self._draws(s) else None for s, growth in growths]
 
-    def _children(self, laws: Sequence[Law | None], inner: Sequence[int], depth: int) -> tuple[Tensor, Tensor]:
-        """[B, M, K] the children of the inner nodes in order, and whether there was something left to draw."""
-        shape, width = self.shape, max(self.shape.widths[node] for node in inner)
-        scores: dict[int, Tensor] = {}
-        for model, law in enumerate(laws):
-            if law is not None:
-                lanes = torch.tensor([self.lanes[shape.paths[node]] + model for node in inner], device=self.tokens.device)
-                scores[model] = self.drawing.scores(law, self.context, depth=depth, lanes=lanes).clone()
-                if self.drawing.draws is not Draws.DETERMINISTIC:
-                    self.laws.append((list(inner), model, law.probs))
+    def children(self, count: int, *, depth: int, lanes: Tensor | None = None) -> Children:
+        assert lanes is not None, "a shape has a range of random numbers for every node"
+        asked = {model: law for model, law in enumerate(self._laws) if law is not None}
+        if self.draws is not Draws.DETERMINISTIC:
+            self._drawn.append({model: law.probs for model, law in asked.items()})
+        scores = {
+            model: self._drawing.scores(law, self.context, depth=depth, lanes=lanes + model).clone()
+            for model, law in asked.items()
+        }
         found: list[Tensor] = []
-        left: list[Tensor] = []
-        for rank in range(width):
-            best = scores[rank % self.turns].max(-1, keepdim=True)
-            possible = best.values > -torch.inf
+        worth: list[Tensor] = []
+        for rank in range(count):
+            best = scores[rank % len(self._growths)].max(-1, keepdim=True)
             found.append(best.indices)
-            left.append(possible & left[-1] if left else possible)  # whose turn it is depends on the elders: none is skipped
+            # Whose turn it is depends on the elders, so none is skipped: where one has nothing left, neither have the younger.
+            worth.append(best.values.masked_fill(worth[-1] == -torch.inf, -torch.inf) if worth else best.values)
             for mine in scores.values():
                 mine.scatter_(-1, best.indices, -torch.inf)
-        return torch.cat(found, -1), torch.cat(left, -1)
+        return Children(torch.cat(found, -1), torch.cat(worth, -1))
 
-    def draft(self, wanted: Tensor | None) -> tuple[Draft, Tensor]:
-        """The tree of the wanted nodes that could be drawn, and its nodes' numbers among the expanded ones."""
-        kept = self.possible if wanted is None else self.possible & wanted
-        parents = torch.tensor(self.shape.parents, device=kept.device).expand_as(self.tokens)
-        tree, origin = kept_part(self.tokens, parents, kept)
-        numbers = torch.tensor(self.numbers, device=kept.device).expand_as(self.tokens).gather(1, origin)
-        draws = self.drawing.draws
-        if draws is Draws.DETERMINISTIC:
-            return Draft(tree, draws), numbers
-        q = self._laws()
-        q = q.gather(1, origin[..., None, None].expand(-1, -1, *q.shape[2:]))
-        return Draft(tree, draws, q), numbers
-
-    def _laws(self) -> Tensor:
+    def q(self, level_nodes: Sequence[Sequence[int]], num_nodes: int) -> Tensor | None:
         """[B, N, S, V] what each model says after every node it was asked about; zero elsewhere."""
-        first = self.laws[0][2]
-        q = first.new_zeros(first.shape[0], self.tokens.shape[1], self.turns, first.shape[2])
-        for nodes, model, probs in self.laws:
-            q[:, nodes, model] = probs
+        if self.draws is Draws.DETERMINISTIC:
+            return None
+        first = next(iter(self._drawn[0].values()))
+        q = first.new_zeros(first.shape[0], num_nodes, len(self._growths), first.shape[2])
+        for nodes, laws in zip(level_nodes, self._drawn, strict=True):
+            for model, probs in laws.items():
+                q[:, list(nodes), model] = probs
         return q
+
+    def _draws(self, model: int) -> bool:
+        """A child of the newest nodes or below comes from this model, so it must know the nodes on the way."""
+        return self._depth < self._last_levels[model]
+
+
+def _last_level(shape: TreeShape, model: int, num_models: int) -> int:
+    """The deepest level with a child of this model's, 0 if there is none."""
+    return max((len(path) for path in shape.paths[1:] if path[-1] % num_models == model), default=0)
 
 
 def build(parts: Parts) -> Drafter:

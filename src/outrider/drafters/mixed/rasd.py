@@ -29,9 +29,12 @@ from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan,
 from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.mixed.source_rates import SourceRates
-from outrider.drafters.model.best_first import BestFirstOptions, candidate_chances, grow_pool
 from outrider.drafters.model.catch_up import room
-from outrider.drafters.trees.levels import TreeGrowth
+from outrider.drafters.model.draft_growth import DraftGrowth
+from outrider.drafters.trees.best_first import grow_pool
+from outrider.drafters.trees.children import LikelyChildren
+from outrider.drafters.trees.options import BestFirstOptions
+from outrider.drafters.trees.trie import Limits, Trie
 
 RETRIEVERS = ("suffix", "prompt-lookup", "ngram-cache", "reference", "rest")
 """Methods that retrieve: they learn from the text alone, so their guesses may be dropped without their knowing."""
@@ -122,16 +125,17 @@ class Rasd(Drafter):
         state.slots = None
         if not any(depths):
             return Draft(found, self.draws)
-        growth = TreeGrowth(self.model, state.cache, context, vocab_size=self.vocab_size, depths=depths)
-        law = growth.root()
-        first = candidate_chances(law, context, options=self.options.tree, depth=0)[:, 0]
-        pool = grow_pool(growth, law, options=self.options.tree, max_depth=max(depths))
+        growth = DraftGrowth(self.model, state.cache, context, vocab_size=self.vocab_size, depths=depths)
+        source, options = LikelyChildren(growth, self.options.tree), self.options
+        first = source.chances(0)[:, 0]
+        pool = grow_pool(source, width=options.width, num_children=options.num_children, max_depth=max(depths))
         tree, origin = pool.best_tree(Plan(tuple(depths), plan.max_nodes))
         chances, numbers = pool.chances.gather(1, origin).tolist(), pool.numbers.gather(1, origin).tolist()
         rows = [_Union(tree, row, chances[row], numbers[row]) for row in range(tree.batch_size)]
         for row, union in enumerate(rows):
             self._insert(union, found, row, first=first[row], holds=state.holds[row])
-        kept = [union.best(nodes, depth) for union, nodes, depth in zip(rows, plan.max_nodes, plan.max_depth, strict=True)]
+        limits = map(Limits, plan.max_depth, plan.max_nodes)
+        kept = [union.best(limit) for union, limit in zip(rows, limits, strict=True)]
         state.slots, state.tails = [row.slots for row in kept], [row.tails for row in kept]
         return Draft(TokenTree.of_rows([(row.tokens, row.parents) for row in kept], context.device), self.draws)
 
@@ -181,39 +185,24 @@ class _Union:
     """One row's tree while it grows: the draft's nodes, then the retrieved ones that are not among them."""
 
     def __init__(self, tree: TokenTree, row: int, chances: list[float], numbers: list[int]) -> None:
-        size = tree.sizes[row]
-        self.tokens: list[int] = tree.tokens[row, :size].tolist()
-        self.parents: list[int] = tree.parents[row, :size].tolist()
-        self.chances, self.slots = chances[:size], [number - 1 for number in numbers[:size]]
-        self.tails = [0] * size
-        self._below: dict[tuple[int, int], int] = {
-            (parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True)) if node
-        }
+        self.trie = Trie(int(tree.tokens[row, 0]))
+        self.trie.add_tree(tree, row, chances)
+        self.slots = [number - 1 for number in numbers[: tree.sizes[row]]]
+        """Of the draft's nodes in its forest, -1 where they were not fed."""
+        self.tails: dict[int, int] = {}
+        """Depth of the retrieved nodes."""
 
     def add(self, token: int, parent: int, chance: float, depth: int) -> int:
         """A retrieved node; returns its place, an old one where the draft has the same."""
-        place = self._below.setdefault((parent, token), len(self.tokens))
-        if place == len(self.tokens):
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.chances.append(chance)
-            self.slots.append(-1)
-            self.tails.append(depth)
-        self.chances[place] = max(self.chances[place], chance)
+        place = self.trie.add(token, parent, chance)
         self.tails[place] = depth
         return place
 
-    def best(self, max_nodes: int, max_depth: int) -> _Row:
+    def best(self, limits: Limits) -> _Row:
         """The likeliest nodes, breadth first."""
-        depths = [0]
-        for parent in self.parents[1:]:
-            depths.append(depths[parent] + 1)
-        open_ = [node for node in range(1, len(self.tokens)) if depths[node] <= max_depth]
-        kept = sorted(open_, key=lambda node: (-self.chances[node], depths[node], node))[:max_nodes]
-        order = [0, *sorted(kept, key=lambda node: (depths[node], node))]
-        place = {node: index for index, node in enumerate(order)}
-        parents = [place[self.parents[node]] if node else -1 for node in order]
-        return _Row([self.tokens[n] for n in order], parents, [self.slots[n] for n in order], [self.tails[n] for n in order])
+        order = self.trie.breadth_first(self.trie.likeliest(limits))
+        slots = [self.slots[node] if node < len(self.slots) else -1 for node in order]
+        return _Row(*self.trie.row(order), slots, [self.tails.get(node, 0) for node in order])
 
 
 def build(parts: Parts) -> Drafter:

@@ -30,8 +30,9 @@ from outrider.core.interfaces import Context, Drafter, Plan, Target
 from outrider.core.rng import Purpose
 from outrider.core.sampling import Law
 from outrider.core.table import MethodRow, Parts
-from outrider.drafters.model.draft_tree import TreeDrafter
-from outrider.drafters.trees.levels import TreeGrowth, kept_part
+from outrider.drafters.model.draft_growth import DraftGrowth
+from outrider.drafters.model.tree_drafter import TreeDrafter
+from outrider.drafters.trees.levels import kept_part
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class StochasticBeam(TreeDrafter):
         super().__init__(model, vocab_size=vocab_size, draws=Draws.BEAM)
         self.options = options or StochasticBeamOptions()
 
-    def _grow(self, growth: TreeGrowth, plan: Plan) -> tuple[Draft, Tensor]:
+    def _grow(self, growth: DraftGrowth, plan: Plan) -> tuple[Draft, Tensor]:
         widths = [min(self.options.width, nodes) for nodes in plan.max_nodes]
         limits = zip(plan.max_depth, plan.max_nodes, widths, strict=True)
         depths = [min(depth, nodes // width) if width else 0 for depth, nodes, width in limits]
@@ -75,7 +76,7 @@ class StochasticBeam(TreeDrafter):
 class _Beam:
     """Paths so far; the nodes of the last level are the open ones."""
 
-    def __init__(self, growth: TreeGrowth, widths: list[int]) -> None:
+    def __init__(self, growth: DraftGrowth, widths: list[int]) -> None:
         self.context = growth.context
         self.tokens = torch.tensor(growth.context.roots, device=growth.context.device)[:, None]
         self.parents = torch.full_like(self.tokens, -1)
@@ -110,7 +111,7 @@ class _Beam:
         self.kept = torch.cat([self.kept, kept], 1)
         self.last = tokens.shape[1]
 
-    def expand(self, growth: TreeGrowth) -> None:
+    def expand(self, growth: DraftGrowth) -> None:
         """Every node of the last level; expanded nodes have the numbers they have here."""
         self.law = growth.expand(self.tokens[:, -self.last :], self.parents[:, -self.last :])
 

@@ -21,7 +21,8 @@ from functools import cache, lru_cache
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Drafter, Observation
 from outrider.core.table import MethodRow, Parts
-from outrider.drafters.model.draft_tree import DraftTree, DraftTreeOptions
+from outrider.drafters.model.draft_tree import DraftTree
+from outrider.drafters.trees.options import DraftTreeOptions
 from outrider.drafters.trees.shape import RankPath, TreeShape
 
 BY_RANK = (0.58, 0.13, 0.065, 0.04, 0.03, 0.02, 0.013, 0.009)

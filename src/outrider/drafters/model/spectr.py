@@ -24,10 +24,12 @@ from outrider.core.errors import OptionError
 from outrider.core.interfaces import Drafter, Plan, Target
 from outrider.core.table import MethodRow, Parts
 from outrider.core.twins import first_twins
-from outrider.drafters.model.draft_tree import TreeDrafter, grow_shape
+from outrider.drafters.model.draft_growth import DraftGrowth
+from outrider.drafters.model.tree_drafter import TreeDrafter
 from outrider.drafters.trees.candidates import Drawing
-from outrider.drafters.trees.levels import TreeGrowth, kept_part
+from outrider.drafters.trees.levels import kept_part
 from outrider.drafters.trees.shape import TreeShape
+from outrider.drafters.trees.static import grow_shape
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class ManyChains(TreeDrafter):
         super().__init__(model, vocab_size=vocab_size, draws=draws)
         self.options = options or ManyChainsOptions()
 
-    def _grow(self, growth: TreeGrowth, plan: Plan) -> tuple[Draft, Tensor]:
+    def _grow(self, growth: DraftGrowth, plan: Plan) -> tuple[Draft, Tensor]:
         chains = TreeShape.of_branching((self.options.num_chains, *[1] * (max(plan.max_depth) - 1)))
         draft, numbers = grow_shape(growth, plan, tree=chains, drawing=Drawing(Draws.IID))
         return (draft, numbers) if self.draws is Draws.IID else merged(draft, numbers)

@@ -83,14 +83,15 @@ class Drawing:
         return coupled_scores(law, context, depth=depth) if self.perturb else plain_scores(law, context)
 
     def children(self, law: Law, context: Context, *, count: int, depth: int, lanes: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, M, count] tokens in order, and which of them may be proposed (an exhausted law has no more draws). Node m
-        draws on the lanes ``lanes[m]`` to ``lanes[m] + count``."""
+        """[B, M, count] tokens in order, and the scores that order them: -inf where an exhausted law has no more draws.
+
+        Node m draws on the lanes ``lanes[m]`` to ``lanes[m] + count``."""
         count = min(count, law.adjusted.shape[-1])
         if self.draws is Draws.IID:
             drawn = independent(law, context, count=count, lanes=lanes)
-            return drawn, torch.ones_like(drawn, dtype=torch.bool)
+            return drawn, torch.zeros_like(drawn, dtype=law.adjusted.dtype)
         best = self.scores(law, context, depth=depth, lanes=lanes).topk(count, -1)
-        return best.indices, best.values > -torch.inf
+        return best.indices, best.values
 
 
 def log_chances(scores: Tensor, tau: float) -> Tensor:

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 
 from outrider.core.errors import OptionError
+from outrider.drafters.trees.trie import Limits, Trie, best_first
 
 RankPath = tuple[int, ...]
 
@@ -44,6 +45,18 @@ class TreeShape:
         levels = (product(*(range(width) for width in branching[:depth])) for depth in range(len(branching) + 1))
         return TreeShape(tuple(path for level in levels for path in level))
 
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def of_acceptance(by_rank: tuple[float, ...], num_nodes: int, max_depth: int) -> TreeShape:
+        """The ``num_nodes`` rank paths that are accepted most often, if a candidate of rank r is right with probability
+        ``by_rank[r]``, whatever came before; the probabilities must fall. A smaller tree is part of a larger one."""
+        ranks = [(rank, chance, None) for rank, chance in enumerate(by_rank)]
+        trie = best_first(Trie(0), None, lambda _: ranks, limits=Limits(max_depth, num_nodes))
+        paths: list[RankPath] = [()]
+        for rank, parent in zip(trie.tokens[1:], trie.parents[1:], strict=True):
+            paths.append((*paths[parent], rank))
+        return TreeShape.of_paths(paths)
+
     @cached_property
     def parents(self) -> tuple[int, ...]:
         """Index of each node's parent, -1 for the root."""
@@ -57,6 +70,12 @@ class TreeShape:
         for parent in self.parents[1:]:
             counts[parent] += 1
         return tuple(counts)
+
+    @cached_property
+    def levels(self) -> tuple[range, ...]:
+        """The nodes at each depth, the root's first."""
+        begins = [node for node, path in enumerate(self.paths) if node == 0 or len(path) > len(self.paths[node - 1])]
+        return tuple(range(begin, end) for begin, end in zip(begins, [*begins[1:], len(self.paths)], strict=True))
 
     @cached_property
     def lanes(self) -> dict[RankPath, int]:
