@@ -52,3 +52,12 @@ def test_the_tree_kit_knows_no_room() -> None:
     for path in (DRAFTERS / "trees").glob("*.py"):
         for room in ROOMS:
             assert f"outrider.drafters.{room}" not in path.read_text(), f"{path.name} imports from {room}/"
+
+
+def test_a_kind_of_heads_has_one_file_and_one_method() -> None:
+    from outrider.models.heads.kinds import KINDS
+
+    for name, kind in KINDS.items():
+        module = importlib.import_module(f"outrider.models.heads.{file_name(name)}")
+        assert module.KIND is kind and kind.name == name and name in METHODS
+        assert kind.module.__module__ == module.__name__, "the module of a kind is in the kind's own file"

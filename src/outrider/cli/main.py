@@ -10,10 +10,25 @@ import os
 import sys
 from collections.abc import Sequence
 
-from outrider.cli import audit, bench, chat, datastore, generate, info, inspect, methods, serve, simulate, train, tune, viz
+from outrider.cli import (
+    audit,
+    bench,
+    chat,
+    datastore,
+    export,
+    generate,
+    info,
+    inspect,
+    methods,
+    serve,
+    simulate,
+    train,
+    tune,
+    viz,
+)
 from outrider.core.errors import OutriderError
 
-_COMMANDS = (generate, methods, info, inspect, datastore, bench, audit, simulate, tune, train, serve, chat, viz)
+_COMMANDS = (generate, methods, info, inspect, export, datastore, bench, audit, simulate, tune, train, serve, chat, viz)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

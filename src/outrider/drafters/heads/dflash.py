@@ -24,7 +24,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_growth import SharedLevels
 from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns
 from outrider.drafters.heads.trained import trained_head
-from outrider.models.heads.dflash import DflashHead
+from outrider.models.heads.dflash import KIND, DflashHead
 
 
 @final
@@ -61,7 +61,7 @@ class Dflash(HeadDrafter):
 
 
 def build(parts: Parts) -> Drafter:
-    return Dflash(trained_head(parts, "dflash", DflashHead), parts.options, draws=parts.draws)
+    return Dflash(trained_head(parts, KIND), parts.options, draws=parts.draws)
 
 
 ROW = MethodRow(

@@ -15,11 +15,11 @@ from outrider.core.table import MethodRow, Parts
 from outrider.drafters.heads.eagle import Eagle
 from outrider.drafters.heads.head_tree import HeadOptions
 from outrider.drafters.heads.trained import trained_head
-from outrider.models.heads.eagle import EagleHead
+from outrider.models.heads.eagle3 import KIND
 
 
 def build(parts: Parts) -> Drafter:
-    return Eagle(trained_head(parts, "eagle3", EagleHead), parts.options, draws=parts.draws)
+    return Eagle(trained_head(parts, KIND), parts.options, draws=parts.draws)
 
 
 ROW = MethodRow(

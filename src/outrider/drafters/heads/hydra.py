@@ -24,7 +24,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_growth import HeadGrowth
 from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, newest, read_columns, read_pending
 from outrider.drafters.heads.trained import trained_head
-from outrider.models.heads.medusa import HydraHead
+from outrider.models.heads.hydra import KIND, HydraHead
 
 
 @final
@@ -69,7 +69,7 @@ class HydraGrowth(HeadGrowth):
 
 
 def build(parts: Parts) -> Drafter:
-    return Hydra(trained_head(parts, "hydra", HydraHead), parts.options, draws=parts.draws)
+    return Hydra(trained_head(parts, KIND), parts.options, draws=parts.draws)
 
 
 ROW = MethodRow(

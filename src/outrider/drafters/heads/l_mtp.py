@@ -18,14 +18,14 @@ from outrider.core.table import MethodRow, Parts
 from outrider.drafters.heads.head_growth import SharedLevels
 from outrider.drafters.heads.head_tree import HeadDrafter, HeadOptions, HeadState, newest
 from outrider.drafters.heads.trained import trained_head
-from outrider.models.heads.leap import LeapHead
+from outrider.models.heads.l_mtp import KIND, LMtpHead
 
 
 @final
-class Leap(HeadDrafter):
+class LMtp(HeadDrafter):
     """Trees from heads at the last few places."""
 
-    def __init__(self, head: LeapHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
+    def __init__(self, head: LMtpHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)
         self.head, self.num_kept = head, head.config.stride
 
@@ -41,13 +41,13 @@ class Leap(HeadDrafter):
 
 
 def build(parts: Parts) -> Drafter:
-    return Leap(trained_head(parts, "l-mtp", LeapHead), parts.options, draws=parts.draws)
+    return LMtp(trained_head(parts, KIND), parts.options, draws=parts.draws)
 
 
 ROW = MethodRow(
     summary="heads that leap over tokens, asked at the last places together (trained)",
     paper="Liu et al. 2025, L-MTP (arXiv 2505.17505)",
-    drafter=Leap,
+    drafter=LMtp,
     build=build,
     defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
     options=HeadOptions,

@@ -18,7 +18,7 @@ from outrider.core.table import MethodRow, Parts
 from outrider.drafters.heads.head_growth import SharedLevels
 from outrider.drafters.heads.head_tree import HeadDrafter, HeadOptions, HeadState, newest
 from outrider.drafters.heads.trained import trained_head
-from outrider.models.heads.medusa import MedusaHead
+from outrider.models.heads.medusa import KIND, MedusaHead
 
 
 @final
@@ -36,7 +36,7 @@ class Medusa(HeadDrafter):
 
 
 def build(parts: Parts) -> Drafter:
-    return Medusa(trained_head(parts, "medusa", MedusaHead), parts.options, draws=parts.draws)
+    return Medusa(trained_head(parts, KIND), parts.options, draws=parts.draws)
 
 
 ROW = MethodRow(

@@ -17,7 +17,7 @@ from outrider.core.table import MethodRow, Parts
 from outrider.drafters.heads.head_tree import HeadOptions
 from outrider.drafters.heads.recurrent import Recurrent
 from outrider.drafters.heads.trained import trained_head
-from outrider.models.heads.recurrent import RecurrentHead
+from outrider.models.heads.mlp_speculator import KIND
 
 
 @final
@@ -26,7 +26,7 @@ class MlpSpeculation(Recurrent):
 
 
 def build(parts: Parts) -> Drafter:
-    return MlpSpeculation(trained_head(parts, "mlp-speculator", RecurrentHead), parts.options, draws=parts.draws)
+    return MlpSpeculation(trained_head(parts, KIND), parts.options, draws=parts.draws)
 
 
 ROW = MethodRow(

@@ -29,7 +29,7 @@ from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions,
 from outrider.drafters.heads.pending_states import UnreadStates
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.layer import LayerCache
-from outrider.models.heads.mtp import CausalMtp
+from outrider.models.heads.mtp import KIND, CausalMtp
 
 
 @final
@@ -101,7 +101,7 @@ class MtpGrowth(HeadGrowth):
 
 
 def build(parts: Parts) -> Drafter:
-    return Mtp(trained_head(parts, "mtp", CausalMtp), parts.options, draws=parts.draws)
+    return Mtp(trained_head(parts, KIND), parts.options, draws=parts.draws)
 
 
 ROW = MethodRow(

@@ -24,7 +24,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_growth import SharedLevels
 from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.drafters.heads.trained import trained_head
-from outrider.models.heads.mtp import ParallelMtp
+from outrider.models.heads.mtp_parallel import KIND, ParallelMtp
 
 
 @final
@@ -50,7 +50,7 @@ class ParallelPrediction(HeadDrafter):
 
 
 def build(parts: Parts) -> Drafter:
-    return ParallelPrediction(trained_head(parts, "mtp-parallel", ParallelMtp), parts.options, draws=parts.draws)
+    return ParallelPrediction(trained_head(parts, KIND), parts.options, draws=parts.draws)
 
 
 ROW = MethodRow(

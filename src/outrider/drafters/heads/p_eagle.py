@@ -23,7 +23,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_growth import SharedLevels
 from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.drafters.heads.trained import trained_head
-from outrider.models.heads.parallel_eagle import ParallelEagle
+from outrider.models.heads.p_eagle import KIND, ParallelEagle
 
 
 @final
@@ -68,7 +68,7 @@ class BlockDrafting(HeadDrafter):
 
 
 def build(parts: Parts) -> Drafter:
-    return BlockDrafting(trained_head(parts, "p-eagle", ParallelEagle), parts.options, draws=parts.draws)
+    return BlockDrafting(trained_head(parts, KIND), parts.options, draws=parts.draws)
 
 
 ROW = MethodRow(

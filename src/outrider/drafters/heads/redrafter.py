@@ -23,7 +23,7 @@ from outrider.drafters.heads.recurrent import Recurrent
 from outrider.drafters.heads.trained import trained_head
 from outrider.drafters.trees.best_first import Pool
 from outrider.drafters.trees.levels import kept_part
-from outrider.models.heads.recurrent import RecurrentHead
+from outrider.models.heads.redrafter import KIND
 
 
 @final
@@ -62,7 +62,7 @@ def _beams(parents: list[int], chances: list[float], depths: list[int], *, depth
 
 
 def build(parts: Parts) -> Drafter:
-    return Redrafter(trained_head(parts, "redrafter", RecurrentHead), parts.options, draws=parts.draws)
+    return Redrafter(trained_head(parts, KIND), parts.options, draws=parts.draws)
 
 
 ROW = MethodRow(

@@ -12,18 +12,19 @@ h is the target's last state after its final norm, zero before the first place; 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
+from outrider.models.heads.blocks import Blocks, new_readouts
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.head import Head, Norm, Packed
-from outrider.models.heads.medusa import Blocks, new_readouts
+from outrider.models.heads.kind import HeadKind
 
 
 @final
-class LeapHead(Head):
+class LMtpHead(Head):
     """``num_depths / stride`` heads, rounded up, for ``num_depths`` places ahead."""
 
     def __init__(self, config: HeadConfig) -> None:
@@ -57,3 +58,18 @@ def _earlier(batch: Packed, count: int) -> Tensor:
         return batch.features
     moved = torch.cat([torch.zeros_like(batch.features[:, :count]), batch.features[:, :-count]], 1)
     return moved * (batch.positions >= count)[..., None].to(moved.dtype)
+
+
+@final
+class LMtpKind(HeadKind[LMtpHead]):
+    """Folders of L-MTP heads."""
+
+    name = "l-mtp"
+    module = LMtpHead
+    architectures = ("LeapMtpModel",)
+    model_type = "l_mtp"
+    counted_by = "num_heads"
+    training: ClassVar = {"num_heads": 4, "stride": 2}
+
+
+KIND = LMtpKind()

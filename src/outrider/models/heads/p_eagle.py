@@ -13,13 +13,15 @@ Lossless like all heads: what they say decides only how many guesses are accepte
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
+from outrider.models.heads import eagle3
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.kind import Exported, HeadKind, Raw
 from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
 
 
@@ -63,3 +65,42 @@ class ParallelEagle(Head):
     def readout(self, depth: int, state: Tensor) -> Tensor:
         del depth
         return self.lm_head(self.norm(state))
+
+
+@final
+class PEagleKind(HeadKind[ParallelEagle]):
+    """Folders of P-EAGLE heads: EAGLE-3's with more layers, and with what stands in the open places."""
+
+    name = "p-eagle"
+    module = ParallelEagle
+    architectures = ("PEagleDraftModel", "PEagleSpeculator")
+    model_type = "llama"
+    counted_by = "num_heads"
+    has_layer = True
+    num_taps = 3
+    is_stack = True
+    training: ClassVar = {"num_heads": 5, "num_depths": 5, "num_layers": 2}
+    formats = ("vllm",)
+    served_by = "outrider, vLLM with parallel drafting (export vllm)"
+
+    def claims(self, raw: Raw) -> bool:
+        names = set(raw.get("architectures") or ())
+        return super().claims(raw) or bool(names & set(eagle3.KIND.architectures) and eagle3.PARALLEL_TOKENS & set(raw))
+
+    def num_depths(self, raw: Raw) -> int | None:
+        """Public folders draft blocks of any length."""
+        return super().num_depths(raw) if raw.get("outrider") else None
+
+    def tensor_name(self, name: str) -> str:
+        return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
+
+    def export(self, head: ParallelEagle, form: str, state: dict[str, Tensor], *, target_name: str) -> Exported:
+        del form, target_name
+        mask = head.config.mask_token
+        tokens: dict[str, Any] = {"mask_token_id": mask, "ptd_token_id": mask, "pard_token": mask}
+        keys = eagle3.vllm_keys(head, self.default_taps(head.config.target_layers))
+        state["t2d"] = eagle3.known_tokens(head)
+        return {**keys, "num_hidden_layers": head.config.num_layers, **tokens}, state
+
+
+KIND = PEagleKind()
