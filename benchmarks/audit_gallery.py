@@ -42,11 +42,11 @@ def plant(name: str, file: str, old: str, new: str, method: tuple[str, ...]) -> 
 
 GALLERY = (
     plant(
-        "greedy draft token, softmax q in ratio and residual", "drafters/chain_growth.py",
+        "greedy draft token, softmax q in ratio and residual", "drafters/trees/chain.py",
         "    return law.draw(torch", "    return law.probs.argmax(-1)\n    return law.draw(torch", REJECTION,
     ),
     plant(
-        "top-k children verified as if drawn without replacement", "drafters/tree_candidates.py",
+        "top-k children verified as if drawn without replacement", "drafters/trees/candidates.py",
         "return sampled_scores(law, context, lanes=lanes)", "return plain_scores(law, context)", RECURSIVE,
     ),
     plant(
@@ -63,12 +63,12 @@ GALLERY = (
          ("acceptance/recursive.py", "return torch.where(total > 0, weights / total, 0.0)", "return weights")), RECURSIVE,
     ),
     plant(
-        "independent children, duplicates removed, verified as independent", "drafters/many_chains.py",
+        "independent children, duplicates removed, verified as independent", "drafters/model/spectr.py",
         "return (draft, numbers) if self.draws is Draws.IID else merged(draft, numbers)",
         "less, numbers = merged(draft, numbers); return Draft(less.tree, Draws.IID, less.q), numbers", KSEQ,
     ),
     plant(
-        "sampled siblings verified in order of q, not as drawn", "drafters/tree_candidates.py",
+        "sampled siblings verified in order of q, not as drawn", "drafters/trees/candidates.py",
         "        return best.indices, best.values > -torch.inf",
         "        order = law.probs.gather(2, best.indices).argsort(-1, descending=True)\n"
         "        return best.indices.gather(2, order), (best.values > -torch.inf).gather(2, order)", RECURSIVE,
@@ -153,7 +153,7 @@ GALLERY = (
         "                rest = owed / owed.sum() if owed.sum() > NOTHING and guess not in elders else rest", RECURSIVE,
     ),
     plant(
-        "siblings without replacement verified by k-SEQ", "drafters/many_chains.py",
+        "siblings without replacement verified by k-SEQ", "drafters/model/spectr.py",
         "drawing=Drawing(Draws.IID))",
         "drawing=Drawing(Draws.WITHOUT_REPLACEMENT)); draft = Draft(draft.tree, Draws.IID, draft.q)", KSEQ,
     ),
@@ -175,7 +175,7 @@ GALLERY = (
           "        self._replace(self.p, above, torch.where(dropped & (total > NOTHING), owed / total, p))\n", "")), TRAVERSAL,
     ),
     plant(
-        "a sampled guess dropped for its low confidence", "drafters/chain_growth.py",
+        "a sampled guess dropped for its low confidence", "drafters/trees/chain.py",
         "    return Draft(", "    if draws is Draws.IID and laws:\n"
         "        sure = [law.probs[:, 0].gather(1, chain[:, i + 1 : i + 2])[:, 0] >= 0.3 for i, law in enumerate(laws)]\n"
         "        depths = [next((i for i in range(depth) if not sure[i][b]), depth) for b, depth in enumerate(depths)]\n"

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from outrider import LLM, __version__
-from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.ngram import PromptLookup
+from outrider.drafters.copying.prompt_lookup import PromptLookup
+from outrider.drafters.model.draft_model import DraftModel
 from outrider.engine.beam import BeamOptions, BeamResult, beam_search
 from outrider.engine.beam_forest import DrafterForest, Forest, ModelForest, NoForest
 

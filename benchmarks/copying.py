@@ -26,16 +26,17 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
-from outrider.drafters.datastore import Datastore
-from outrider.drafters.datastore_build import build_datastore
-from outrider.drafters.ngram import PromptLookup
-from outrider.drafters.ngram_cache import NgramCacheDrafter, NgramCacheOptions
-from outrider.drafters.ngram_memory import NgramMemory
-from outrider.drafters.null import NullDrafter
-from outrider.drafters.reference import ReferenceLookup, ReferenceOptions
-from outrider.drafters.rest import most_frequent
-from outrider.drafters.suffix import SuffixDecoding, SuffixOptions
-from outrider.drafters.suffix_memory import SharedText, SuffixMemory
+from outrider.drafters.copying.datastore import Datastore
+from outrider.drafters.copying.datastore_build import build_datastore
+from outrider.drafters.copying.ngram_cache import NgramCacheDrafter, NgramCacheOptions
+from outrider.drafters.copying.ngram_memory import NgramMemory
+from outrider.drafters.copying.prompt_lookup import PromptLookup
+from outrider.drafters.copying.reference import ReferenceLookup, ReferenceOptions
+from outrider.drafters.copying.rest import most_frequent
+from outrider.drafters.copying.suffix import SuffixDecoding, SuffixOptions
+from outrider.drafters.copying.suffix_memory import SharedText, SuffixMemory
+from outrider.drafters.plain import NullDrafter
+from outrider.drafters.trees.trie import Trie
 
 VOCAB = 32_000
 PLAN = Plan((16,), (16,))
@@ -165,7 +166,7 @@ def _varied(document: list[int], seed: int) -> list[int]:
 
 def search(store: Datastore, context: Sequence[int]) -> object:
     hits = store.search(context, min_match=2, max_match=16, length=10, max_hits=512)
-    return None if hits is None else most_frequent(hits.continuations, 32).row(context[-1])
+    return None if hits is None else most_frequent(Trie(context[-1]), hits.continuations, 32).row()
 
 
 def main() -> None:

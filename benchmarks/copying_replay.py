@@ -28,15 +28,15 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
-from outrider.drafters.datastore import Datastore
-from outrider.drafters.datastore_build import build_datastore
-from outrider.drafters.ngram import PromptLookup
-from outrider.drafters.ngram_cache import NgramCacheDrafter, NgramCacheOptions
-from outrider.drafters.ngram_memory import NgramMemory
-from outrider.drafters.null import NullDrafter
-from outrider.drafters.reference import ReferenceLookup, ReferenceOptions
-from outrider.drafters.rest import RestDrafter
-from outrider.drafters.suffix import SuffixDecoding, SuffixOptions
+from outrider.drafters.copying.datastore import Datastore
+from outrider.drafters.copying.datastore_build import build_datastore
+from outrider.drafters.copying.ngram_cache import NgramCacheDrafter, NgramCacheOptions
+from outrider.drafters.copying.ngram_memory import NgramMemory
+from outrider.drafters.copying.prompt_lookup import PromptLookup
+from outrider.drafters.copying.reference import ReferenceLookup, ReferenceOptions
+from outrider.drafters.copying.rest import RestDrafter
+from outrider.drafters.copying.suffix import SuffixDecoding, SuffixOptions
+from outrider.drafters.plain import NullDrafter
 
 
 def read(path: Path, codec: TextCodec, *, size: int, count: int) -> tuple[list[list[int]], list[list[int]]]:

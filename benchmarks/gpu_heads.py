@@ -33,8 +33,8 @@ from outrider.captured import Rounds, captured  # noqa: E402
 from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.method import Method  # noqa: E402
 from outrider.core.request import Request, RequestState  # noqa: E402
-from outrider.drafters.eagle import Eagle  # noqa: E402
-from outrider.drafters.head_tree import HeadOptions  # noqa: E402
+from outrider.drafters.heads.eagle import Eagle  # noqa: E402
+from outrider.drafters.heads.head_tree import HeadOptions  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 

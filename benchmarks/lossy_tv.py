@@ -34,7 +34,7 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Law, Sampler
 from outrider.core.tree import TokenTree
-from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.model.draft_model import DraftModel
 from outrider.models.decoder import Decoder
 from outrider.policies.fixed import Fixed, FixedOptions
 

@@ -25,7 +25,7 @@ from outrider import LLM, Method, SamplingParams
 from outrider.api import RequestOutput
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Context, Drafter, Observation, Plan
-from outrider.drafters.recycling import TokenRecycling
+from outrider.drafters.itself.token_recycling import TokenRecycling
 
 NAMES = ("Tom", "Lily", "Ben", "Mia", "Sam", "Anna", "Max", "Sue", "Tim", "Jack")
 ANIMALS = ("cat", "dog", "bird", "bear", "frog", "rabbit", "fish", "mouse", "duck", "fox")

@@ -27,11 +27,11 @@ from outrider.api import RequestOutput
 from outrider.core.interfaces import Drafter, LayeredTarget
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
-from outrider.drafters.draft_verify import DraftVerify
-from outrider.drafters.early_exit import EarlyExit, EarlyExitTree
-from outrider.drafters.kangaroo import Kangaroo
-from outrider.drafters.skip_search import SkipSearch, SkipSpace, find_skips
-from outrider.drafters.swift import Swift, SwiftTree
+from outrider.drafters.itself.draft_verify import DraftVerify
+from outrider.drafters.itself.early_exit import EarlyExit, EarlyExitTree
+from outrider.drafters.itself.kangaroo import Kangaroo
+from outrider.drafters.itself.skip_search import SkipSearch, SkipSpace, find_skips
+from outrider.drafters.itself.swift import Swift, SwiftTree
 
 SEARCHED = {"skip_attention": (5, 8, 10), "skip_mlp": (4, 7, 10, 11)}
 """What ``--parts --prompts 8 --max-tokens 96`` found for the bundled target at a share of 0.25, on four such prompts."""

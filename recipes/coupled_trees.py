@@ -36,11 +36,11 @@ from outrider.core.rng import Noise, Purpose
 from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
-from outrider.drafters.best_first import BestFirst, BestFirstOptions
-from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions
-from outrider.drafters.many_chains import ManyChains, ManyChainsOptions
-from outrider.drafters.sequoia import best_tree
-from outrider.drafters.stochastic_beam import StochasticBeam, StochasticBeamOptions
+from outrider.drafters.model.best_first import BestFirst, BestFirstOptions
+from outrider.drafters.model.draft_tree import DraftTree, DraftTreeOptions
+from outrider.drafters.model.rsd_s import StochasticBeam, StochasticBeamOptions
+from outrider.drafters.model.sequoia import best_tree
+from outrider.drafters.model.spectr import ManyChains, ManyChainsOptions
 from outrider.policies.fixed import Fixed, FixedOptions
 
 SIBLINGS = (1, 2, 4, 8)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.bundled import bundled_path
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.eagle import Eagle3Head
+from outrider.models.heads.eagle3 import Eagle3Head
 from outrider.models.heads.folder import load_head, new_config
 
 NUM_TOKENS = 32000

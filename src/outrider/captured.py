@@ -19,13 +19,13 @@ from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method
 from outrider.core.report import Progress
 from outrider.core.request import Request
-from outrider.drafters.best_first import BestFirst, BestFirstOptions
-from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.draft_tree import DraftTree
-from outrider.drafters.eagle import Eagle
-from outrider.drafters.ngram import PromptLookup
-from outrider.drafters.null import NullDrafter
-from outrider.drafters.tree_shape import TreeShape
+from outrider.drafters.copying.prompt_lookup import PromptLookup
+from outrider.drafters.heads.eagle import Eagle
+from outrider.drafters.model.best_first import BestFirst, BestFirstOptions
+from outrider.drafters.model.draft_model import DraftModel
+from outrider.drafters.model.draft_tree import DraftTree
+from outrider.drafters.plain import NullDrafter
+from outrider.drafters.trees.shape import TreeShape
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.policies.adaptive import Adaptive

@@ -1,8 +1,8 @@
 """THE TABLE: every method by name, as one choice per stage.
 
-A row names a drafter; the acceptance rule and the policy have their own short tables, so any row can be run with any rule
-that is exact for it. Adding a method is one file under ``drafters/`` (or ``acceptance/``, ``policies/``), one row here and
-one page under ``docs/methods/``; the contract tests run over these tables.
+A method's file under ``drafters/`` has the method's name and declares its ``ROW``: summary, paper, options, how it is built.
+The acceptance rules and the policies have their own short tables, so any row can be run with any rule that is exact for it.
+Adding a method is one file, one line here and one page under ``docs/methods/``; the contract tests run over these tables.
 """
 
 from __future__ import annotations
@@ -25,35 +25,24 @@ from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method, agree_on_draws
 from outrider.core.table import MethodRow, Parts, PolicyRow, RuleRow, fill
 from outrider.core.translation import Translation
-from outrider.drafters.best_first import BestFirst, BestFirstOptions
-from outrider.drafters.cascade import Cascade, CascadeOptions
-from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions
-from outrider.drafters.draft_verify import DraftVerify, DraftVerifyOptions
-from outrider.drafters.dynamic_exit import DynamicExit, DynamicExitOptions
-from outrider.drafters.early_exit import EarlyExit, EarlyExitOptions, EarlyExitTree
-from outrider.drafters.fused import Fused, HybridOptions
-from outrider.drafters.head_rows import HEAD_ROWS
-from outrider.drafters.jacobi import Jacobi, JacobiOptions
-from outrider.drafters.kangaroo import Kangaroo, KangarooOptions, build_kangaroo
-from outrider.drafters.lookahead import Lookahead, LookaheadOptions
-from outrider.drafters.many_chains import ManyChains, ManyChainsOptions
-from outrider.drafters.multi_draft import MultiDraft
-from outrider.drafters.ngram import PromptLookup, PromptLookupOptions
-from outrider.drafters.ngram_cache import NgramCacheDrafter, NgramCacheOptions
-from outrider.drafters.null import NullDrafter
-from outrider.drafters.rasd import Rasd, RasdOptions
-from outrider.drafters.recycling import TokenRecycling, TokenRecyclingOptions
-from outrider.drafters.reencode import Reencode
-from outrider.drafters.reference import ReferenceLookup, ReferenceOptions
-from outrider.drafters.rest import RestDrafter, RestOptions
-from outrider.drafters.self_chain import layered
-from outrider.drafters.sequoia import SequoiaOptions
-from outrider.drafters.stochastic_beam import StochasticBeam, StochasticBeamOptions
-from outrider.drafters.successors import SuccessorTable
-from outrider.drafters.suffix import SuffixDecoding, SuffixOptions
-from outrider.drafters.swift import Swift, SwiftOptions, build_swift
-from outrider.drafters.tli import SharedTokens
+from outrider.drafters import plain
+from outrider.drafters.copying import ngram_cache, prompt_lookup, reference, rest, suffix
+from outrider.drafters.heads import (
+    dflash,
+    eagle1,
+    eagle3,
+    hydra,
+    l_mtp,
+    medusa,
+    mlp_speculator,
+    mtp,
+    mtp_parallel,
+    p_eagle,
+    redrafter,
+)
+from outrider.drafters.itself import del_, draft_verify, early_exit, jacobi, kangaroo, lookahead, swift, token_recycling
+from outrider.drafters.mixed import cascade, hybrid, multi_draft, rasd
+from outrider.drafters.model import best_first, draft_model, draft_tree, reencode, rsd_s, sequoia, spectr, tli
 from outrider.policies.adaptive import Adaptive, AdaptiveOptions
 from outrider.policies.bandit import Bandit, BanditOptions
 from outrider.policies.confidence import Confidence, ConfidenceOptions
@@ -63,320 +52,46 @@ from outrider.policies.heuristic import Heuristic, HeuristicOptions
 from outrider.policies.optimal import Optimal, OptimalOptions
 from outrider.policies.threshold import Threshold, ThresholdOptions
 
-
-def _build_draft_model(parts: Parts) -> Drafter:
-    return DraftModel(_draft_of(parts), vocab_size=parts.target.vocab_size, draws=parts.draws)
-
-
-def _draft_of(parts: Parts) -> Target:
-    assert parts.draft is not None, "compose() checks needs_draft"
-    return parts.draft
-
-
-def _build_draft_tree(parts: Parts) -> Drafter:
-    return DraftTree(_draft_of(parts), parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
-
-
-def _build_sequoia(parts: Parts) -> Drafter:
-    shape = DraftTreeOptions(rank_paths=tuple(path for path in parts.options.tree.paths if path))
-    return DraftTree(_draft_of(parts), shape, vocab_size=parts.target.vocab_size, draws=parts.draws)
-
-
-def _build_best_first(parts: Parts) -> Drafter:
-    return BestFirst(_draft_of(parts), parts.options, vocab_size=parts.target.vocab_size)
-
-
-def _build_stochastic_beam(parts: Parts) -> Drafter:
-    return StochasticBeam(_draft_of(parts), parts.options, vocab_size=parts.target.vocab_size)
-
-
-def _build_many_chains(parts: Parts) -> Drafter:
-    return ManyChains(_draft_of(parts), parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
-
-
-def _part(parts: Parts, name: str, *, skip_drafts: int = 0) -> Drafter:
-    assert parts.part is not None, "compose() hands the builder on"
-    return parts.part(name, skip_drafts=skip_drafts)
-
-
-def _build_hybrid(parts: Parts) -> Drafter:
-    options = parts.options
-    return Fused([_part(parts, name) for name in options.names], options.fused)
-
-
-def _build_rasd(parts: Parts) -> Drafter:
-    retriever = _part(parts, parts.options.retriever)
-    return Rasd(_draft_of(parts), retriever, parts.options, vocab_size=parts.target.vocab_size)
-
-
-def _build_cascade(parts: Parts) -> Drafter:
-    inner = _part(parts, parts.options.inner, skip_drafts=1)
-    return Cascade(_draft_of(parts), inner, parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
-
-
-def _build_multi_draft(parts: Parts) -> Drafter:
-    return MultiDraft(parts.drafts, parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
-
-
-def _translation_of(parts: Parts) -> Translation:
-    assert parts.translation is not None, "compose() checks foreign rows"
-    return parts.translation
-
-
-def _build_tli(parts: Parts) -> Drafter:
-    translation, size = _translation_of(parts), parts.target.vocab_size
-    return SharedTokens(_draft_of(parts), translation, vocab_size=size, draws=parts.draws)
-
-
-def _build_reencode(parts: Parts) -> Drafter:
-    return Reencode(_draft_of(parts), _translation_of(parts), vocab_size=parts.target.vocab_size)
-
-
-def _build_suffix(parts: Parts) -> Drafter:
-    return SuffixDecoding(parts.options, memory=parts.options.new_memory(parts.target.vocab_size))
-
-
-def _build_ngram_cache(parts: Parts) -> Drafter:
-    return NgramCacheDrafter(parts.options, memory=parts.options.new_memory(parts.target.vocab_size))
-
-
-def _build_rest(parts: Parts) -> Drafter:
-    return RestDrafter(parts.options, datastore=parts.options.open_datastore(), vocab_size=parts.target.vocab_size)
-
-
-def _build_recycling(parts: Parts) -> Drafter:
-    target = parts.target
-    table = SuccessorTable(target.vocab_size, parts.options.num_successors, device=target.device)
-    return TokenRecycling(target, table, parts.options)
-
-
-def _build_early_exit(parts: Parts) -> Drafter:
-    target, options = layered(parts.target, "early-exit"), parts.options
-    return (EarlyExit if options.branching is None else EarlyExitTree)(target, options, draws=parts.draws)
-
-
 METHODS: Catalog[MethodRow] = Catalog(
     "method",
     {
-        "plain": MethodRow(
-            summary="no guesses: one target pass per token",
-            paper="-",
-            drafter=NullDrafter,
-            build=lambda parts: NullDrafter(draws=parts.draws),
-            policy="fixed",
-        ),
-        "draft-model": MethodRow(
-            summary="a small model of the same vocabulary guesses a chain",
-            paper="Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318)",
-            drafter=DraftModel,
-            build=_build_draft_model,
-            needs_draft=True,
-        ),
-        "draft-tree": MethodRow(
-            summary="a draft model guesses a tree of fixed branching",
-            paper="Miao et al. 2023, SpecInfer (arXiv 2305.09781); Jeon et al. 2024, RSD-C (arXiv 2402.14160)",
-            drafter=DraftTree,
-            build=_build_draft_tree,
-            options=DraftTreeOptions,
-            defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
-            needs_draft=True,
-        ),
-        "best-first": MethodRow(
-            summary="a draft model grows its most promising branches",
-            paper="Li et al. 2024, EAGLE-2's trees (arXiv 2406.16858)",
-            drafter=BestFirst,
-            build=_build_best_first,
-            options=BestFirstOptions,
-            defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
-            needs_draft=True,
-        ),
-        "sequoia": MethodRow(
-            summary="a draft model guesses the tree that measured acceptance makes best",
-            paper="Chen et al. 2024, Sequoia (arXiv 2402.12374)",
-            drafter=DraftTree,
-            build=_build_sequoia,
-            options=SequoiaOptions,
-            defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
-            needs_draft=True,
-        ),
-        "rsd-s": MethodRow(
-            summary="a draft model's stochastic beam, sampled without replacement along whole sequences",
-            paper="Jeon et al. 2024, RSD-S (arXiv 2402.14160)",
-            drafter=StochasticBeam,
-            build=_build_stochastic_beam,
-            options=StochasticBeamOptions,
-            defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
-            needs_draft=True,
-        ),
-        "spectr": MethodRow(
-            summary="several independent chains from a draft model",
-            paper="Sun et al. 2023, SpecTr (arXiv 2310.15141)",
-            drafter=ManyChains,
-            build=_build_many_chains,
-            options=ManyChainsOptions,
-            defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
-            needs_draft=True,
-        ),
-        "multi-draft": MethodRow(
-            summary="several draft models take turns in one tree",
-            paper="Miao et al. 2023, SpecInfer (arXiv 2305.09781)",
-            drafter=MultiDraft,
-            build=_build_multi_draft,
-            options=DraftTreeOptions,
-            defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
-            needs_draft=True,
-        ),
-        "prompt-lookup": MethodRow(
-            summary="copies what followed the same words earlier in the text",
-            paper="Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding)",
-            drafter=PromptLookup,
-            build=lambda parts: PromptLookup(parts.options),
-            options=PromptLookupOptions,
-            defaults={"num_draft_tokens": 8},
-        ),
-        "suffix": MethodRow(
-            summary="copies from the request's own text and all earlier outputs, as far as the match deserves",
-            paper="Oliaro et al. 2024, SuffixDecoding (arXiv 2411.04975)",
-            drafter=SuffixDecoding,
-            build=_build_suffix,
-            options=SuffixOptions,
-            defaults={"num_draft_tokens": 16},
-        ),
-        "ngram-cache": MethodRow(
-            summary="what usually followed the last few tokens, learned across requests",
-            paper="Ou et al. 2024, ANPD (arXiv 2404.08698)",
-            drafter=NgramCacheDrafter,
-            build=_build_ngram_cache,
-            options=NgramCacheOptions,
-            defaults={"num_draft_tokens": 8},
-        ),
-        "reference": MethodRow(
-            summary="copies from documents given with the request, and from the text itself",
-            paper="Yang et al. 2023, LLMA (arXiv 2304.04487)",
-            drafter=ReferenceLookup,
-            build=lambda parts: ReferenceLookup(parts.options, vocab_size=parts.target.vocab_size),
-            options=ReferenceOptions,
-            defaults={"num_draft_tokens": 8},
-            texts=("references",),
-        ),
-        "rest": MethodRow(
-            summary="a tree of what most often followed in a corpus on disk",
-            paper="He et al. 2023, REST (arXiv 2311.08252)",
-            drafter=RestDrafter,
-            build=_build_rest,
-            options=RestOptions,
-            defaults={"num_draft_tokens": 10, "num_tree_nodes": 32},
-            needs=("datastore",),
-        ),
-        "token-recycling": MethodRow(
-            summary="a tree of what the target last said after each token",
-            paper="Luo et al. 2024 (arXiv 2408.08696)",
-            drafter=TokenRecycling,
-            build=_build_recycling,
-            options=TokenRecyclingOptions,
-            defaults={"num_draft_tokens": 8, "num_tree_nodes": 60},
-        ),
-        "jacobi": MethodRow(
-            summary="the target's own corrections of its last guesses",
-            paper="Santilli et al. 2023 (arXiv 2305.10427)",
-            drafter=Jacobi,
-            build=lambda parts: Jacobi(parts.options),
-            options=JacobiOptions,
-            defaults={"num_draft_tokens": 8},
-        ),
-        "lookahead": MethodRow(
-            summary="n-grams from a window of Jacobi iterations that runs ahead of the text",
-            paper="Fu et al. 2024, Lookahead Decoding (arXiv 2402.02057)",
-            drafter=Lookahead,
-            build=lambda parts: Lookahead(parts.options),
-            options=LookaheadOptions,
-            defaults={"num_draft_tokens": 20, "num_tree_nodes": 128},
-        ),
-        "early-exit": MethodRow(
-            summary="the target's first layers guess, and its other layers go on from there",
-            paper="Elhoushi et al. 2024, LayerSkip (arXiv 2404.16710)",
-            drafter=EarlyExit,
-            build=_build_early_exit,
-            options=EarlyExitOptions,
-        ),
-        "kangaroo": MethodRow(
-            summary="early exit, with a trained adapter where there is one, that stops drafting when unsure",
-            paper="Liu et al. 2024, Kangaroo (arXiv 2404.18911)",
-            drafter=Kangaroo,
-            build=build_kangaroo,
-            options=KangarooOptions,
-            defaults={"num_draft_tokens": 6},
-        ),
-        "draft-verify": MethodRow(
-            summary="the target without some sublayers guesses, as long as it is sure",
-            paper="Zhang et al. 2023, Draft & Verify (arXiv 2309.08168)",
-            drafter=DraftVerify,
-            build=lambda parts: DraftVerify(layered(parts.target, "draft-verify"), parts.options, draws=parts.draws),
-            options=DraftVerifyOptions,
-            defaults={"num_draft_tokens": 8},
-        ),
-        "swift": MethodRow(
-            summary="the same, and which sublayers to skip is found while generating",
-            paper="Xia et al. 2024, SWIFT (arXiv 2410.06916)",
-            drafter=Swift,
-            build=lambda parts: build_swift(layered(parts.target, "swift"), parts.options, parts.draws),
-            options=SwiftOptions,
-            defaults={"num_draft_tokens": 25},
-        ),
-        "del": MethodRow(
-            summary="early exit whose layer and length follow how well every exit would have done",
-            paper="Entezari Zarch et al. 2025, DEL (arXiv 2504.05598)",
-            drafter=DynamicExit,
-            build=lambda parts: DynamicExit(layered(parts.target, "del"), parts.options, draws=parts.draws),
-            options=DynamicExitOptions,
-            defaults={"num_draft_tokens": 18},
-        ),
-        **HEAD_ROWS,
-        "hybrid": MethodRow(
-            summary="several drafters in one tree, places by their measured acceptance",
-            paper="Quan et al. 2025, RASD's fusion (arXiv 2503.03434); the arbitration is our own",
-            drafter=Fused,
-            build=_build_hybrid,
-            options=HybridOptions,
-            defaults={"num_draft_tokens": 8, "num_tree_nodes": 16},
-            parts="parts",
-        ),
-        "rasd": MethodRow(
-            summary="retrieved branches, weeded by a draft model and fused with its tree",
-            paper="Quan et al. 2025, RASD (arXiv 2503.03434)",
-            drafter=Rasd,
-            build=_build_rasd,
-            options=RasdOptions,
-            defaults={"num_draft_tokens": 12, "num_tree_nodes": 24, "tree": True},
-            needs_draft=True,
-            parts="retriever",
-        ),
-        "cascade": MethodRow(
-            summary="a draft model whose own guesses are speculated by a cheaper drafter",
-            paper="Spector & Re 2023 (arXiv 2308.04623), Chen et al. 2023 (arXiv 2312.11462)",
-            drafter=Cascade,
-            build=_build_cascade,
-            options=CascadeOptions,
-            defaults={"num_draft_tokens": 8, "memory_tokens": 0},
-            needs_draft=True,
-            parts="inner",
-        ),
-        "tli": MethodRow(
-            summary="a draft model with another tokenizer guesses the tokens both have",
-            paper="Timor et al. 2025, TLI (arXiv 2502.05202)",
-            drafter=SharedTokens,
-            build=_build_tli,
-            needs_draft=True,
-            foreign=True,
-        ),
-        "reencode": MethodRow(
-            summary="a draft model with any tokenizer writes text, cut anew into the target's tokens",
-            paper="Timor et al. 2025, SLEM (arXiv 2502.05202); Hugging Face's universal assisted generation",
-            drafter=Reencode,
-            build=_build_reencode,
-            needs_draft=True,
-            foreign=True,
-        ),
+        "plain": plain.ROW,
+        "draft-model": draft_model.ROW,
+        "draft-tree": draft_tree.ROW,
+        "best-first": best_first.ROW,
+        "sequoia": sequoia.ROW,
+        "rsd-s": rsd_s.ROW,
+        "spectr": spectr.ROW,
+        "multi-draft": multi_draft.ROW,
+        "prompt-lookup": prompt_lookup.ROW,
+        "suffix": suffix.ROW,
+        "ngram-cache": ngram_cache.ROW,
+        "reference": reference.ROW,
+        "rest": rest.ROW,
+        "token-recycling": token_recycling.ROW,
+        "jacobi": jacobi.ROW,
+        "lookahead": lookahead.ROW,
+        "early-exit": early_exit.ROW,
+        "kangaroo": kangaroo.ROW,
+        "draft-verify": draft_verify.ROW,
+        "swift": swift.ROW,
+        "del": del_.ROW,
+        "medusa": medusa.ROW,
+        "hydra": hydra.ROW,
+        "eagle1": eagle1.ROW,
+        "eagle3": eagle3.ROW,
+        "mlp-speculator": mlp_speculator.ROW,
+        "redrafter": redrafter.ROW,
+        "mtp": mtp.ROW,
+        "mtp-parallel": mtp_parallel.ROW,
+        "l-mtp": l_mtp.ROW,
+        "p-eagle": p_eagle.ROW,
+        "dflash": dflash.ROW,
+        "hybrid": hybrid.ROW,
+        "rasd": rasd.ROW,
+        "cascade": cascade.ROW,
+        "tli": tli.ROW,
+        "reencode": reencode.ROW,
     },
 )
 

@@ -17,8 +17,8 @@ from outrider import LLM
 from outrider.core.draft import Draws
 from outrider.core.errors import CompositionError, OptionError, RequestError
 from outrider.core.interfaces import Drafter, Target
-from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.ngram import PromptLookup
+from outrider.drafters.copying.prompt_lookup import PromptLookup
+from outrider.drafters.model.draft_model import DraftModel
 from outrider.engine.beam import BeamOptions, BeamResult, beam_search
 from outrider.engine.beam_forest import DrafterForest, Forest, ModelForest
 from outrider.models.load import load_model

@@ -16,15 +16,15 @@ from outrider.core.interfaces import Context, Drafter, Observation, Plan, Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
-from outrider.drafters.datastore import Datastore
-from outrider.drafters.datastore_build import build_datastore
-from outrider.drafters.ngram_cache import NgramCacheDrafter, NgramCacheOptions
-from outrider.drafters.ngram_memory import NgramMemory
-from outrider.drafters.null import NullDrafter
-from outrider.drafters.reference import ReferenceLookup, ReferenceOptions
-from outrider.drafters.rest import RestDrafter
-from outrider.drafters.suffix import SuffixDecoding, SuffixOptions
-from outrider.drafters.suffix_memory import LEAD_IN, SuffixMemory
+from outrider.drafters.copying.datastore import Datastore
+from outrider.drafters.copying.datastore_build import build_datastore
+from outrider.drafters.copying.ngram_cache import NgramCacheDrafter, NgramCacheOptions
+from outrider.drafters.copying.ngram_memory import NgramMemory
+from outrider.drafters.copying.reference import ReferenceLookup, ReferenceOptions
+from outrider.drafters.copying.rest import RestDrafter
+from outrider.drafters.copying.suffix import SuffixDecoding, SuffixOptions
+from outrider.drafters.copying.suffix_memory import LEAD_IN, SuffixMemory
+from outrider.drafters.plain import NullDrafter
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.policies.fixed import Fixed, FixedOptions

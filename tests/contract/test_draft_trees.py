@@ -22,13 +22,13 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
-from outrider.drafters.best_first import BestFirst, BestFirstOptions
-from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions
-from outrider.drafters.fused import Fused
-from outrider.drafters.many_chains import ManyChains, ManyChainsOptions
-from outrider.drafters.ngram import PromptLookup
-from outrider.drafters.sequoia import best_tree
-from outrider.drafters.stochastic_beam import StochasticBeam, StochasticBeamOptions
+from outrider.drafters.copying.prompt_lookup import PromptLookup
+from outrider.drafters.mixed.hybrid import Fused
+from outrider.drafters.model.best_first import BestFirst, BestFirstOptions
+from outrider.drafters.model.draft_tree import DraftTree, DraftTreeOptions
+from outrider.drafters.model.rsd_s import StochasticBeam, StochasticBeamOptions
+from outrider.drafters.model.sequoia import best_tree
+from outrider.drafters.model.spectr import ManyChains, ManyChainsOptions
 from outrider.engine.step import Engine
 from outrider.policies.fixed import Fixed, FixedOptions
 

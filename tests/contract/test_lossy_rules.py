@@ -34,7 +34,7 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
-from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.model.draft_model import DraftModel
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.policies.fixed import Fixed, FixedOptions

@@ -17,7 +17,7 @@ from outrider.core.interfaces import Cache, Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import FinishReason, Origin, Request, RequestState
-from outrider.drafters.datastore_build import build_datastore
+from outrider.drafters.copying.datastore_build import build_datastore
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, RULES, compose

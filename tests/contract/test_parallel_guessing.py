@@ -13,11 +13,11 @@ from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
-from outrider.drafters.jacobi import Jacobi
-from outrider.drafters.lookahead import Lookahead, LookaheadOptions
-from outrider.drafters.null import NullDrafter
-from outrider.drafters.recycling import TokenRecycling, TokenRecyclingOptions
-from outrider.drafters.successors import SuccessorTable
+from outrider.drafters.itself.jacobi import Jacobi
+from outrider.drafters.itself.lookahead import Lookahead, LookaheadOptions
+from outrider.drafters.itself.successors import SuccessorTable
+from outrider.drafters.itself.token_recycling import TokenRecycling, TokenRecyclingOptions
+from outrider.drafters.plain import NullDrafter
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.policies.fixed import Fixed, FixedOptions

@@ -24,9 +24,9 @@ from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
-from outrider.drafters.dynamic_exit import DynamicExit
-from outrider.drafters.exit_statistics import ExitStatistics
-from outrider.drafters.swift import Swift, SwiftTree
+from outrider.drafters.itself.del_ import DynamicExit
+from outrider.drafters.itself.exit_statistics import ExitStatistics
+from outrider.drafters.itself.swift import Swift, SwiftTree
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import compose

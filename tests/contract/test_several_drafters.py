@@ -32,8 +32,8 @@ from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import RowDraft
 from outrider.core.random_source import NoiseSource, RandomSource
 from outrider.core.verdict import RowVerdict
-from outrider.drafters.draft_tree import DraftTreeOptions
-from outrider.drafters.multi_draft import MultiDraft
+from outrider.drafters.mixed.multi_draft import MultiDraft
+from outrider.drafters.model.draft_tree import DraftTreeOptions
 
 BEAM, IID = Draws.BEAM, Draws.IID
 

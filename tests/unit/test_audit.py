@@ -178,7 +178,7 @@ def test_guesses_that_are_not_drawn_from_q(llm: LLM, monkeypatch, bug: str) -> N
 
 
 def test_siblings_sorted_by_q(llm: LLM, monkeypatch) -> None:
-    from outrider.drafters.tree_candidates import Drawing
+    from outrider.drafters.trees.candidates import Drawing
 
     right = Drawing.children
 

@@ -14,10 +14,10 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
-from outrider.drafters.cascade import Cascade, CascadeOptions
-from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.draft_tree import DraftTree
-from outrider.drafters.ngram import PromptLookup
+from outrider.drafters.copying.prompt_lookup import PromptLookup
+from outrider.drafters.mixed.cascade import Cascade, CascadeOptions
+from outrider.drafters.model.draft_model import DraftModel
+from outrider.drafters.model.draft_tree import DraftTree
 from outrider.methods import compose
 
 REPEATING = [3, 4, 5, 6] * 4

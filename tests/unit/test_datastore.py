@@ -13,10 +13,11 @@ from drafting import propose, start
 
 from outrider.cli import datastore as command
 from outrider.core.errors import ModelError, OptionError
-from outrider.drafters.datastore import MAX_MATCH, Datastore
-from outrider.drafters.datastore_build import build_datastore
-from outrider.drafters.rest import RestDrafter, RestOptions, most_frequent
-from outrider.drafters.suffix_array import suffix_array
+from outrider.drafters.copying.datastore import MAX_MATCH, Datastore
+from outrider.drafters.copying.datastore_build import build_datastore
+from outrider.drafters.copying.rest import RestDrafter, RestOptions, most_frequent
+from outrider.drafters.copying.suffix_array import suffix_array
+from outrider.drafters.trees.trie import Trie
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -86,11 +87,11 @@ def check_tree(rows: np.ndarray, max_nodes: int) -> None:
     for row in rows.tolist():
         text = [token for token in row if token >= 0]
         counts.update(tuple(text[:size]) for size in range(1, len(text) + 1))
-    grown = most_frequent(rows, max_nodes)
+    grown = most_frequent(Trie(0), rows, max_nodes)
     paths: list[tuple[int, ...]] = []
-    for token, parent in zip(grown.tokens, grown.parents, strict=True):
-        assert parent < len(paths)
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    for token, parent in zip(grown.tokens[1:], grown.parents[1:], strict=True):
+        assert parent <= len(paths)
+        paths.append((*(paths[parent - 1] if parent else ()), token))
     assert len(set(paths)) == len(paths)
     assert [counts[path] for path in paths] == sorted(counts.values(), reverse=True)[:max_nodes]
 

@@ -11,7 +11,7 @@ from triton_interpreter import DEVICE
 from outrider.core.device_round import Frame
 from outrider.core.rng import Noise
 from outrider.core.tree import TokenTree
-from outrider.drafters.ngram import NgramIndex, PromptLookupOptions
+from outrider.drafters.copying.prompt_lookup import NgramIndex, PromptLookupOptions
 from outrider.models.gpu.chain import DeviceChain, Seats
 from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder

@@ -17,8 +17,8 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
-from outrider.drafters.best_first import BestFirst, BestFirstOptions
-from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions, TreeDrafter
+from outrider.drafters.model.best_first import BestFirst, BestFirstOptions
+from outrider.drafters.model.draft_tree import DraftTree, DraftTreeOptions, TreeDrafter
 from outrider.models.attention.tree_tiles import Rows
 from outrider.models.decoder import Decoder
 from outrider.models.gpu.best_first import Search

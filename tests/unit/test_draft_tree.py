@@ -15,13 +15,13 @@ from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
-from outrider.drafters.best_first import BestFirst, BestFirstOptions
-from outrider.drafters.draft_tree import DraftTree, DraftTreeOptions
-from outrider.drafters.many_chains import ManyChains, ManyChainsOptions
-from outrider.drafters.stochastic_beam import StochasticBeam, StochasticBeamOptions
-from outrider.drafters.tree_candidates import coupled_scores, log_chances
-from outrider.drafters.tree_growth import kept_part
-from outrider.drafters.tree_shape import TreeShape, union
+from outrider.drafters.model.best_first import BestFirst, BestFirstOptions
+from outrider.drafters.model.draft_tree import DraftTree, DraftTreeOptions
+from outrider.drafters.model.rsd_s import StochasticBeam, StochasticBeamOptions
+from outrider.drafters.model.spectr import ManyChains, ManyChainsOptions
+from outrider.drafters.trees.candidates import coupled_scores, log_chances
+from outrider.drafters.trees.levels import kept_part
+from outrider.drafters.trees.shape import TreeShape, union
 
 SIZE = 12
 LOGITS = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)) * 2

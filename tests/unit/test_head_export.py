@@ -189,5 +189,13 @@ def test_inspect_finds_what_engines_do_not_say(tmp_path: Path, capsys: pytest.Ca
         assert any(word in problem for problem in inspect_folder(folder).problems), word
     assert main(["inspect", str(folder), "--json"]) == 1
     save_file(good, folder / "model.safetensors")
-    assert main(["inspect", str(folder), "--export", "vllm", "--out", str(tmp_path / "x")]) == 0
-    assert (tmp_path / "x" / "model.safetensors").is_file()
+
+
+def test_the_export_command_writes_a_folder_beside_the_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = random_heads("eagle3", tmp_path / "e")
+    assert main(["export", folder, "vllm"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "e-vllm")
+    assert not inspect_folder(tmp_path / "e-vllm").problems
+    assert main(["export", folder, "sglang", "--out", str(tmp_path / "x")]) == 0 and (tmp_path / "x" / "config.json").is_file()
+    assert main(["export", folder, "vlm"]) == 2
+    assert "did you mean 'vllm'" in capsys.readouterr().err

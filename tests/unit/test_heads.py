@@ -20,7 +20,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
-from outrider.drafters.head_tree import HeadDrafter
+from outrider.drafters.heads.head_tree import HeadDrafter
 from outrider.methods import compose
 from outrider.models.heads import Packed, load_head, save_head
 from outrider.models.heads.folder import signature_of

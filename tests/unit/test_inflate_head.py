@@ -11,7 +11,7 @@ from inflate_head import inflated_eagle3  # isort: skip
 from outrider.bundled import bundled_path
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
-from outrider.drafters.eagle import Eagle
+from outrider.drafters.heads.eagle import Eagle
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import compose

@@ -13,7 +13,7 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
-from outrider.drafters.jacobi import Jacobi, JacobiOptions
+from outrider.drafters.itself.jacobi import Jacobi, JacobiOptions
 
 VOCAB = 17
 CPU = torch.device("cpu")

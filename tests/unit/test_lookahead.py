@@ -16,7 +16,7 @@ from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
-from outrider.drafters.lookahead import Lookahead, LookaheadOptions, NgramPool, PathTree
+from outrider.drafters.itself.lookahead import Lookahead, LookaheadOptions, NgramPool
 
 VOCAB = 7
 CPU = torch.device("cpu")
@@ -67,31 +67,6 @@ def test_the_pool_keeps_the_newest_of_each_first_token() -> None:
     twin = pool.copy()
     twin.add([0, 9, 9, 9])
     assert pool.guesses(0) == oracle[0][::-1] != twin.guesses(0)
-
-
-# --- the prefix tree --------------------------------------------------------------------------------------------------
-
-
-def test_paths_share_their_beginnings() -> None:
-    source = random.Random(1)
-    paths = [[source.randrange(3) for _ in range(source.randrange(6))] for _ in range(20)]
-    tree = PathTree(5, max_nodes=999, max_depth=4)
-    ends = [[0, *tree.add(path)][-1] for path in paths]
-    tokens, parents, place = tree.breadth_first()
-    flat = TokenTree.of_rows([(tokens, parents)])
-    assert flat.depths[0].tolist() == sorted(flat.depths[0].tolist())
-    found = [tuple(tokens[n] for n in flat.path(0, node)) for node in range(len(tokens))]
-    assert len(set(found)) == len(found)
-    assert set(found) == {tuple(path[:size]) for path in paths for size in range(min(len(path), 4) + 1)}
-    assert [found[place[end]] for end in ends] == [tuple(path[:4]) for path in paths]
-
-
-def test_a_full_tree_takes_no_more() -> None:
-    tree = PathTree(0, max_nodes=3, max_depth=2)
-    assert tree.add([1, 2, 3]) == [1, 2]
-    assert tree.fits([1, 4]) and not tree.fits([4, 4]) and not tree.fits([1, 2, 3]) and tree.fits([1, 2]) and tree.fits([])
-    assert tree.add([4, 4]) == [3] and tree.add([5]) == [] and tree.add([1, 2]) == [1, 2]
-    assert len(tree.tokens) == 4
 
 
 # --- the window -------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from outrider.core.route import Route
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Cut, Tempering, min_p, top_k, top_p
-from outrider.drafters.best_first import BestFirst, BestFirstOptions
+from outrider.drafters.model.best_first import BestFirst, BestFirstOptions
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.load import load_model

@@ -10,8 +10,8 @@ import pytest
 from drafting import propose, start
 
 from outrider.core.errors import ModelError, OptionError
-from outrider.drafters.ngram_cache import NgramCacheDrafter, NgramCacheOptions
-from outrider.drafters.ngram_memory import MAX_FOLLOWERS, NgramMemory
+from outrider.drafters.copying.ngram_cache import NgramCacheDrafter, NgramCacheOptions
+from outrider.drafters.copying.ngram_memory import MAX_FOLLOWERS, NgramMemory
 
 
 def drafter_of(memory: NgramMemory | None = None, **options) -> NgramCacheDrafter:

@@ -14,7 +14,7 @@ from outrider.core.errors import CompositionError, ModelError, OptionError
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Origin, Request, RequestState
-from outrider.drafters.medusa import Medusa
+from outrider.drafters.heads.medusa import Medusa
 from outrider.engine.exchange import exchange
 from outrider.engine.step import Batch, Engine
 from outrider.methods import compose

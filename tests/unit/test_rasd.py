@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from markov import Markov
-from test_fused import Fixed, context_of, texts_of
+from test_hybrid import Fixed, context_of, texts_of
 from test_methods import PROMPTS, serve, tokens
 from tiny_pair import tiny_model
 
@@ -14,7 +14,7 @@ from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Observation, Plan
 from outrider.core.params import SamplingParams
 from outrider.core.scores import Scores
-from outrider.drafters.rasd import Rasd, RasdOptions, RasdState
+from outrider.drafters.mixed.rasd import Rasd, RasdOptions, RasdState
 from outrider.methods import compose
 
 SIZE = 10

@@ -8,7 +8,7 @@ import pytest
 from drafting import propose, start
 
 from outrider.core.errors import OptionError
-from outrider.drafters.reference import ReferenceLookup, ReferenceOptions
+from outrider.drafters.copying.reference import ReferenceLookup, ReferenceOptions
 
 
 def drafter_of(references, **options) -> ReferenceLookup:

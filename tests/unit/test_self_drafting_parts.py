@@ -9,9 +9,9 @@ import torch
 from thinned import thinned_model
 
 from outrider.core.errors import OptionError
-from outrider.drafters.draft_verify import DraftVerifyOptions, Matchness
-from outrider.drafters.exit_statistics import ExitStatistics
-from outrider.drafters.skip_search import SearchLimits, SkipSearch, SkipSpace, find_skips, upper_bounds
+from outrider.drafters.itself.draft_verify import DraftVerifyOptions, Matchness
+from outrider.drafters.itself.exit_statistics import ExitStatistics
+from outrider.drafters.itself.skip_search import SearchLimits, SkipSearch, SkipSpace, find_skips, upper_bounds
 
 
 def test_a_skip_space_leaves_the_first_and_the_last_layer_alone() -> None:

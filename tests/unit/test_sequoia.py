@@ -12,8 +12,8 @@ from outrider.core.errors import OptionError
 from outrider.core.interfaces import Observation
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
-from outrider.drafters.sequoia import RankCounts, SequoiaOptions, best_tree, expected_accepted
-from outrider.drafters.tree_shape import RankPath, TreeShape
+from outrider.drafters.model.sequoia import RankCounts, SequoiaOptions, best_tree, expected_accepted
+from outrider.drafters.trees.shape import RankPath, TreeShape
 
 
 def all_trees(num_nodes: int, num_ranks: int, max_depth: int) -> set[frozenset[RankPath]]:

@@ -11,9 +11,9 @@ import pytest
 from drafting import propose, start
 
 from outrider.core.errors import ModelError, OptionError
-from outrider.drafters.suffix import SuffixDecoding, SuffixOptions
-from outrider.drafters.suffix_automaton import MAX_CHILDREN, SuffixAutomaton, Tail
-from outrider.drafters.suffix_memory import LEAD_IN, MIN_TOKENS, SharedText, SuffixMemory
+from outrider.drafters.copying.suffix import SuffixDecoding, SuffixOptions
+from outrider.drafters.copying.suffix_automaton import MAX_CHILDREN, SuffixAutomaton, Tail
+from outrider.drafters.copying.suffix_memory import LEAD_IN, MIN_TOKENS, SharedText, SuffixMemory
 
 SEEDS = range(12)
 

@@ -15,7 +15,7 @@ from outrider.api import LLM
 from outrider.core.errors import OutriderError
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
-from outrider.drafters.datastore_build import build_datastore
+from outrider.drafters.copying.datastore_build import build_datastore
 from outrider.methods import METHODS, RULES
 
 BASELINE = "plain"

@@ -26,8 +26,8 @@ from outrider.bundled import bundled_path
 from outrider.codecs.load import load_codec
 from outrider.codecs.text import TextCodec
 from outrider.core.errors import OptionError
-from outrider.drafters.datastore import Datastore
-from outrider.drafters.datastore_build import SHARD_TOKENS, build_datastore
+from outrider.drafters.copying.datastore import Datastore
+from outrider.drafters.copying.datastore_build import SHARD_TOKENS, build_datastore
 
 _PIECE = 1 << 20
 """Characters tokenized at once: a long text is cut at the end of a line near this length, to keep memory bounded."""

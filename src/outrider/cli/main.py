@@ -27,7 +27,8 @@ COMMANDS = {
     "audit": "is a method lossless on a model, here?",
     "simulate": "predict speculation on other hardware",
     "train": "train heads or a draft model for a target",
-    "inspect": "say what a folder of heads is, or export it",
+    "inspect": "say what a folder of heads is",
+    "export": "write a folder of heads in another layout",
     "datastore": "build or inspect a corpus to copy from",
     "viz": "replay a recorded trace in a page",
 }

@@ -19,7 +19,7 @@ from outrider.codecs.load import load_codec
 from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Target
 from outrider.core.params import SamplingParams
-from outrider.models.heads import HEAD_KINDS, new_head
+from outrider.models.heads import HEAD_KINDS, KINDS, new_head
 from outrider.models.heads.ends import read_target
 from outrider.models.heads.folder import SHAPES, new_config, signature_of
 from outrider.models.load import load_model, local_path
@@ -30,20 +30,6 @@ from outrider.train.loop import Settings, train
 from outrider.train.objective import HeadObjective, HeadSettings, Objective
 from outrider.train.provenance import training_notes
 from outrider.train.regenerate import prompts_of, regenerate
-
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "medusa": {"num_heads": 4},
-    "hydra": {"num_heads": 4, "num_blocks": 4, "prefix": True},
-    "eagle1": {"num_depths": 3, "feature_weight": 0.5, "noise": 0.02},
-    "eagle3": {"num_depths": 5},
-    "mlp-speculator": {"num_heads": 4},
-    "redrafter": {"num_depths": 5, "num_blocks": 2},
-    "mtp": {"num_heads": 4},
-    "mtp-parallel": {"num_heads": 4},
-    "l-mtp": {"num_heads": 4, "stride": 2},
-    "p-eagle": {"num_heads": 5, "num_depths": 5, "num_layers": 2},
-    "dflash": {"num_heads": 5, "num_depths": 5, "num_layers": 2, "decay": 0.78},
-}
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -139,7 +125,7 @@ def _objective(
 ) -> Objective:
     if kind in OTHER_KINDS:
         return OTHER_KINDS[kind].build(Asked(kind, name, target, arguments.draft, arguments.reference, given))
-    defaults = {**_DEFAULTS[kind], **given}
+    defaults = {**KINDS[kind].training, **given}
     raw, ends = read_target(name)
     changes = {key: defaults[key] for key in SHAPES if key in defaults}
     config = new_config(kind, raw, **changes)

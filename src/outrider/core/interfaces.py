@@ -184,7 +184,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class TreeSearch:
-    """How a best-first tree is looked for (see drafters/best_first.py)."""
+    """How a best-first tree is looked for (see drafters/model/best_first.py)."""
 
     width: int
     """Nodes fed per level."""

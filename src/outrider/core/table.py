@@ -34,6 +34,24 @@ class Parts:
     translation: Translation | None = None
     """Between the tokenizers of target and draft, for rows that are ``foreign``."""
     part: PartBuilder | None = None
+    """Builds the drafters of other rows; None for a drafter that is itself part of another."""
+
+    @property
+    def draft_model(self) -> Target:
+        """The first draft model, of a row that needs one."""
+        assert self.draft is not None, "compose() checks needs_draft"
+        return self.draft
+
+    @property
+    def tokenizers(self) -> Translation:
+        """The translation between the two tokenizers, of a row that is foreign."""
+        assert self.translation is not None, "compose() checks foreign rows"
+        return self.translation
+
+    def drafter_of(self, name: str, *, skip_drafts: int = 0) -> Drafter:
+        """The drafter of another row, built from the same models and options but the first ``skip_drafts`` draft models."""
+        assert self.part is not None, "compose() hands the builder on"
+        return self.part(name, skip_drafts=skip_drafts)
 
 
 @dataclass(frozen=True)

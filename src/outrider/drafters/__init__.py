@@ -1,1 +1,1 @@
-"""Drafters: where guesses come from. One file per idea; ``methods.py`` gives them their names."""
+"""Drafters: where guesses come from. A room per source, and one file per method, named as in ``methods.py``."""

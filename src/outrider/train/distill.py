@@ -30,7 +30,7 @@ from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
-from outrider.drafters.null import NullDrafter
+from outrider.drafters.plain import NullDrafter
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.models.adapter import new_adapter

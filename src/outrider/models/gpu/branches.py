@@ -2,7 +2,7 @@
 
 After a round the draft's cache may lack all tokens the round has added, at most depth + 1; feeding the last so many committed
 tokens again covers every case with one shape of pass, so no accepted branch has to be moved. Only nodes that have children
-are fed; they stand in the draft's cache in the order they were fed in. The same trees as ``drafters/draft_tree.py``.
+are fed; they stand in the draft's cache in the order they were fed in. The same trees as ``drafters/model/draft_tree.py``.
 
     children(u) = first k of   log q(. | u) + g_position                     coupled, as the target will choose
 """

@@ -3,7 +3,7 @@
 The choice is argmax(logits / T + Gumbel noise of the output position), the plain argmax at T = 0, the lowest token on a tie;
 the noise is that of ``core/rng.py``, number by number. It is taken in two steps, since one row of a large vocabulary must be
 read by the whole device: the best of every block, then the best block. Drafters ask for the k best of every block, and for
-what their softmax adds up to, which makes chances of them (``drafters/tree_candidates.py``):
+what their softmax adds up to, which makes chances of them (``drafters/trees/candidates.py``):
 
     P(target says v | l, g) = softmax((l + T g) / tau)[v]
 """

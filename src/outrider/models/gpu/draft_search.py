@@ -2,7 +2,7 @@
 that choose who is expanded next and, at the end, who is in the tree (``models/gpu/best_first.py``).
 
 As in ``models/gpu/branches.py`` the last depth + 1 committed tokens are fed again, so no accepted branch has to be moved in the
-draft's cache. The same trees as ``drafters/best_first.py``; lossless, since any candidates are under the coupled rule.
+draft's cache. The same trees as ``drafters/model/best_first.py``; lossless, since any candidates are under the coupled rule.
 """
 
 from __future__ import annotations

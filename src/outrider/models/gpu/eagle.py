@@ -3,7 +3,7 @@
 The target's states of a round are written where the text has them, so that a column (state c, token c + 1) can be read at any
 time. A round adds at most depth + 1 tokens; reading the last so many columns again covers every case with one shape of pass, as
 ``models/gpu/branches.py`` does for draft models. Keys and values of columns stay in a memory of their own; those of guesses
-stand behind them for the round. The same trees as ``drafters/eagle.py``: best-first ones, or of a static shape.
+stand behind them for the round. The same trees as ``drafters/heads/eagle.py``: best-first ones, or of a static shape.
 
     children(u) = first k of   log q(. | u) + g_position                     coupled, as the target will choose
 """

@@ -30,7 +30,9 @@ from outrider.models.gpu.products import added, multiply
 from outrider.models.gpu.skinny import Norm, add_norm
 from outrider.models.gpu.tiles import Kind
 from outrider.models.heads import head as heads
-from outrider.models.heads.eagle import Eagle1Head, Eagle3Head, EagleHead
+from outrider.models.heads.eagle import EagleHead
+from outrider.models.heads.eagle1 import Eagle1Head
+from outrider.models.heads.eagle3 import Eagle3Head
 from outrider.models.heads.layer import HeadLayer
 from outrider.models.rope import RotaryTable
 

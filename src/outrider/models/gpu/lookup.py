@@ -2,7 +2,7 @@
 
 One program per row reads the history once: at every position it counts how many of the last tokens stand before it, and keeps
 the longest match, the most recent one on a tie. What followed is copied; a match close to the end repeats itself. The same
-guesses as ``drafters/ngram.py``, its oracle, which keeps an index instead (Saxena 2023, "Prompt Lookup Decoding").
+guesses as its oracle ``drafters/copying/prompt_lookup.py``, which keeps an index (Saxena 2023, "Prompt Lookup Decoding").
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals

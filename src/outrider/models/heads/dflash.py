@@ -8,21 +8,24 @@ there by the layer's own matrices, and never queries. Embedding and output matri
     c(j) = norm(fc [h_a ; h_b ; h_c]_j),      block of t:  b_0 = e(x_{t+1}),  b_k = e(mask)  at positions t + 1 + k
     layer:  Q from b,   K, V from [ c(j), j <= t ; b_0 .. b_K ],        q_{k-1}(t) = softmax(W_target norm(b_k))
 
-P-EAGLE (``parallel_eagle.py``) reads true tokens with their features and lets open places see earlier ones only; here only
+P-EAGLE (``p_eagle.py``) reads true tokens with their features and lets open places see earlier ones only; here only
 features are remembered. Lossless like all heads: what they say decides only how many guesses are accepted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast, final
+from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
 
+from outrider.core.errors import OptionError
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.kind import Exported, HeadKind, Raw, plain_keys
 from outrider.models.heads.layer import Attending, HeadLayer, Rotations, attend_beside, safe_sight
+from outrider.models.heads.layer_numbers import as_outputs, from_outputs
 from outrider.models.layers import rotate
 
 
@@ -103,3 +106,61 @@ class PackedBlocks(Attending):
 
     def _per_query(self, entries: Tensor) -> Tensor:
         return entries.repeat_interleave(self._config.num_heads // self._config.num_kv_heads, 1)
+
+
+@final
+class DflashKind(HeadKind[DflashHead]):
+    """Folders of DFlash heads. Public ones say some things in other words: a block counts the newest token."""
+
+    name = "dflash"
+    module = DflashHead
+    architectures = ("DflashModel", "DFlashDraftModel", "DFlashSpeculator")
+    model_type = "dflash"
+    counted_by = "num_heads"
+    has_layer = True
+    layer_type = "qwen3"
+    num_taps = 3
+    is_stack = True
+    training: ClassVar = {"num_heads": 5, "num_depths": 5, "num_layers": 2, "decay": 0.78}
+    formats = ("vllm",)
+    served_by = "outrider, vLLM (export vllm)"
+
+    def read_keys(self, raw: Raw) -> Raw:
+        """The plain format counts layers by their outputs, that of the speculators package by what enters them."""
+        if "block_size" not in raw:
+            return raw
+        nested: Raw = raw.get("dflash_config") or {}
+        taps = from_outputs(nested.get("target_layer_ids") or ()) or raw.get("aux_hidden_state_layer_ids")
+        mask = nested.get("mask_token_id", raw.get("mask_token_id"))
+        ours = {"num_heads": int(raw["block_size"]) - 1, "eagle_aux_hidden_state_layer_ids": taps, "mask_token_id": mask}
+        return {**raw, **ours}
+
+    def export(self, head: DflashHead, form: str, state: dict[str, Tensor], *, target_name: str) -> Exported:
+        """Embedding and output matrix are written though they are the target's."""
+        del form, target_name
+        kept = {name: tensor for name, tensor in state.items() if name != "d2t"}
+        if head.config.tied:
+            kept["lm_head.weight"] = kept["embed_tokens.weight"].clone()
+        return _vllm_keys(head), kept
+
+
+KIND = DflashKind()
+
+
+def _vllm_keys(head: DflashHead) -> dict[str, Any]:
+    config = head.config
+    if 0 in config.taps:
+        raise OptionError(f"dflash heads that read layers {list(config.taps)} have no vllm format; train with others than 0")
+    assert config.layer is not None
+    own = ("num_heads", "mask_token_id", "draft_vocab_size")
+    return {
+        **{key: value for key, value in plain_keys(head).items() if key not in own},
+        "model_type": "qwen3",
+        "head_dim": config.layer.head_dim,  # or theirs would be 128
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": config.num_layers,
+        "num_target_layers": config.target_layers,
+        "block_size": head.num_places,
+        "dflash_config": {"mask_token_id": config.mask_token, "target_layer_ids": as_outputs(config.taps)},
+        "tie_word_embeddings": False,
+    }

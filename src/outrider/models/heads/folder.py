@@ -16,33 +16,14 @@ from torch import Tensor
 from outrider.core.errors import ModelError
 from outrider.core.interfaces import Target
 from outrider.models.checkpoint import write_checkpoint
-from outrider.models.heads.config import KINDS, HeadConfig, default_taps, head_config
-from outrider.models.heads.dflash import DflashHead
-from outrider.models.heads.eagle import Eagle1Head, Eagle3Head
+from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.ends import Ends, read_target
 from outrider.models.heads.head import Head
-from outrider.models.heads.leap import LeapHead
-from outrider.models.heads.legacy import legacy_names, spread_tied
-from outrider.models.heads.medusa import HydraHead, MedusaHead
-from outrider.models.heads.mtp import CausalMtp, ParallelMtp
-from outrider.models.heads.parallel_eagle import ParallelEagle
-from outrider.models.heads.recurrent import MlpSpeculator, RedrafterHead
+from outrider.models.heads.kinds import KINDS
+from outrider.models.heads.reading import head_config
 from outrider.models.load import read_config
 from outrider.models.weights import SafetensorsFolder
 
-_MODULES: Mapping[str, type[Head]] = {
-    "medusa": MedusaHead,
-    "hydra": HydraHead,
-    "eagle1": Eagle1Head,
-    "eagle3": Eagle3Head,
-    "mlp-speculator": MlpSpeculator,
-    "redrafter": RedrafterHead,
-    "mtp": CausalMtp,
-    "mtp-parallel": ParallelMtp,
-    "l-mtp": LeapHead,
-    "p-eagle": ParallelEagle,
-    "dflash": DflashHead,
-}
 _SKIPPED = frozenset({"t2d"})
 _CLOSE = 0.98
 """Cosine between the stored signature and the target's below which they are different models."""
@@ -51,7 +32,7 @@ _CLOSE = 0.98
 def new_head(config: HeadConfig, ends: Ends, *, ids: Tensor | None = None, seed: int = 0) -> Head:
     """Untrained heads for a target. ``ids`` are the target's tokens they can say, ascending; all of them by default."""
     torch.manual_seed(seed)
-    head = _MODULES[config.kind](config)
+    head = module_of(config)
     ids = torch.arange(config.vocab_size) if ids is None else ids
     if len(ids) != config.draft_vocab_size:
         raise ModelError(f"{len(ids)} tokens were given for a draft vocabulary of {config.draft_vocab_size}")
@@ -64,7 +45,7 @@ def new_head(config: HeadConfig, ends: Ends, *, ids: Tensor | None = None, seed:
 
 def module_of(config: HeadConfig) -> Head:
     """Heads of a description, with whatever weights modules start with."""
-    return _MODULES[config.kind](config)
+    return KINDS[config.kind].module(config)
 
 
 def new_config(kind: str, target: Mapping[str, Any], **changes: Any) -> HeadConfig:
@@ -74,13 +55,13 @@ def new_config(kind: str, target: Mapping[str, Any], **changes: Any) -> HeadConf
     keys += "rope_theta rope_scaling rope_parameters max_position_embeddings vocab_size bos_token_id eos_token_id".split()
     raw: dict[str, Any] = {key: target[key] for key in keys if key in target}
     ours = {"kind": kind, "target_layers": layers, "tied": bool(target.get("tie_word_embeddings", False))}
-    ours["taps"] = list(changes.pop("taps", None) or default_taps(kind, layers))
+    ours["taps"] = list(changes.pop("taps", None) or KINDS[kind].default_taps(layers))
     for name in ("num_blocks", "own_readouts", "prefix", "stride", "num_layers"):
         if name in changes:
             ours[name] = changes.pop(name)
     raw |= {"num_hidden_layers": 1, "tie_word_embeddings": False, "attention_bias": False, "outrider": ours, **changes}
     raw["draft_vocab_size"] = raw.get("draft_vocab_size") or raw["vocab_size"]
-    raw |= _format_keys(kind, raw)
+    raw |= KINDS[kind].new_keys(raw)
     return head_config(raw, origin=f"new {kind} heads")
 
 
@@ -89,23 +70,6 @@ SHAPES = (
     "num_layers", "inner_dim", "exit_dim", "tie_weights", "scale_input", "mask_token_id",
 )  # fmt: skip
 """What ``new_config`` can be told about the shape of heads."""
-
-
-def _format_keys(kind: str, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What the kind's own format wants in ``config.json``."""
-    facts = KINDS[kind]
-    found: dict[str, Any] = {"model_type": facts.model_type, "architectures": [facts.architectures[0]]}
-    if facts.counted_by:
-        found[facts.counted_by] = raw.get("num_heads", 4)
-    if kind == "mlp-speculator":
-        count = found["n_predict"]
-        found |= {"emb_dim": raw["hidden_size"], "inner_dim": raw.get("inner_dim") or raw["hidden_size"]}
-        found |= {"n_candidates": 5, "top_k_tokens_per_head": [max(1, 5 - depth) for depth in range(count)]}
-        found |= {"tie_weights": raw.get("tie_weights", False), "scale_input": raw.get("scale_input", False)}
-    if kind == "redrafter":
-        found |= {"rnn": True, "exit_dim": raw.get("exit_dim") or 2 * raw["hidden_size"]}
-        found["num_draft_layers"] = raw["outrider"].get("num_blocks", 2)
-    return found
 
 
 def signature_of(target: Target, hidden_size: int) -> tuple[float, ...]:
@@ -174,12 +138,11 @@ def load_head(
     shared = config.raw.get("outrider", {}).get("ends")
     ends = str((folder / shared).resolve()) if shared else ends
     source = SafetensorsFolder(folder)
-    head = _MODULES[config.kind](config)
-    renamed = legacy_names(source.names, config.kind)
+    head, kind = module_of(config), KINDS[config.kind]
+    renamed = kind.tensor_names(source.names)
     state = {ours: source.read(theirs) for ours, theirs in renamed.items() if ours not in _SKIPPED}
     wanted = head.state_dict()
-    if config.tie_stages:
-        state = spread_tied(state, wanted)
+    state = kind.spread(state, wanted, config)
     if "d2t" not in state:
         state["d2t"] = wanted["d2t"]
     if ends is not None and not set(wanted) <= set(state):

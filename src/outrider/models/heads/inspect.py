@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.models.heads.config import KINDS, HeadConfig, default_taps, head_config
+from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.folder import module_of
-from outrider.models.heads.legacy import legacy_names, spread_tied
+from outrider.models.heads.kinds import KINDS
+from outrider.models.heads.reading import head_config
 from outrider.models.load import read_config
 from outrider.models.weights import SafetensorsFolder
 
@@ -34,10 +35,10 @@ def inspect_folder(folder: Path) -> Report:
     raw = read_config(folder)
     config = head_config(raw, origin=str(folder))
     source = SafetensorsFolder(folder)
-    tensors = {ours: source.read(theirs) for ours, theirs in legacy_names(source.names, config.kind).items()}
+    kind = KINDS[config.kind]
+    tensors = {ours: source.read(theirs) for ours, theirs in kind.tensor_names(source.names).items()}
     report = Report(_facts(config, tensors))
-    if config.tie_stages:
-        tensors = spread_tied(tensors, module_of(config).state_dict())
+    tensors = kind.spread(tensors, module_of(config).state_dict(), config)
     _check_shapes(config, raw, tensors, report)
     _check_vocabulary(config, tensors, report)
     _check_layers(config, raw, report)
@@ -104,13 +105,12 @@ def _check_vocabulary(config: HeadConfig, tensors: dict[str, Tensor], report: Re
 
 
 def _check_layers(config: HeadConfig, raw: dict[str, Any], report: Report) -> None:
-    several = KINDS[config.kind].num_taps > 1
-    if several and config.taps and config.taps != default_taps(config.kind, config.target_layers):
+    kind = KINDS[config.kind]
+    if kind.num_taps > 1 and config.taps and config.taps != kind.default_taps(config.target_layers):
         report.notes.append("layers are not the default ones: engines count them differently, export writes both spellings")
     if raw.get("norm_before_residual", "speculators_model_type" in raw):
         report.problems.append("norm_before_residual is on: the residual is the normed state, which is not supported here")
-    if config.kind == "redrafter" and raw.get("rnn") is False:
-        report.problems.append("rnn is off: the state is a plain sum of embeddings, which is not supported here")
+    report.problems.extend(kind.problems(raw))
     for key in ("norm_before_fc", "fc_norm", "norm_output"):
         if raw.get(key):
             report.problems.append(f"{key} is on, which is not supported here: acceptance would be poor without an error")

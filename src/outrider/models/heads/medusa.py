@@ -1,50 +1,28 @@
-"""Medusa and Hydra: one small head per depth, all reading one state of the target.
+"""Medusa: one small head per depth, all reading the target's last state.
 
-Medusa's heads do not see each other's guesses: head k maps the last hidden state to the token k + 2 places on (Cai et al. 2024,
-arXiv 2401.10774). Hydra's head k also reads the embeddings of the tokens between, so that its guess follows from theirs;
-Hydra++ puts one decoder layer between the target's states and the heads (Ankner et al. 2024, arXiv 2402.05109).
+The heads do not see each other's guesses: head k maps the last hidden state to the token k + 2 places on. (Cai et al. 2024,
+arXiv 2401.10774.)
 
-    Medusa   q_k = softmax(W_k res(h_t)),                                        res(x) = x + silu(A x + a), several times
-    Hydra    q_k = softmax(W_k res(skip_k(z) + silu(B_k z + b))),                z = [g(h)_t ; e(x_{t+1}) ; .. ; e(x_{t+1+k})]
+    q_k = softmax(W_k res(h_t)),      res(x) = x + silu(A x + a), several times
 
-h is the target's last state after its final norm; e the target's embedding, which is not trained.
+h is the target's last state after its final norm.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import final
+from typing import ClassVar, final
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider.models.heads.blocks import Blocks, new_readouts
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.head import Head, Norm, Packed
-from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
+from outrider.models.heads.kind import Exported, HeadKind, only
 
-
-class Blocks(nn.Module):
-    """Residual blocks x + silu(A x + a)."""
-
-    def __init__(self, size: int, count: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(size, size) for _ in range(count))
-        for layer in self.layers:
-            assert isinstance(layer, nn.Linear)
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + F.silu(layer(x))
-        return x
-
-
-def new_readouts(config: HeadConfig, num_heads: int) -> nn.ModuleList:
-    """One output matrix per head, or one for all."""
-    count = num_heads if config.own_readouts else 1
-    return nn.ModuleList(nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) for _ in range(count))
+_FIRST_RELEASE = re.compile(r"(?:medusa_heads\.)?(\d+)\.(\d+)(\.linear)?\.(weight|bias)")
+"""``{head}.{layer}.linear.weight`` of a block and ``{head}.{last}.weight`` of an output matrix."""
 
 
 @final
@@ -70,51 +48,44 @@ class MedusaHead(Head):
         return self.lm_heads[depth if self.config.own_readouts else 0](state)
 
 
-class HydraBlock(nn.Module):
-    """One head: from the state and the embeddings so far to a state of its own."""
-
-    def __init__(self, config: HeadConfig, depth: int) -> None:
-        super().__init__()
-        width = (depth + 2) * config.hidden_size
-        self.skip = nn.Linear(width, config.hidden_size, bias=False)
-        self.mix = nn.Linear(width, config.hidden_size)
-        self.blocks = Blocks(config.hidden_size, config.num_blocks - 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(self.skip(x) + F.silu(self.mix(x)))
-
-
 @final
-class HydraHead(Head):
-    """Heads that follow from each other's guesses, with or without a prefix layer."""
+class MedusaKind(HeadKind[MedusaHead]):
+    """Folders of Medusa heads."""
 
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__(config)
-        assert config.num_depths is not None
-        self.target_norm = Norm(config.hidden_size, config.norm_eps)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.heads = nn.ModuleList(HydraBlock(config, depth) for depth in range(config.num_depths))
-        self.lm_heads = new_readouts(config, config.num_depths)
-        if config.layer is not None:
-            self.prefix = HeadLayer(config.layer, num_norms=1)
-            self.rotations = Rotations(config.layer)
+    name = "medusa"
+    module = MedusaHead
+    architectures = ("MedusaModel",)
+    model_type = "medusa"
+    counted_by = "num_heads"
+    training: ClassVar = {"num_heads": 4}
+    formats = ("vllm",)
+    served_by = "outrider, vLLM (export vllm)"
 
-    def read(self, features: Tensor, attending: Attending | None) -> Tensor:
-        """[B, N, H] the target's states as the heads see them."""
-        states = self.target_norm(features)
-        return states if attending is None else self.prefix(states, attending)
+    def tensor_name(self, name: str) -> str:
+        match = _FIRST_RELEASE.fullmatch(name)
+        if match is None:
+            return name
+        head, layer, linear, part = match.groups()
+        return f"blocks.{head}.layers.{layer}.{part}" if linear else f"lm_heads.{head}.{part}"
 
-    def state(self, depth: int, read: Tensor, embedded: list[Tensor]) -> Tensor:
-        """[..., H] what head ``depth`` makes of a state and the ``depth + 1`` embeddings after it."""
-        return self.heads[depth](torch.cat([read, *embedded], -1))
+    def export(self, head: MedusaHead, form: str, state: dict[str, Tensor], *, target_name: str) -> Exported:
+        """No other key may hold both "num" and "heads" or "layers": vLLM would take it for one of these."""
+        del form, target_name
+        config = head.config
+        keys = {
+            "model_type": "medusa",
+            "architectures": ["MedusaModel"],
+            "hidden_size": config.hidden_size,
+            "vocab_size": config.vocab_size,
+            "num_heads": config.num_depths,
+            "num_hidden_layers": config.num_blocks,
+            "medusa_fc_bias": True,
+            "original_lm_head": False,
+            "max_paths": 64,
+            "topk": 10,
+            "truncated_vocab_size": config.vocab_size,
+        }
+        return keys, only(state, "blocks.", "lm_heads.")
 
-    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
-        layer = self.config.layer
-        read = self.read(batch.features, None if layer is None else PackedAttending(batch, self.rotations, layer))
-        embedded: list[Tensor] = []
-        for depth in range(min(count, len(self.heads))):
-            embedded.append(self.embed_tokens(batch.shifted(batch.tokens, depth + 1)).to(read.dtype))
-            yield self.state(depth, read, embedded)
 
-    def readout(self, depth: int, state: Tensor) -> Tensor:
-        return self.lm_heads[depth if self.config.own_readouts else 0](state)
+KIND = MedusaKind()

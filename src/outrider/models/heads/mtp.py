@@ -1,20 +1,17 @@
-"""Multi-token prediction: a decoder layer per depth.
+"""Causal multi-token prediction: a chain of decoder layers, each a token further.
 
-*Parallel* layers each continue the target's last state by themselves and do not see each other's tokens (Gloeckle et al. 2024,
-arXiv 2404.19737); *causal* ones are a chain: the layer of a depth reads the state of the depth before it and the token between
-(DeepSeek-V3, arXiv 2412.19437). Both share embedding and output matrix between depths. The target is trained already and stays
-as it is.
+The layer of a depth reads the state of the depth before it and the token between. Embedding and output matrix are the target's,
+which is trained already and stays as it is. (DeepSeek-V3, arXiv 2412.19437.)
 
-    parallel   s_k(t) = layer_k(h_L)(t),                                                  q_k = softmax(W norm(s_k))
-    causal     s_k(t) = layer_k(M_k [n1(e(x_{t+1+k})) ; n2(s_{k-1}(t))]),  s_{-1} = h,    q_k = softmax(W_target norm_k(s_k))
+    s_k(t) = layer_k(M_k [n1(e(x_{t+1+k})) ; n2(s_{k-1}(t))]),      s_{-1} = h,      q_k = softmax(W_target norm_k(s_k))
 
-h is the last state after the target's final norm, h_L before it. Layer k looks at places up to t of its own depth.
+h is the last state after the target's final norm. Layer k looks at places up to t of its own depth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -23,37 +20,8 @@ from outrider.models.config import ModelConfig
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.ends import Ends
 from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
-
-
-@final
-class ParallelMtp(Head):
-    """Layers beside each other."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__(config)
-        assert config.layer is not None and config.num_depths is not None
-        self.layers = nn.ModuleList(HeadLayer(config.layer, num_norms=1) for _ in range(config.num_depths))
-        self.norm = Norm(config.hidden_size, config.norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-        self.rotations = Rotations(config.layer)
-
-    def adopt(self, ends: Ends, ids: Tensor) -> None:
-        super().adopt(ends, ids)
-        self.norm.weight.copy_(ends.norm)
-
-    def state(self, depth: int, features: Tensor, attending: Attending) -> Tensor:
-        """[B, N, H] what the layer of a depth makes of the target's states."""
-        return self.layers[depth](features, attending)
-
-    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
-        assert self.config.layer is not None
-        for depth in range(min(count, len(self.layers))):
-            yield self.state(depth, batch.features, PackedAttending(batch, self.rotations, self.config.layer))
-
-    def readout(self, depth: int, state: Tensor) -> Tensor:
-        del depth
-        return self.lm_head(self.norm(state))
 
 
 class MtpModule(nn.Module):
@@ -113,3 +81,19 @@ class CausalMtp(Head):
         assert isinstance(module, MtpModule)
         weight = self.embed_tokens.weight if self.config.tied else self.lm_head.weight
         return nn.functional.linear(module.norm(state), weight.to(state.dtype))
+
+
+@final
+class MtpKind(HeadKind[CausalMtp]):
+    """Folders of causal multi-token prediction."""
+
+    name = "mtp"
+    module = CausalMtp
+    architectures = ("CausalMtpModel",)
+    model_type = "mtp"
+    counted_by = "num_heads"
+    has_layer = True
+    training: ClassVar = {"num_heads": 4}
+
+
+KIND = MtpKind()

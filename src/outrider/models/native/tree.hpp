@@ -1,4 +1,4 @@
-// Best-first trees in one call: the twin of drafters/best_first.py.
+// Best-first trees in one call: the twin of drafters/model/best_first.py.
 //
 // Level by level the most promising candidates of every row are fed to the model together; each one's likeliest successors join
 // the pool with the chance that the text passes through them; the best of the pool are the tree.

@@ -1,0 +1,1 @@
+"""Guesses from small trained heads that read the target's hidden states."""

@@ -1,0 +1,256 @@
+"""Trees from trained heads: what all kinds of them have in common.
+
+Heads read hidden states that the target computed anyway: those of the prompt when a request starts, those of the accepted
+nodes after every round. From the last of them, and the token after it, a tree grows level by level through the same code as
+a draft model's: a static shape, or best-first, where candidates are ranked by log q + g and so know the target's noise
+(docs/lossless.md, section 8).
+
+    known at a round:  states of tokens 0 .. n - 2,  tokens 0 .. n - 1 (the last one is the root)      column c: (state c,
+    token c + 1)
+
+Lossless under every rule that is exact for the draws; what the heads say decides only how many guesses are accepted.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from outrider.cache.contiguous import ContiguousCache
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.tree import TokenTree
+from outrider.drafters.heads.pending_states import UnreadStates
+from outrider.drafters.trees.best_first import Pool, grow_pool
+from outrider.drafters.trees.candidates import Drawing
+from outrider.drafters.trees.children import LikelyChildren
+from outrider.drafters.trees.levels import LevelGrowth
+from outrider.drafters.trees.options import BestFirstOptions, DraftTreeOptions
+from outrider.drafters.trees.shape import TreeShape
+from outrider.drafters.trees.static import grow_shape
+from outrider.models.heads import Head
+from outrider.models.heads.layer import LayerCache
+
+_CHUNK = 512
+"""Most columns read in one pass."""
+_BEST_FIRST = "best-first"
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """Where the heads are, and what grows from them."""
+
+    heads: str | None = None
+    """Folder of the trained heads; for the bundled target, its own."""
+    ends: str | None = None
+    """The target's folder, for public heads that leave embedding, norm or output matrix to it."""
+    branching: tuple[int, ...] | str | None = None
+    """Children of every node, level by level ("4,2,2,1"), for a static tree; "best-first" for a tree that follows the heads'
+    confidence, which is what is grown if nothing is given."""
+    width: int = 8
+    """Best-first: nodes expanded per level."""
+    num_children: int = 8
+    """Best-first: candidates looked at below each of them."""
+    tau: float = 0.9
+    """Best-first: how far the heads' logits are from the target's."""
+    perturb: bool = True
+    """Rank candidates with the target's noise, as the coupled rule chooses; turn off for rule ``delta``."""
+
+    def __post_init__(self) -> None:
+        assert self.search and self.shape.tree  # raises where they are not valid
+
+    @property
+    def search(self) -> BestFirstOptions:
+        return BestFirstOptions(self.width, self.num_children, self.tau, self.perturb)
+
+    @property
+    def is_best_first(self) -> bool:
+        return self.branching in (None, _BEST_FIRST)
+
+    @property
+    def shape(self) -> DraftTreeOptions:
+        branching = (4, 3, 2, 1, 1) if self.branching is None or self.branching == _BEST_FIRST else self.branching
+        return DraftTreeOptions(branching=branching, perturb=self.perturb)
+
+
+@dataclass
+class HeadState(RowState):
+    """What the heads have read of each row, and what they have not."""
+
+    pending: UnreadStates
+    """Of a head without a memory, the last few."""
+    cache: ContiguousCache | None = None
+    kept: list[int] | None = None
+    """Columns of the cache that are true, where this round put others into it."""
+    deeper: tuple[HeadState, ...] = ()
+    """The same of the modules after the first, for heads that are a chain of them: their columns are the states before them."""
+
+    @property
+    def modules(self) -> tuple[HeadState, ...]:
+        return (self, *self.deeper)
+
+    def fork(self, rows: Sequence[int]) -> HeadState:
+        cache = None if self.cache is None else self.cache.fork(rows)
+        return HeadState(self.pending.fork(rows), cache, deeper=tuple(state.fork(rows) for state in self.deeper))
+
+    def join(self, other: HeadState) -> HeadState:
+        cache = None
+        if self.cache is not None:
+            assert other.cache is not None
+            cache = self.cache.join(other.cache)
+        deeper = tuple(mine.join(theirs) for mine, theirs in zip(self.deeper, other.deeper, strict=True))
+        return HeadState(self.pending.join(other.pending), cache, deeper=deeper)
+
+
+class HeadDrafter(Drafter, ABC):
+    """Heads with a way of growing trees."""
+
+    offers: ClassVar = (Draws.DETERMINISTIC, Draws.WITHOUT_REPLACEMENT, Draws.IID)
+    shape: ClassVar = Shape.TREE
+    num_kept: int = 1
+    """Newest states of the target that heads without a memory read."""
+
+    def __init__(
+        self,
+        head: Head,
+        options: HeadOptions | None = None,
+        *,
+        draws: Draws = Draws.DETERMINISTIC,
+        num_layers: int = 1,
+    ) -> None:
+        """``num_layers`` are those a cache of the head's columns has, where it has layers at all."""
+        options = options or HeadOptions()
+        self.taps = head.config.taps
+        self.draws = draws
+        self.max_depth = head.config.num_depths
+        self._search = options.search if options.is_best_first and draws is Draws.DETERMINISTIC else None
+        self._tree, self._drawing = options.shape.tree, Drawing(draws, options.perturb)
+        parameter = next(head.parameters())
+        self._dtype, self._device = parameter.dtype, parameter.device
+        layer = head.config.layer
+        self._memory = layer and LayerCache(layer, dtype=self._dtype, device=self._device, num_layers=num_layers)
+
+    @property
+    def _layer(self) -> LayerCache:
+        assert self._memory is not None, "a head of layers"
+        return self._memory
+
+    @property
+    def static_tree(self) -> TreeShape | None:
+        """The shape of chosen guesses ranked with the noise, where it is fixed beforehand; None otherwise."""
+        chosen = self.draws is Draws.DETERMINISTIC and self._drawing.perturb
+        return self._tree if chosen and self._search is None else None
+
+    @property
+    def search(self) -> BestFirstOptions | None:
+        """The search for best-first trees that are ranked with the noise; None otherwise."""
+        return self._search if self._search is not None and self._search.perturb else None
+
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
+        states = [torch.cat([taps[tap][row] for tap in self.taps], -1).to(self._dtype) for row in range(len(rows))]
+        if self._memory is None:
+            return HeadState(UnreadStates(states, self.taps, self.num_kept))
+        return HeadState(UnreadStates(states, self.taps), self._memory.new(len(rows)))
+
+    def propose(self, state: HeadState, context: Context, plan: Plan) -> Draft:
+        limits = zip(plan.max_depth, plan.max_nodes, strict=True)
+        most = max(plan.max_depth) if self.max_depth is None else self.max_depth
+        depths = tuple(min(depth, nodes, most) for depth, nodes in limits)
+        if not any(depths):
+            return context.without_guesses(self.draws)
+        plan = Plan(depths, tuple(n if d else 0 for n, d in zip(plan.max_nodes, depths, strict=True)))
+        growth = self._growth(state, context, max(depths))
+        if self._search is None:
+            return grow_shape(growth, plan, tree=self._tree, drawing=self._drawing)[0]
+        search, source = self._search, LikelyChildren(growth, self._search)
+        pool = grow_pool(source, width=search.width, num_children=search.num_children, max_depth=max(depths))
+        return Draft(self._chosen(pool, plan), self.draws)
+
+    def _chosen(self, pool: Pool, plan: Plan) -> TokenTree:
+        """Which of the candidates looked at are proposed."""
+        return pool.best_tree(plan)[0]
+
+    def observe(self, state: HeadState, observation: Observation) -> None:
+        """Drafted columns are forgotten; the accepted nodes' true states are read next time."""
+        for module in state.modules:
+            if module.cache is not None and module.kept is not None:
+                module.cache.truncate(module.kept)
+            module.kept = None
+        state.pending.note(observation.scores.taps, observation.paths)
+
+    @abstractmethod
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelGrowth:
+        """The heads at the root of every row, all that was pending read; the tree will have at most ``max_depth`` levels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Unread columns of every row, padded: (state c, token c + 1)."""
+
+    features: Tensor
+    """[B, M, F]"""
+    tokens: Tensor
+    """[B, M]"""
+    sizes: list[int]
+
+
+def read_columns(state: HeadState, context: Context, *, offset: int = 1) -> list[Columns]:
+    """What is pending and has its token, in pieces; marks it as read. Column c goes with token c + ``offset``. A row that has
+    nothing to read yet gets one column of zeros, which it forgets after the round."""
+    cache = state.cache
+    assert cache is not None
+    first = cache.lengths
+    pending = state.pending.rows
+    ready = [min(len(p), len(context.tokens[b]) - offset - first[b]) for b, p in enumerate(pending)]
+    rows = [p[:count] if count > 0 else p.new_zeros(1, p.shape[1]) for p, count in zip(pending, ready, strict=True)]
+    begins = [length + (offset if count > 0 else 0) for length, count in zip(first, ready, strict=True)]
+    tokens = [list(context.tokens[b][begin : begin + len(rows[b])]) for b, begin in enumerate(begins)]
+    state.kept = [length + max(0, count) for length, count in zip(first, ready, strict=True)]
+    state.pending.drop([max(0, count) for count in ready])
+    longest = max(len(row) for row in rows)
+    return [_piece(rows, tokens, begin, context.device) for begin in range(0, longest, _CHUNK)]
+
+
+def read_pending(state: HeadState, pieces: Sequence[Columns], read: Callable[[Columns, TokenTree], Tensor]) -> Tensor:
+    """[B, 1, S] what ``read`` makes of each row's last column, given columns and the same as chains; commits them."""
+    assert state.cache is not None
+    last = None
+    for columns in pieces:
+        states = read(columns, TokenTree.chain(columns.tokens, columns.sizes))
+        state.cache.commit([range(size) for size in columns.sizes])
+        last = newer(last, last_of(states, columns.sizes), columns.sizes)
+    assert last is not None
+    return last
+
+
+def newer(old: Tensor | None, new: Tensor, sizes: Sequence[int]) -> Tensor:
+    """``new`` [B, ...] for rows that had something to read, else ``old``."""
+    if old is None:
+        return new
+    more = torch.tensor([size > 0 for size in sizes], device=new.device)
+    return torch.where(more.view(-1, *[1] * (new.dim() - 1)), new, old)
+
+
+def newest(state: HeadState, count: int = 1) -> Tensor:
+    """[B, count, F] each row's newest states, for heads without a memory; zeros before the first."""
+    rows = [torch.nn.functional.pad(p, (0, 0, max(0, count - len(p)), 0))[-count:] for p in state.pending.rows]
+    return torch.stack(rows)
+
+
+def _piece(rows: Sequence[Tensor], tokens: Sequence[Sequence[int]], begin: int, device: torch.device) -> Columns:
+    parts = [row[begin : begin + _CHUNK] for row in rows]
+    longest = max(len(part) for part in parts)
+    features = torch.stack([torch.nn.functional.pad(part, (0, 0, 0, longest - len(part))) for part in parts])
+    ids = [[*row[begin : begin + _CHUNK], *[0] * (longest - len(part))] for row, part in zip(tokens, parts, strict=True)]
+    return Columns(features, torch.tensor(ids, device=device), [len(part) for part in parts])
+
+
+def last_of(states: Tensor, sizes: Sequence[int]) -> Tensor:
+    """[B, 1, H] each row's last real state."""
+    index = torch.tensor([max(size - 1, 0) for size in sizes], device=states.device)
+    return states[torch.arange(len(sizes), device=states.device), index][:, None]

@@ -1,0 +1,83 @@
+"""Hydra: Medusa's heads made sequential. The head of a level reads the tokens guessed on the way to each node.
+
+A guess then follows from the guesses before it, which independent heads cannot do; the price is one small product per node
+instead of per level. Hydra++ reads the target's states through one decoder layer of its own, which remembers the whole
+text. (Ankner et al. 2024, arXiv 2402.05109.)
+
+    q(. | node at depth d) = softmax(W_d mlp_d([g ; e(root) ; e(x_1) ; .. ; e(x_d)]))      g: state before the root, or
+    prefix(states)
+
+Lossless under every rule that is exact for the draws.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import final
+
+from torch import Tensor
+
+from outrider.core.draft import Draws
+from outrider.core.interfaces import Context, Drafter
+from outrider.core.table import MethodRow, Parts
+from outrider.core.tree import TokenTree
+from outrider.drafters.heads.head_growth import HeadGrowth
+from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, newest, read_columns, read_pending
+from outrider.drafters.heads.trained import trained_head
+from outrider.models.heads.hydra import KIND, HydraHead
+
+
+@final
+class Hydra(HeadDrafter):
+    """Trees from heads that read each other's guesses."""
+
+    def __init__(self, head: HydraHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
+        super().__init__(head, options, draws=draws)
+        self.head = head
+
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> HydraGrowth:
+        del max_depth
+        if state.cache is None:
+            return HydraGrowth(self.head, context, self.head.read(newest(state), None))
+        return HydraGrowth(self.head, context, read_pending(state, read_columns(state, context), partial(self._read, state)))
+
+    def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
+        assert state.cache is not None
+        return self.head.read(columns.features, self._layer.attending(chain, state.cache))
+
+
+@final
+class HydraGrowth(HeadGrowth):
+    """Keeps the embeddings on the way to every expanded node."""
+
+    def __init__(self, head: HydraHead, context: Context, read: Tensor) -> None:
+        super().__init__(head, context)
+        self._hydra, self._read = head, read
+        self._paths = [head.embed_tokens(self.tokens).to(read.dtype)]
+        """[B, M, H] per level: embeddings of one ancestor after the other of the newest level's nodes."""
+        self._first = 0
+
+    def _root_states(self) -> Tensor:
+        return self._hydra.state(0, self._read, self._paths)
+
+    def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        places = (parents - self._first)[..., None]
+        self._first = self.num_expanded - tokens.shape[1]
+        above = [level.gather(1, places.expand(-1, -1, level.shape[2])) for level in self._paths]
+        self._paths = [*above, self._hydra.embed_tokens(tokens).to(self._read.dtype)]
+        return self._hydra.state(self.depth, self._read.expand(-1, tokens.shape[1], -1), self._paths)
+
+
+def build(parts: Parts) -> Drafter:
+    return Hydra(trained_head(parts, KIND), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="heads that read each other's guesses (trained)",
+    paper="Ankner et al. 2024, Hydra (arXiv 2402.05109)",
+    drafter=Hydra,
+    build=build,
+    defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+    options=HeadOptions,
+    needs=("heads",),
+)

@@ -1,0 +1,55 @@
+"""L-MTP: few heads that leap, asked at the last places of the text together, guess every place ahead.
+
+With stride 2, head i answers at the newest state for the second guess of a pair and at the state before it for the first: as
+many guesses as twice the heads, for nothing but a second small product. (Liu et al. 2025, arXiv 2505.17505.)
+
+    q(. | node at depth d) = softmax(W_i res_i(h_u)),      i = d div s,   u = newest - (s - 1 - d mod s)
+
+As with Medusa all nodes of a level share one law. Lossless under every rule that is exact for the draws.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from outrider.core.draft import Draws
+from outrider.core.interfaces import Context, Drafter
+from outrider.core.table import MethodRow, Parts
+from outrider.drafters.heads.head_growth import SharedLevels
+from outrider.drafters.heads.head_tree import HeadDrafter, HeadOptions, HeadState, newest
+from outrider.drafters.heads.trained import trained_head
+from outrider.models.heads.l_mtp import KIND, LMtpHead
+
+
+@final
+class LMtp(HeadDrafter):
+    """Trees from heads at the last few places."""
+
+    def __init__(self, head: LMtpHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
+        super().__init__(head, options, draws=draws)
+        self.head, self.num_kept = head, head.config.stride
+
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> SharedLevels:
+        del max_depth
+        features, head = newest(state, self.num_kept), self.head
+
+        def state_of(depth: int):
+            place = self.num_kept - 1 - head.back(depth)
+            return head.state(depth, features[:, place : place + 1])
+
+        return SharedLevels(head, context, state_of)
+
+
+def build(parts: Parts) -> Drafter:
+    return LMtp(trained_head(parts, KIND), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="heads that leap over tokens, asked at the last places together (trained)",
+    paper="Liu et al. 2025, L-MTP (arXiv 2505.17505)",
+    drafter=LMtp,
+    build=build,
+    defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+    options=HeadOptions,
+    needs=("heads",),
+)

@@ -1,0 +1,50 @@
+"""Medusa: heads on the target's last state guess the next few tokens at once, and a tree combines their best candidates.
+
+Head k sees the state before the root and answers for the k-th guess, whatever the guesses before it were: all nodes of a
+level share one law, and a whole tree costs one small matrix product per level. (Cai et al. 2024, arXiv 2401.10774.)
+
+    q(. | node at depth d) = softmax(W_d res_d(norm(h)))            h: last state of the token before the root
+
+The paper accepts "typical" guesses and changes what is said; here the coupled rule accepts, and nothing changes: lossless.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from outrider.core.draft import Draws
+from outrider.core.interfaces import Context, Drafter
+from outrider.core.table import MethodRow, Parts
+from outrider.drafters.heads.head_growth import SharedLevels
+from outrider.drafters.heads.head_tree import HeadDrafter, HeadOptions, HeadState, newest
+from outrider.drafters.heads.trained import trained_head
+from outrider.models.heads.medusa import KIND, MedusaHead
+
+
+@final
+class Medusa(HeadDrafter):
+    """Trees from independent heads."""
+
+    def __init__(self, head: MedusaHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
+        super().__init__(head, options, draws=draws)
+        self.head = head
+
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> SharedLevels:
+        del max_depth
+        features = newest(state)
+        return SharedLevels(self.head, context, lambda depth: self.head.state(depth, features))
+
+
+def build(parts: Parts) -> Drafter:
+    return Medusa(trained_head(parts, KIND), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="heads on the target's last state guess the next tokens at once (trained)",
+    paper="Cai et al. 2024, Medusa (arXiv 2401.10774)",
+    drafter=Medusa,
+    build=build,
+    defaults={"num_draft_tokens": 4, "num_tree_nodes": 32},
+    options=HeadOptions,
+    needs=("heads",),
+)

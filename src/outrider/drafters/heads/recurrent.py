@@ -1,0 +1,51 @@
+"""Recurrent heads: a state per node, moved on by the node's token. MLP speculator and ReDrafter grow their trees with it.
+
+A node costs a few small products and no attention, and its guess follows from those above it.
+
+    state(node) = advance(state(parent), token of node),      q(. | node) = softmax(readout(state(node)))
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draws
+from outrider.core.interfaces import Context
+from outrider.drafters.heads.head_growth import HeadGrowth
+from outrider.drafters.heads.head_tree import HeadDrafter, HeadOptions, HeadState, newest
+from outrider.models.heads.recurrent import RecurrentHead
+
+
+class Recurrent(HeadDrafter, ABC):
+    """Trees from a state that reads the guesses."""
+
+    def __init__(self, head: RecurrentHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
+        super().__init__(head, options, draws=draws)
+        self.head = head
+
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> RecurrentGrowth:
+        del max_depth
+        return RecurrentGrowth(self.head, context, newest(state))
+
+
+@final
+class RecurrentGrowth(HeadGrowth):
+    """Keeps the states of the expanded nodes."""
+
+    def __init__(self, head: RecurrentHead, context: Context, features: Tensor) -> None:
+        super().__init__(head, context)
+        self._recurrent = head
+        self._all = head.advance(0, head.begin(features), self.tokens)
+
+    def _root_states(self) -> Tensor:
+        return self._all
+
+    def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        above = self._all.gather(1, parents[..., None].expand(-1, -1, self._all.shape[2]))
+        states = self._recurrent.advance(self.depth, above, tokens)
+        self._all = torch.cat([self._all, states], 1)
+        return states

@@ -1,0 +1,76 @@
+"""ReDrafter: a recurrent cell beside the target's state, searched by beams.
+
+Candidates are the beams of a beam search, laid together where their beginnings agree: whole paths, not single nodes. (Zhang et
+al. 2024, ReDrafter, arXiv 2403.09919.)
+
+    state(node) = silu(W e(token of node) + U state(parent) + b),      q(. | node) = softmax(V res([h ; state(node)]))
+    beams:  of the paths looked at, the likeliest of full depth, as many as the nodes of their union allow
+
+Lossless under every rule that is exact for the draws.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+
+from outrider.core.interfaces import Drafter, Plan
+from outrider.core.table import MethodRow, Parts
+from outrider.core.tree import TokenTree
+from outrider.drafters.heads.head_tree import HeadOptions
+from outrider.drafters.heads.recurrent import Recurrent
+from outrider.drafters.heads.trained import trained_head
+from outrider.drafters.trees.best_first import Pool
+from outrider.drafters.trees.levels import kept_part
+from outrider.models.heads.redrafter import KIND
+
+
+@final
+class Redrafter(Recurrent):
+    """Trees of the likeliest beams."""
+
+    def _chosen(self, pool: Pool, plan: Plan) -> TokenTree:
+        return beam_tree(pool, plan)
+
+
+def beam_tree(pool: Pool, plan: Plan) -> TokenTree:
+    """Whole paths of every row's depth, the likeliest first, while the tree of them fits the row's number of nodes. The first
+    path is always taken, cut to what fits."""
+    num_rows, num_places = pool.tokens.shape
+    parents, chances = pool.parents.tolist(), pool.chances.tolist()
+    kept = torch.zeros(num_rows, num_places, dtype=torch.bool)
+    for row in range(num_rows):
+        kept[row, _beams(parents[row], chances[row], pool.depths, depth=plan.max_depth[row], room=plan.max_nodes[row])] = True
+    return kept_part(pool.tokens, pool.parents, kept.to(pool.tokens.device))[0]
+
+
+def _beams(parents: list[int], chances: list[float], depths: list[int], *, depth: int, room: int) -> list[int]:
+    """Places of one row's tree, the root's among them."""
+    ends = sorted((place for place, at in enumerate(depths) if at == depth), key=lambda place: -chances[place])
+    taken = {0}
+    for end in ends if depth else []:
+        path = [end]
+        while parents[path[-1]] not in taken:
+            path.append(parents[path[-1]])
+        if len(taken) == 1:
+            path = path[-room:] if room else []
+        if len(taken) - 1 + len(path) > room:
+            break
+        taken.update(path)
+    return sorted(taken)
+
+
+def build(parts: Parts) -> Drafter:
+    return Redrafter(trained_head(parts, KIND), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="a recurrent cell beside the target's state, searched by beams (trained)",
+    paper="Zhang et al. 2024, ReDrafter (arXiv 2403.09919)",
+    drafter=Redrafter,
+    build=build,
+    defaults={"num_draft_tokens": 5, "num_tree_nodes": 32},
+    options=HeadOptions,
+    needs=("heads",),
+)

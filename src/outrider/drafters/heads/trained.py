@@ -1,0 +1,24 @@
+"""Loads the trained heads that a row is built from, and checks that they are of the row's kind."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from outrider.core.errors import ModelError
+from outrider.core.table import Parts
+from outrider.models.heads import Head, load_head
+from outrider.models.heads.frozen import quicken
+from outrider.models.heads.kind import HeadKind
+
+Module = TypeVar("Module", bound=Head)
+
+
+def trained_head(parts: Parts, kind: HeadKind[Module]) -> Module:
+    """The heads in the folder that the options name, ready to draft for the target. Heads of another kind are refused."""
+    head = load_head(parts.options.heads, parts.target, ends=parts.options.ends)
+    found = head.config.kind
+    if found != kind.name:
+        raise ModelError(f"{parts.options.heads} holds {found} heads and the method is {kind.name!r}; use method {found!r}")
+    assert isinstance(head, kind.module), "a kind has one module"
+    quicken(head)
+    return head

@@ -1,0 +1,101 @@
+"""The target drafts for itself: a chain whose guesses come from part of its own layers.
+
+The part runs on the target's cache: it reads the committed keys and values, writes those of the guesses behind them, and uses
+the target's own norm and head. Nothing is copied, there is no second cache and nothing to catch up with. Where the part is the
+first E layers whole, what they computed is exactly what the target needs there, and the verifying pass goes on from it: the
+drafted layers are not run twice.
+
+    q = law(head(norm(route(x)))),       verification: layers E .. L - 1 for the guesses, all layers for the last one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Draws, Resume
+from outrider.core.errors import CompositionError
+from outrider.core.interfaces import Cache, Context, LayeredTarget, Plan, StopRule, Target
+from outrider.core.route import Route
+from outrider.core.sampling import Law
+from outrider.core.tree import TokenTree
+from outrider.drafters.trees.candidates import coupled_scores
+from outrider.drafters.trees.chain import grow_chain
+
+
+def layered(target: Target, method: str) -> LayeredTarget:
+    """The target as one whose layers can be run apart, or a refusal."""
+    if not isinstance(target, LayeredTarget):
+        raise CompositionError(
+            f"method {method!r} runs the target's layers apart, and {type(target).__name__} runs them only together; "
+            "use a model family of the lean decoder (Llama, Mistral, Qwen, Phi-3, Gemma), or method 'prompt-lookup'"
+        )
+    return target
+
+
+def cache_of(context: Context) -> Cache:
+    """The target's cache, which a drafter that runs part of the target writes to."""
+    if context.cache is None:
+        raise CompositionError(
+            "this drafter runs part of the target and was not given the target's cache; use it where the target decodes "
+            "ordinarily, and a draft model or a drafter that copies text elsewhere"
+        )
+    return context.cache
+
+
+LogitsOf = Callable[[Tensor, TokenTree], Tensor]
+"""[B, 1, V] logits of the newest node's states [B, 1, H], given the chain so far."""
+
+
+def draft_along(
+    target: LayeredTarget,
+    context: Context,
+    plan: Plan,
+    *,
+    route: Route,
+    draws: Draws,
+    stop: StopRule | None = None,
+    logits_of: LogitsOf | None = None,
+) -> Draft:
+    """A chain per row from the sublayers of ``route``, with what the target can go on from; its own norm and head speak,
+    unless ``logits_of`` does."""
+    cache, states = cache_of(context), list[Tensor]()
+
+    def logits_after(chain: Tensor, depths: Sequence[int]) -> Tensor:
+        del depths
+        tree = TokenTree.chain(chain)
+        states.append(target.exit(tree, cache, route=route, start=len(states)))
+        return target.logits(states[-1]) if logits_of is None else logits_of(states[-1], tree)
+
+    depths = [min(depth, nodes) for depth, nodes in zip(plan.max_depth, plan.max_nodes, strict=True)]
+    draft = grow_chain(context, depths, logits_after, draws=draws, stops=[plan.stop, stop])
+    if not states or not route.is_first:
+        return draft
+    return replace(draft, resume=Resume(route.depth, torch.cat(states, 1)))
+
+
+@final
+class UnsureStop(StopRule):
+    """Ends a row after a guess of which the drafter is less sure than a threshold. The guess is kept.
+
+    How sure: the chance that the target agrees if the drafter's logits l were its own up to Gumbel errors of scale 1 (see
+    trees/candidates.py), given the noise g with which a coupled guess was made; without noise, the guess's probability.
+
+        chance = softmax(l + T g)[guess]
+    """
+
+    def __init__(self, context: Context, thresholds: Sequence[float], *, draws: Draws) -> None:
+        self.thresholds = list(thresholds)
+        self._context, self._coupled = context, draws is Draws.DETERMINISTIC
+
+    def before(self, depth: int, law: Law) -> None:
+        del depth, law
+
+    def after(self, depth: int, law: Law, guesses: Tensor) -> list[bool]:
+        scores = coupled_scores(law, self._context, depth=depth) if self._coupled else law.adjusted
+        chances = scores[:, -1].log_softmax(-1).gather(-1, guesses[:, None])[:, 0].exp().tolist()
+        return [chance >= threshold for chance, threshold in zip(chances, self.thresholds, strict=True)]

@@ -1,0 +1,1 @@
+"""Several drafters together: in one tree, or one drafting for another."""

@@ -1,0 +1,212 @@
+"""Several drafters, one tree: what each of them guesses is fused by longest common prefix under one budget.
+
+A retriever knows long copies, a draft model knows everything a little; their trees share a root, so they are merged like a
+trie: equal beginnings are stored once, the rest is appended. Places go where guesses are expected to be accepted, by
+statistics of every drafter that are kept per request and fade (``source_rates.py``); a drafter that finds nothing costs none,
+because those that leave most places empty are asked first. (Fusion: Quan et al. 2025, "RASD: Retrieval-Augmented Speculative
+Decoding", arXiv 2503.03434; Miao et al. 2023, SpecInfer's merged trees, arXiv 2305.09781. The arbitration is our own.)
+
+    places of i = how many of the largest chances, among i's and those of the drafters after it, are i's
+    left <- left - new nodes of i
+
+Guesses are chosen, not sampled: lossless under ``coupled`` and ``delta``. No inner guess is ever dropped, so every inner
+drafter can be told what became of its own tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.errors import CompositionError, OptionError
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.scores import Scores
+from outrider.core.table import MethodRow, Parts, names_in
+from outrider.core.tree import TokenTree
+from outrider.drafters.mixed.source_rates import SourceRates, share
+from outrider.drafters.trees.trie import Trie
+
+
+@dataclass(frozen=True)
+class FusedOptions:
+    """How the drafters share the places of a tree."""
+
+    trust_rounds: float = 30.0
+    """Rounds of a request by which a drafter is judged: a larger number is steadier, a smaller one follows the text faster."""
+    min_chance: float = 0.02
+    """A guess less likely than this gets no place, even if one is left."""
+
+    def __post_init__(self) -> None:
+        if not self.trust_rounds > 1:
+            raise OptionError(f"trust_rounds = {self.trust_rounds!r} is not valid; use a number above 1")
+        if not 0 <= self.min_chance < 1:
+            raise OptionError(f"min_chance = {self.min_chance!r} is not valid; use a number from 0 to below 1")
+
+
+@dataclass(frozen=True)
+class HybridOptions:
+    """Which drafters, and how they share the places of a tree."""
+
+    parts: tuple[str, ...] | str = ("suffix", "draft-model")
+    """Methods whose guesses are fused, by name; "suffix,draft-model" on the command line. Their options are given beside
+    this one, and one that several of them have goes to each."""
+    trust_rounds: float = FusedOptions.trust_rounds
+    """Rounds of a request by which a drafter is judged."""
+    min_chance: float = FusedOptions.min_chance
+    """A guess less likely than this gets no place."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return names_in(self.parts)
+
+    @property
+    def fused(self) -> FusedOptions:
+        return FusedOptions(self.trust_rounds, self.min_chance)
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) < max(1, len(self.names)):
+            raise OptionError(f"parts = {self.parts!r} is not valid; name at least one method, each of them once")
+
+
+@dataclass
+class _Round:
+    """What was asked of one inner drafter, and where its nodes went."""
+
+    draft: Draft
+    plan: Plan
+    places: list[list[int]]
+    """Of each of its nodes in the fused tree, row by row."""
+
+
+@dataclass
+class FusedState(RowState):
+    """The inner drafters' states, and how well each has done in every row."""
+
+    inner: list[Any]
+    rates: list[list[SourceRates]]
+    """[row][drafter]"""
+    rounds: list[_Round | None] = field(default_factory=list)
+
+    def fork(self, rows: Sequence[int]) -> FusedState:
+        rates = [[source.copy() for source in self.rates[row]] for row in rows]
+        return FusedState([state.fork(rows) for state in self.inner], rates)
+
+    def join(self, other: FusedState) -> FusedState:
+        inner = [mine.join(theirs) for mine, theirs in zip(self.inner, other.inner, strict=True)]
+        return FusedState(inner, [*self.rates, *other.rates])
+
+
+@final
+class Fused(Drafter):
+    """The union of several drafters' trees."""
+
+    offers: ClassVar = (Draws.DETERMINISTIC,)
+    shape: ClassVar = Shape.TREE
+    draws = Draws.DETERMINISTIC
+
+    def __init__(self, drafters: Sequence[Drafter], options: FusedOptions | None = None) -> None:
+        if not drafters:
+            raise CompositionError("there is nothing to fuse; name at least one drafter")
+        for drafter in drafters:
+            if drafter.draws is not Draws.DETERMINISTIC:
+                name = type(drafter).__name__
+                raise CompositionError(f"{name} guesses {drafter.draws.value}; only chosen guesses can be fused")
+        self.drafters = tuple(drafters)
+        self.options = options or FusedOptions()
+        self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
+
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> FusedState:
+        rates = [[SourceRates(self.options.trust_rounds) for _ in self.drafters] for _ in rows]
+        return FusedState([drafter.start(rows, taps) for drafter in self.drafters], rates)
+
+    def propose(self, state: FusedState, context: Context, plan: Plan) -> Draft:
+        tries = [Trie(root) for root in context.roots]
+        state.rounds = [None] * len(self.drafters)
+        waiting = self._order(state)
+        while waiting:
+            index = waiting[0]
+            shares = [
+                share(budget - trie.num_guesses, [row[i] for i in waiting], min_chance=self.options.min_chance)
+                for budget, trie, row in zip(plan.max_nodes, tries, state.rates, strict=True)
+            ]
+            # Without the stop rule: what one drafter asked at a depth says nothing of the others' guesses there.
+            asked = Plan(tuple(map(min, plan.max_depth, shares)), tuple(shares))
+            draft = self.drafters[index].asked(state.inner[index], context, asked)
+            places = [trie.add_tree(draft.tree, row) for row, trie in enumerate(tries)]
+            state.rounds[index] = _Round(draft, asked, places)
+            waiting = waiting[1:]
+        orders = [trie.breadth_first() for trie in tries]
+        moved = [{node: place for place, node in enumerate(order)} for order in orders]
+        for round_ in state.rounds:
+            assert round_ is not None, "every drafter was asked"
+            round_.places = [[places[node] for node in nodes] for places, nodes in zip(moved, round_.places, strict=True)]
+        rows = [trie.row(order) for trie, order in zip(tries, orders, strict=True)]
+        return Draft(TokenTree.of_rows(rows, context.device), self.draws)
+
+    def round_taps(self, state: FusedState) -> tuple[int, ...]:
+        wanted = (drafter.round_taps(inner) for drafter, inner in zip(self.drafters, state.inner, strict=True))
+        return tuple(sorted({tap for taps in wanted for tap in taps}))
+
+    def observe(self, state: FusedState, observation: Observation) -> None:
+        if not state.rounds:  # nobody was asked
+            for drafter, inner in zip(self.drafters, state.inner, strict=True):
+                drafter.observe(inner, observation)
+            return
+        for index, (drafter, round_) in enumerate(zip(self.drafters, state.rounds, strict=True)):
+            assert round_ is not None, "a round that was not proposed"
+            seen = _own_view(observation, round_)
+            for row, path in enumerate(seen.paths):
+                made = round_.draft.num_drafted[row]
+                state.rates[row][index].record(round_.plan.max_nodes[row], made, [node - 1 for node in path[1:]])
+            drafter.observe(state.inner[index], seen)
+        state.rounds = []
+
+    def finish(self, state: FusedState, row: int, tokens: Sequence[int]) -> None:
+        for drafter, inner in zip(self.drafters, state.inner, strict=True):
+            drafter.finish(inner, row, tokens)
+
+    def _order(self, state: FusedState) -> list[int]:
+        """Those that use least of their places in the batch first, so that the others can have the rest."""
+        fills = [sum(row[i].fill for row in state.rates) for i in range(len(self.drafters))]
+        return sorted(range(len(self.drafters)), key=lambda index: fills[index])
+
+
+def _own_view(seen: Observation, round_: _Round) -> Observation:
+    """The observation as if the inner drafter had been alone: its tree, the scores of its nodes, its part of the path."""
+    num_nodes = round_.draft.tree.num_nodes
+    index = [[*places, *[0] * (num_nodes - len(places))] for places in round_.places]
+    nodes = torch.tensor(index, device=seen.scores.logits.device)[..., None]
+
+    def own(values: Tensor) -> Tensor:
+        return values.gather(1, nodes.expand(-1, -1, values.shape[2]))
+
+    scores = Scores(own(seen.scores.logits), {tap: own(states) for tap, states in seen.scores.taps.items()})
+    paths = []
+    for path, places in zip(seen.paths, round_.places, strict=True):
+        mine = {place: node for node, place in enumerate(places)}
+        paths.append([mine[place] for place in path if place in mine])
+    accepted = [len(path) - 1 for path in paths]
+    return Observation(
+        round_.draft, scores, paths, accepted, seen.draft_seconds, seen.score_seconds, round_.plan, seen.round_seconds
+    )
+
+
+def build(parts: Parts) -> Drafter:
+    options = parts.options
+    return Fused([parts.drafter_of(name) for name in options.names], options.fused)
+
+
+ROW = MethodRow(
+    summary="several drafters in one tree, places by their measured acceptance",
+    paper="Quan et al. 2025, RASD's fusion (arXiv 2503.03434); the arbitration is our own",
+    drafter=Fused,
+    build=build,
+    options=HybridOptions,
+    defaults={"num_draft_tokens": 8, "num_tree_nodes": 16},
+    parts="parts",
+)

@@ -1,0 +1,77 @@
+"""Best-first trees: the draft's confidence decides where the tree is deep and where it is wide.
+
+Level by level the most promising nodes are expanded, every candidate found on the way is remembered with the chance that
+the text passes through it, and the tree of the best ``max_nodes`` candidates is proposed. The sum of these chances is the
+expected number of accepted guesses, so this is the best tree of its size among what was looked at. (Li et al. 2024, EAGLE-2,
+arXiv 2406.16858, with the draft's probability as chance; Wang et al. 2024, OPT-Tree, arXiv 2406.17276.)
+
+    chance(child) = chance(parent) * P(target says child | parent, noise)
+    coupled:   P = softmax((l + T g) / tau)      l: the draft's logits, g: the target's noise there (trees/candidates.py)
+    perturb off:  P = q
+
+With the noise known a branch is often nearly certain where q alone is not: a flat q with one lucky token is as good as a
+peaked one, so a sampled text gets the deep, narrow trees of a greedy one. Candidates are chosen and pruned, never sampled:
+lossless under ``coupled`` (same seed, same text) and ``delta``. A child never has a larger chance than its parent, and equal
+ones are ordered by age, so what is kept is always a tree.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from outrider.core.draft import Draft, Draws
+from outrider.core.interfaces import Context, Drafter, GuessingTarget, Plan, Target, TreeSearch
+from outrider.core.table import MethodRow, Parts
+from outrider.core.tree import TokenTree
+from outrider.drafters.model.catch_up import missing_from
+from outrider.drafters.model.draft_growth import DraftGrowth
+from outrider.drafters.model.tree_drafter import TreeDrafter, TreeState
+from outrider.drafters.trees.best_first import grow_pool
+from outrider.drafters.trees.children import LikelyChildren
+from outrider.drafters.trees.options import BestFirstOptions
+
+
+@final
+class BestFirst(TreeDrafter):
+    """Trees of the likeliest paths."""
+
+    offers: ClassVar = (Draws.DETERMINISTIC,)
+
+    def __init__(self, model: Target, options: BestFirstOptions | None = None, *, vocab_size: int) -> None:
+        super().__init__(model, vocab_size=vocab_size, draws=Draws.DETERMINISTIC)
+        self.options = options or BestFirstOptions()
+
+    def _guessed(self, state: TreeState, context: Context, plan: Plan) -> tuple[TokenTree, Tensor] | None:
+        """Sampling must be nothing but a temperature and a cut, and candidates ranked with the noise."""
+        model, tempering, options = self.model, context.sampler.tempering, self.options
+        if tempering is None or not isinstance(model, GuessingTarget) or model.vocab_size > self.vocab_size:
+            return None
+        if not (options.perturb or context.sampler.all_greedy):
+            return None
+        search = TreeSearch(options.width, options.num_children, options.tau)
+        rows = missing_from(model, state.cache, context)
+        return model.guess_tree(rows, state.cache, search=search, plan=plan, tempering=tempering, noise=context.noise)
+
+    def _grow(self, growth: DraftGrowth, plan: Plan) -> tuple[Draft, Tensor]:
+        width, count = self.options.width, self.options.num_children
+        source = LikelyChildren(growth, self.options)
+        pool = grow_pool(source, width=width, num_children=count, max_depth=max(plan.max_depth))
+        tree, origin = pool.best_tree(plan)
+        return Draft(tree, Draws.DETERMINISTIC), pool.numbers.gather(1, origin)
+
+
+def build(parts: Parts) -> Drafter:
+    return BestFirst(parts.draft_model, parts.options, vocab_size=parts.target.vocab_size)
+
+
+ROW = MethodRow(
+    summary="a draft model grows its most promising branches",
+    paper="Li et al. 2024, EAGLE-2's trees (arXiv 2406.16858)",
+    drafter=BestFirst,
+    build=build,
+    options=BestFirstOptions,
+    defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+    needs_draft=True,
+)

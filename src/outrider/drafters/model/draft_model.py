@@ -1,0 +1,117 @@
+"""A small model of the same vocabulary guesses a chain, token by token (Leviathan et al. 2023, Chen et al. 2023).
+
+Two ways of guessing. *Deterministic*: with the target's own noise g of each output position, x = argmax(log q + g); the
+guess then agrees with the target's choice argmax(log p + g) as often as q resembles p, and the target's text stays a
+function of the seed (greedy decoding is the case g = 0). *IID*: x ~ q with noise of its own, q kept for the rules that
+compare it with p. Either way q is shaped by the request's own sampling parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.interfaces import Cache, Context, Drafter, GuessingTarget, Observation, Plan, RowState, Target
+from outrider.core.table import MethodRow, Parts
+from outrider.core.tree import TokenTree
+from outrider.drafters.model.catch_up import catch_up, fit, missing_from, room
+from outrider.drafters.trees.chain import grow_chain
+
+
+@dataclass
+class _State(RowState):
+    cache: Cache
+    base: list[int] = field(default_factory=list)
+    """Committed tokens in the cache before this round's guesses went in."""
+
+    def fork(self, rows: Sequence[int]) -> _State:
+        return _State(self.cache.fork(rows))
+
+    def narrow(self, rows: Sequence[int]) -> _State:
+        return _State(self.cache.narrow(rows))
+
+    def join(self, other: _State) -> _State:
+        return _State(self.cache.join(other.cache))
+
+
+@final
+class DraftModel(Drafter):
+    """Chains from another model."""
+
+    offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
+    shape: ClassVar = Shape.CHAIN
+
+    def __init__(self, model: Target, *, vocab_size: int, draws: Draws = Draws.DETERMINISTIC) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.draws = draws
+
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
+        del taps
+        return _State(self.model.new_cache(len(rows)))
+
+    def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
+        depths = [room(self.model, tokens, depth) for tokens, depth in zip(context.tokens, plan.max_depth, strict=True)]
+        if not any(depths):
+            return context.without_guesses(self.draws)
+        if self.draws is Draws.DETERMINISTIC and plan.stop is None:
+            draft = self._guessed(state, context, plan.clipped(depths))
+            if draft is not None:
+                return draft
+
+        def logits_after(chain: Tensor, depths: Sequence[int]) -> Tensor:
+            return self._first(state, context) if chain.shape[1] == 1 else self._advance(state, chain, depths)
+
+        return grow_chain(context, depths, logits_after, draws=self.draws, stops=[plan.stop])
+
+    def observe(self, state: _State, observation: Observation) -> None:
+        """Keep the guesses that were accepted. The last guess was never fed, so the cache may lag by one more token."""
+        if state.base:
+            kept = (min(base + n, now) for base, n, now in zip(state.base, observation.num_accepted, state.cache.lengths))
+            state.cache.truncate(list(kept))
+            state.base = []
+
+    def _guessed(self, state: _State, context: Context, plan: Plan) -> Draft | None:
+        """The same chain in one call, where the model can run ahead and sampling is nothing but a temperature and a cut."""
+        model, tempering = self.model, context.sampler.tempering
+        if tempering is None or not isinstance(model, GuessingTarget) or model.vocab_size > self.vocab_size:
+            return None
+        rows = missing_from(model, state.cache, context)
+        base = [length + len(row) for length, row in zip(state.cache.lengths, rows, strict=True)]
+        guesses = model.guess(rows, state.cache, plan=plan, tempering=tempering, noise=context.noise)
+        if guesses is None:
+            return None
+        state.base = base
+        chain = torch.cat((torch.tensor(context.roots)[:, None], guesses.tokens), 1)
+        tree = TokenTree.chain(chain, [depth + 1 for depth in guesses.depths])
+        return Draft(tree, self.draws, beliefs=guesses.beliefs)
+
+    def _first(self, state: _State, context: Context) -> Tensor:
+        """Logits after the last committed token."""
+        logits = catch_up(self.model, state.cache, context)
+        state.base = list(state.cache.lengths)
+        return fit(logits, self.vocab_size)
+
+    def _advance(self, state: _State, chain: Tensor, depths: Sequence[int]) -> Tensor:
+        """Feed the newest guess; rows whose chain is long enough are scored along but not advanced."""
+        logits = self.model.score(TokenTree.chain(chain[:, -1:]), state.cache).logits
+        state.cache.commit([[0] if depth >= chain.shape[1] else [] for depth in depths])
+        return fit(logits, self.vocab_size)
+
+
+def build(parts: Parts) -> Drafter:
+    return DraftModel(parts.draft_model, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="a small model of the same vocabulary guesses a chain",
+    paper="Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318)",
+    drafter=DraftModel,
+    build=build,
+    needs_draft=True,
+)

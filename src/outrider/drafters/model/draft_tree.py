@@ -1,0 +1,61 @@
+"""Trees from a draft model, of a shape that is fixed in advance.
+
+A chain stops at its first wrong guess; a tree also holds the second and third best tokens, so that a wrong first guess is
+often caught by its sibling. All children of a level come from one pass of the draft model. How the children of a node are
+drawn follows from the acceptance rule: *coupled* (top-k of log q + the target's noise) for the coupled rule, without
+replacement for recursive rejection and traversal, independent for k-SEQ. Fixed branching with independent children is
+SpecInfer's expansion (Miao et al. 2023, arXiv 2305.09781), without replacement RSD-C (Jeon et al. 2024, arXiv 2402.14160).
+
+    children(u) = first branching[depth(u)] of   log q(. | u) + g_position          coupled: deterministic, given the seed
+                                                 log q(. | u) + Gumbel noise        without replacement, in draw order
+
+Lossless under every rule that is exact for the draws; coupled: same seed, same text.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from outrider.core.draft import Draft, Draws
+from outrider.core.interfaces import Drafter, Plan, Target
+from outrider.core.table import MethodRow, Parts
+from outrider.drafters.model.draft_growth import DraftGrowth
+from outrider.drafters.model.tree_drafter import TreeDrafter
+from outrider.drafters.trees.candidates import Drawing
+from outrider.drafters.trees.options import DraftTreeOptions
+from outrider.drafters.trees.static import grow_shape
+
+
+@final
+class DraftTree(TreeDrafter):
+    """Trees of one shape."""
+
+    offers: ClassVar = (Draws.DETERMINISTIC, Draws.WITHOUT_REPLACEMENT, Draws.IID)
+
+    def __init__(
+        self, model: Target, options: DraftTreeOptions | None = None, *, vocab_size: int, draws: Draws = Draws.DETERMINISTIC
+    ) -> None:
+        super().__init__(model, vocab_size=vocab_size, draws=draws)
+        options = options or DraftTreeOptions()
+        self.tree = options.tree
+        self.drawing = Drawing(draws, options.perturb)
+
+    def _grow(self, growth: DraftGrowth, plan: Plan) -> tuple[Draft, Tensor]:
+        return grow_shape(growth, plan, tree=self.tree, drawing=self.drawing)
+
+
+def build(parts: Parts) -> Drafter:
+    return DraftTree(parts.draft_model, parts.options, vocab_size=parts.target.vocab_size, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="a draft model guesses a tree of fixed branching",
+    paper="Miao et al. 2023, SpecInfer (arXiv 2305.09781); Jeon et al. 2024, RSD-C (arXiv 2402.14160)",
+    drafter=DraftTree,
+    build=build,
+    options=DraftTreeOptions,
+    defaults={"num_draft_tokens": 8, "num_tree_nodes": 32},
+    needs_draft=True,
+)

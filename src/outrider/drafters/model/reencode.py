@@ -1,0 +1,67 @@
+"""Drafting by text: a draft model with any tokenizer writes a few words, and the target's tokenizer cuts them anew.
+
+The committed text is decoded and read by the draft model in its own tokens; its greedy continuation is decoded again and
+encoded with the target's tokenizer, together with the last words before it. The target then checks those tokens like any
+other guesses. Nothing is asked of the two vocabularies. (Timor et al. 2025, string-level exact match, arXiv 2502.05202;
+"universal assisted generation" in Hugging Face transformers.)
+
+    guesses = encode_target(text + decode_draft(x_1 .. x_K)) after the committed tokens,    x_i = argmax q(. | x_<i)
+
+Guesses are chosen, not sampled, and have no q in the target's vocabulary: lossless under ``coupled`` and ``delta``, and
+greedy requests profit most. Where the continuation does not begin at the end of a token, nothing is guessed in that round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from outrider.core.draft import Draft, Draws
+from outrider.core.interfaces import Context, Drafter, Target
+from outrider.core.table import MethodRow, Parts
+from outrider.core.translation import Translation
+from outrider.core.tree import TokenTree
+from outrider.drafters.model.other_tokenizer import ForeignDrafter, ForeignState
+
+
+@final
+class Reencode(ForeignDrafter):
+    """Chains of the target's tokens for what a foreign draft model writes."""
+
+    offers: ClassVar = (Draws.DETERMINISTIC,)
+
+    def __init__(self, model: Target, translation: Translation, *, vocab_size: int) -> None:
+        super().__init__(model, translation, vocab_size=vocab_size, draws=Draws.DETERMINISTIC)
+
+    def _guess(self, state: ForeignState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
+        texts = [list(read) for read in state.read]
+        drafted: list[list[int]] = [[] for _ in depths]
+        for drawn in range(1, max(depths) + 1):
+            best = logits[:, 0].argmax(-1).tolist()
+            for row, (token, depth) in enumerate(zip(best, depths, strict=True)):
+                if depth >= drawn:
+                    drafted[row].append(token)
+            if drawn < max(depths):
+                logits = self._advance(state, [t if depth > drawn else None for t, depth in zip(best, depths, strict=True)])
+        rows: list[tuple[list[int], list[int]]] = []
+        for tokens, text, new, depth in zip(context.tokens, texts, drafted, depths, strict=True):
+            found = self.translation.to_target(tokens, text, new)[:depth] if new else []
+            known = next((i for i, token in enumerate(found) if token >= self.vocab_size), len(found))
+            rows.append(([tokens[-1], *found[:known]], list(range(-1, known))))
+        return Draft(TokenTree.of_rows(rows, context.device), self.draws)
+
+
+def build(parts: Parts) -> Drafter:
+    return Reencode(parts.draft_model, parts.tokenizers, vocab_size=parts.target.vocab_size)
+
+
+ROW = MethodRow(
+    summary="a draft model with any tokenizer writes text, cut anew into the target's tokens",
+    paper="Timor et al. 2025, SLEM (arXiv 2502.05202); Hugging Face's universal assisted generation",
+    drafter=Reencode,
+    build=build,
+    needs_draft=True,
+    foreign=True,
+)

@@ -1,0 +1,31 @@
+"""Parts that several kinds of heads are made of: residual blocks, and one output matrix per head or for all."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outrider.models.heads.config import HeadConfig
+
+
+class Blocks(nn.Module):
+    """Residual blocks x + silu(A x + a)."""
+
+    def __init__(self, size: int, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(size, size) for _ in range(count))
+        for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + F.silu(layer(x))
+        return x
+
+
+def new_readouts(config: HeadConfig, num_heads: int) -> nn.ModuleList:
+    """One output matrix per head, or one for all."""
+    count = num_heads if config.own_readouts else 1
+    return nn.ModuleList(nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) for _ in range(count))

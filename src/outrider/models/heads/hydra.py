@@ -1,0 +1,89 @@
+"""Hydra: Medusa's heads, each of which also reads the embeddings of the tokens guessed before it.
+
+Its guess then follows from theirs. Hydra++ puts one decoder layer between the target's states and the heads. (Ankner et al.
+2024, arXiv 2402.05109.)
+
+    q_k = softmax(W_k res(skip_k(z) + silu(B_k z + b))),      z = [g(h)_t ; e(x_{t+1}) ; .. ; e(x_{t+1+k})]
+
+h is the target's last state after its final norm; e the target's embedding, which is not trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outrider.models.heads.blocks import Blocks, new_readouts
+from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.kind import HeadKind
+from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
+
+
+class HydraBlock(nn.Module):
+    """One head: from the state and the embeddings so far to a state of its own."""
+
+    def __init__(self, config: HeadConfig, depth: int) -> None:
+        super().__init__()
+        width = (depth + 2) * config.hidden_size
+        self.skip = nn.Linear(width, config.hidden_size, bias=False)
+        self.mix = nn.Linear(width, config.hidden_size)
+        self.blocks = Blocks(config.hidden_size, config.num_blocks - 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(self.skip(x) + F.silu(self.mix(x)))
+
+
+@final
+class HydraHead(Head):
+    """Heads that follow from each other's guesses, with or without a prefix layer."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        assert config.num_depths is not None
+        self.target_norm = Norm(config.hidden_size, config.norm_eps)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.heads = nn.ModuleList(HydraBlock(config, depth) for depth in range(config.num_depths))
+        self.lm_heads = new_readouts(config, config.num_depths)
+        if config.layer is not None:
+            self.prefix = HeadLayer(config.layer, num_norms=1)
+            self.rotations = Rotations(config.layer)
+
+    def read(self, features: Tensor, attending: Attending | None) -> Tensor:
+        """[B, N, H] the target's states as the heads see them."""
+        states = self.target_norm(features)
+        return states if attending is None else self.prefix(states, attending)
+
+    def state(self, depth: int, read: Tensor, embedded: list[Tensor]) -> Tensor:
+        """[..., H] what head ``depth`` makes of a state and the ``depth + 1`` embeddings after it."""
+        return self.heads[depth](torch.cat([read, *embedded], -1))
+
+    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+        layer = self.config.layer
+        read = self.read(batch.features, None if layer is None else PackedAttending(batch, self.rotations, layer))
+        embedded: list[Tensor] = []
+        for depth in range(min(count, len(self.heads))):
+            embedded.append(self.embed_tokens(batch.shifted(batch.tokens, depth + 1)).to(read.dtype))
+            yield self.state(depth, read, embedded)
+
+    def readout(self, depth: int, state: Tensor) -> Tensor:
+        return self.lm_heads[depth if self.config.own_readouts else 0](state)
+
+
+@final
+class HydraKind(HeadKind[HydraHead]):
+    """Folders of Hydra heads."""
+
+    name = "hydra"
+    module = HydraHead
+    architectures = ("HydraModel",)
+    model_type = "hydra"
+    counted_by = "num_heads"
+    training: ClassVar = {"num_heads": 4, "num_blocks": 4, "prefix": True}
+
+
+KIND = HydraKind()

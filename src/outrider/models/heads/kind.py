@@ -1,0 +1,124 @@
+"""What a kind of heads is: its module, and how folders of it are described, read and written.
+
+``config.json`` is the plain format that other engines read, plus one block of ours. A kind's file says which keys and which
+tensor names its format has, what public checkpoints call them, and what other engines want to be given. Tensor names of ours
+are the plain format's own, so most kinds rename nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+from outrider.core.errors import OptionError
+from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.head import Head
+from outrider.models.heads.layer_numbers import default_taps
+
+Module = TypeVar("Module", bound=Head)
+Raw = Mapping[str, Any]
+"""What a ``config.json`` says."""
+Exported = tuple[dict[str, Any], dict[str, Tensor]]
+"""``config.json`` and tensors of a folder for another engine."""
+
+_UNUSED = ("rotary_emb.inv_freq",)
+
+
+class HeadKind(ABC, Generic[Module]):
+    """One kind of heads."""
+
+    name: ClassVar[str]
+    """The kind's name, which is the method's too."""
+    module: type[Module]
+    architectures: ClassVar[tuple[str, ...]]
+    """Names in ``config.json``; ours is the first."""
+    model_type: ClassVar[str]
+    counted_by: ClassVar[str | None] = None
+    """Where ``config.json`` says how many depths there are; None for a head that is applied again and again."""
+    has_layer: ClassVar[bool] = False
+    """There is a decoder layer, described as a Llama's unless ``layer_type`` says otherwise."""
+    layer_type: ClassVar[str] = "llama"
+    num_taps: ClassVar[int] = 1
+    """Target layers it reads."""
+    is_stack: ClassVar[bool] = False
+    """There may be several decoder layers on top of each other."""
+    training: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of ``outrider train``: shapes and settings."""
+    formats: ClassVar[tuple[str, ...]] = ()
+    """Formats of other engines that it can be written in."""
+    served_by: ClassVar[str] = "outrider"
+    """Engines that read it, in words."""
+
+    def default_taps(self, num_layers: int) -> tuple[int, ...]:
+        """The layers it reads of a target with so many, unless it is told others."""
+        return default_taps(self.num_taps, num_layers)
+
+    # --- config.json ---------------------------------------------------------------------------------------------------
+
+    def claims(self, raw: Raw) -> bool:
+        """A public ``config.json`` describes heads of this kind."""
+        return any(name in self.architectures for name in raw.get("architectures") or ())
+
+    def new_keys(self, raw: Raw) -> dict[str, Any]:
+        """What the kind's own format wants in the ``config.json`` of new heads."""
+        counted = {self.counted_by: raw.get("num_heads", 4)} if self.counted_by else {}
+        return {"model_type": self.model_type, "architectures": [self.architectures[0]], **counted}
+
+    def read_keys(self, raw: Raw) -> Raw:
+        """A ``config.json`` with what public folders say in other words added in ours."""
+        return raw
+
+    def num_depths(self, raw: Raw) -> int | None:
+        """Depths that the heads answer for; None for any number."""
+        return int(raw[self.counted_by]) if self.counted_by else None
+
+    def problems(self, raw: Raw) -> list[str]:
+        """What a ``config.json`` asks for that is not supported here, in words."""
+        del raw
+        return []
+
+    # --- tensors -------------------------------------------------------------------------------------------------------
+
+    def tensor_names(self, names: Iterable[str]) -> dict[str, str]:
+        """Our name -> the name in the file, for every tensor that counts."""
+        kept = (name for name in names if not name.endswith(_UNUSED))
+        return {self.tensor_name(name.removeprefix("model.").removeprefix("speculator.")): name for name in kept}
+
+    def tensor_name(self, name: str) -> str:
+        """Our name of a tensor in a public checkpoint."""
+        return name
+
+    def spread(self, state: Mapping[str, Tensor], wanted: Iterable[str], config: HeadConfig) -> dict[str, Tensor]:
+        """The tensors of a file, those that stand for several others written out."""
+        del wanted, config
+        return dict(state)
+
+    # --- other engines -------------------------------------------------------------------------------------------------
+
+    def export(self, head: Module, form: str, state: dict[str, Tensor], *, target_name: str) -> Exported:
+        """Heads in one of ``formats``; ``state`` are their tensors as they are written."""
+        raise NotImplementedError(f"{self.name} heads have no format {form!r}")
+
+
+def plain_keys(head: Head) -> dict[str, Any]:
+    """The ``config.json`` of heads without the block of ours."""
+    return {key: value for key, value in head.config.raw.items() if key != "outrider"}
+
+
+def only(state: Mapping[str, Tensor], *beginnings: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so."""
+    return {name: tensor for name, tensor in state.items() if name.startswith(beginnings)}
+
+
+def need_whole_vocabulary(config: HeadConfig) -> None:
+    """Refuse to export heads that say only some tokens, for formats that cannot tell which."""
+    if config.draft_vocab_size != config.vocab_size:
+        raise OptionError(f"{config.kind} heads with a reduced vocabulary have no other format; train them with all tokens")
+
+
+def first_of(raw: Raw, keys: Sequence[str]) -> Any:
+    """The value of the first key that has one; None if none has."""
+    return next((raw[key] for key in keys if raw.get(key) is not None), None)

@@ -1,0 +1,75 @@
+"""L-MTP: heads that leap. Head i guesses the token 1 + s (i + 1) places on, so few heads reach far.
+
+The tokens between are what the same heads said one place earlier: with stride 2 the last two states of the target together
+cover every place ahead, and nothing is computed for it but the heads themselves (Liu et al. 2025, arXiv 2505.17505: "backward
+decoding").
+
+    q_k(t) = softmax(W_i res_i(h_u)),      i = k div s,   u = t + 1 + (k mod s) - s       the token t + 2 + k, seen from place u
+
+h is the target's last state after its final norm, zero before the first place; s = 1 is Medusa.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from outrider.models.heads.blocks import Blocks, new_readouts
+from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.kind import HeadKind
+
+
+@final
+class LMtpHead(Head):
+    """``num_depths / stride`` heads, rounded up, for ``num_depths`` places ahead."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        assert config.num_depths is not None
+        self.target_norm = Norm(config.hidden_size, config.norm_eps)
+        count = -(-config.num_depths // config.stride)
+        self.blocks = nn.ModuleList(Blocks(config.hidden_size, config.num_blocks) for _ in range(count))
+        self.lm_heads = new_readouts(config, count)
+
+    def back(self, depth: int) -> int:
+        """How many places before the newest state depth ``depth`` is guessed from."""
+        return self.config.stride - 1 - depth % self.config.stride
+
+    def state(self, depth: int, feature: Tensor) -> Tensor:
+        """[..., H] what the head of a depth makes of the target's state ``back(depth)`` places ago."""
+        return self.blocks[depth // self.config.stride](self.target_norm(feature))
+
+    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+        assert self.config.num_depths is not None
+        for depth in range(min(count, self.config.num_depths)):
+            yield self.state(depth, _earlier(batch, self.back(depth)))
+
+    def readout(self, depth: int, state: Tensor) -> Tensor:
+        return self.lm_heads[depth // self.config.stride if self.config.own_readouts else 0](state)
+
+
+def _earlier(batch: Packed, count: int) -> Tensor:
+    """[R, L, F] the features ``count`` places before, zero where the text had not begun."""
+    if count == 0:
+        return batch.features
+    moved = torch.cat([torch.zeros_like(batch.features[:, :count]), batch.features[:, :-count]], 1)
+    return moved * (batch.positions >= count)[..., None].to(moved.dtype)
+
+
+@final
+class LMtpKind(HeadKind[LMtpHead]):
+    """Folders of L-MTP heads."""
+
+    name = "l-mtp"
+    module = LMtpHead
+    architectures = ("LeapMtpModel",)
+    model_type = "l_mtp"
+    counted_by = "num_heads"
+    training: ClassVar = {"num_heads": 4, "stride": 2}
+
+
+KIND = LMtpKind()

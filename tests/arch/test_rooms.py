@@ -1,0 +1,63 @@
+"""The rooms of the drafters: a method's file has its name and declares its row, and every room builds on the tree kit."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import keyword
+from pathlib import Path
+
+import pytest
+
+from outrider.methods import METHODS
+
+DRAFTERS = Path(__file__).parents[2] / "src" / "outrider" / "drafters"
+ROOMS = ("copying", "model", "heads", "itself", "mixed")
+
+
+NAMES = tuple(METHODS)
+
+
+def file_name(method: str) -> str:
+    """A method's file: its name with ``_`` for ``-``; a word of the language gets a ``_`` behind it."""
+    stem = method.replace("-", "_")
+    return f"{stem}_" if keyword.iskeyword(stem) else stem
+
+
+def declares_row(path: Path) -> bool:
+    names = (target for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign) for target in node.targets)
+    return any(isinstance(name, ast.Name) and name.id == "ROW" for name in names)
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_a_methods_file_has_its_name_and_declares_its_row(method: str) -> None:
+    found = [path for path in DRAFTERS.rglob(f"{file_name(method)}.py") if declares_row(path)]
+    assert len(found) == 1, f"{method} is declared by {len(found)} files named {file_name(method)}.py under drafters/"
+    module = ".".join(found[0].relative_to(DRAFTERS.parents[1]).with_suffix("").parts)
+    assert importlib.import_module(module).ROW is METHODS[method]
+    assert METHODS[method].build.__module__ == module, "a row is built in its own file"
+
+
+def test_every_declared_row_is_in_the_table() -> None:
+    files = {path.stem for path in DRAFTERS.rglob("*.py") if declares_row(path)}
+    assert files == {file_name(method) for method in NAMES}
+
+
+def test_every_room_has_methods() -> None:
+    rooms = {path.parent.name for path in DRAFTERS.rglob("*.py") if declares_row(path)}
+    assert rooms == {*ROOMS, DRAFTERS.name}, "plain decoding alone stands outside the rooms"
+
+
+def test_the_tree_kit_knows_no_room() -> None:
+    for path in (DRAFTERS / "trees").glob("*.py"):
+        for room in ROOMS:
+            assert f"outrider.drafters.{room}" not in path.read_text(), f"{path.name} imports from {room}/"
+
+
+def test_a_kind_of_heads_has_one_file_and_one_method() -> None:
+    from outrider.models.heads.kinds import KINDS
+
+    for name, kind in KINDS.items():
+        module = importlib.import_module(f"outrider.models.heads.{file_name(name)}")
+        assert module.KIND is kind and kind.name == name and name in METHODS
+        assert kind.module.__module__ == module.__name__, "the module of a kind is in the kind's own file"
