@@ -223,3 +223,16 @@ def test_bad_values_are_refused(options: dict, word: str) -> None:
 def test_an_unknown_parameter_names_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'temperature'"):
         SamplingParams.of(temprature=0.5)
+
+
+def test_a_token_at_the_cut_falls_where_transformers_puts_it() -> None:
+    """The four likeliest tokens add up to p but for rounding: the fifth is kept or dropped by the order of additions."""
+    process = pytest.importorskip("transformers.generation.logits_process")
+    generator = torch.Generator().manual_seed(1)
+    for p in (0.2, 0.4, 0.6, 0.8):
+        for _ in range(20):
+            head = torch.rand(4, generator=generator) + 0.5
+            tail = torch.rand(VOCAB - 4, generator=generator) * 0.05
+            logits = torch.cat((p * head / head.sum(), (1 - p) * tail / tail.sum())).log()
+            expected = process.TopPLogitsWarper(p)(torch.tensor([[0]]), logits[None].clone()).softmax(-1)[0]
+            torch.testing.assert_close(shaped(SamplingParams(temperature=1.0, top_p=p), logits), expected, atol=1e-6, rtol=1e-5)

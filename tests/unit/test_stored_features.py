@@ -47,7 +47,7 @@ def test_a_kill_loses_the_last_text_at_most(tmp_path: Path) -> None:
     found = FeatureStore(tmp_path, TARGET, (1,)).states(documents)
     for tap in (1, 2):
         for mine, theirs in zip(found[tap], expected[tap], strict=True):
-            assert torch.equal(mine, theirs)
+            torch.testing.assert_close(mine, theirs)  # three texts at a time and five may round differently
 
 
 def test_states_of_other_targets_and_layers_are_refused(tmp_path: Path) -> None:

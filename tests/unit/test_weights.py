@@ -15,9 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.tree import TokenTree
+from outrider.models import linear
 from outrider.models.config import config_of
 from outrider.models.decoder import Decoder
-from outrider.models.linear import Linear, PackedLinear, PlainLinear, TwofoldLinear, linear_of
+from outrider.models.linear import Linear, PackedLinear, PlainLinear, TwofoldLinear, can_pack, linear_of
 from outrider.models.load import auto_dtype, device_of, load_model
 from outrider.models.weights import SafetensorsFolder, TensorDict, read_weights
 
@@ -107,12 +108,28 @@ def test_every_layout_of_a_matrix_multiplies_alike(dtype: torch.dtype, num_rows:
     product = x.double() @ weight.double().t() + (0 if added is None else added.double())
     tolerance = 1e-5 if dtype == torch.float32 else 2**-7
     layouts: list[Linear] = [PlainLinear(weight, added), linear_of(weight, added), linear_of(weight, added, twofold=True)]
-    if torch.backends.mkldnn.is_available():
+    if can_pack(dtype):
         layouts += [PackedLinear(weight, added), TwofoldLinear(layouts[0], PackedLinear(weight, added), 32)]
-    for linear in layouts:
-        torch.testing.assert_close(linear(x).double(), product, atol=tolerance, rtol=tolerance)
-        summed = linear.add_to(residual, x).double()
+    for layout in layouts:
+        torch.testing.assert_close(layout(x).double(), product, atol=tolerance, rtol=tolerance)
+        summed = layout.add_to(residual, x).double()
         torch.testing.assert_close(summed, residual.double() + product, atol=4 * tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("refusal", ["mkldnn", "reorder"])
+def test_where_packing_fails_the_plain_layout_serves(monkeypatch: pytest.MonkeyPatch, refusal: str) -> None:
+    """As on machines without AVX-512, where PyTorch raises when it is asked to pack bfloat16."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("bf16 path needs the cpu support avx512bw, avx512vl and avx512dq")
+
+    monkeypatch.setattr(linear, "can_pack", can_pack.__wrapped__)
+    if refusal == "mkldnn":
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    else:
+        monkeypatch.setattr(linear.PackedLinear, "__init__", refuse)
+    assert isinstance(linear_of(torch.randn(24, 32).bfloat16()), PlainLinear)
+    assert isinstance(linear_of(torch.randn(1024, 1024), twofold=True), PlainLinear)
 
 
 def test_missing_folder(tmp_path: Path) -> None:

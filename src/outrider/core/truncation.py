@@ -16,6 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_CLOSE = 1e-5
+"""Sums of probabilities that differ by less may be ordered by rounding alone."""
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -43,7 +46,10 @@ def top_k(logits: Tensor, k: Tensor) -> Tensor:
 
 
 def top_p(logits: Tensor, p: Tensor) -> Tensor:
-    """Looks at the largest logits first and at more of them only while they do not add up to p: sorting all is slow."""
+    """Looks at the largest logits first and at more of them only while they do not add up to p: sorting all is slow.
+
+    Where a sum is so near p that rounding decides, all logits are added up in the order in which transformers adds them, so
+    that a token at the cut falls on the same side on every machine."""
     norm = logits.logsumexp(-1, keepdim=True)
     size = min(64, logits.shape[-1])
     while True:
@@ -55,7 +61,18 @@ def top_p(logits: Tensor, p: Tensor) -> Tensor:
         size = min(size * 8, logits.shape[-1])
     last = (before < p).sum(-1, keepdim=True) - 1
     threshold = largest.gather(-1, last.clamp(min=0))
+    is_close = ((before - p).abs() < _CLOSE).any(-1, keepdim=True) & (p < 1)
+    if bool(is_close.any()):
+        threshold = torch.where(is_close, _nucleus_from_below(logits, p), threshold)
     return _keep_from(logits, torch.where(p < 1, threshold, -torch.inf))
+
+
+def _nucleus_from_below(logits: Tensor, p: Tensor) -> Tensor:
+    """[B, M, 1] the smallest logit kept when probabilities are added up from the smallest and 1 - p of them are dropped."""
+    ascending = logits.sort(-1).values
+    is_dropped = ascending.softmax(-1).cumsum(-1) <= (1 - p).to(logits.dtype)
+    first = is_dropped.sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+    return ascending.gather(-1, first)
 
 
 def min_p(logits: Tensor, p: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ so it is kept in both forms where memory allows: a verify pass over eight nodes 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cache
 from typing import final
 
 import torch
@@ -110,18 +111,27 @@ def linear_of(weight: Tensor, bias: Tensor | None = None, *, twofold: bool = Fal
         return RoundedLinear(weight, bias)
     if weight.device.type != "cpu":
         return PlainLinear(weight, bias)
-    if weight.dtype == torch.bfloat16 and _can_pack(weight.dtype):
+    if weight.dtype == torch.bfloat16 and can_pack(weight.dtype):
         return PackedLinear(weight, bias)
     if weight.dtype != torch.float32:
         return PlainLinear(weight, bias)
     few = PlainLinear(weight.t().contiguous().t() if weight.numel() <= _TRANSPOSED else weight, bias)
-    if not twofold or weight.numel() < _WORTH_PACKING or not _can_pack(weight.dtype):
+    if not twofold or weight.numel() < _WORTH_PACKING or not can_pack(weight.dtype):
         return few
     return TwofoldLinear(few, PackedLinear(weight, bias), weight.shape[1])
 
 
-def _can_pack(dtype: torch.dtype) -> bool:
-    """oneDNN is there, and multiplies bfloat16 itself instead of through float32."""
+@cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """oneDNN is there, multiplies this type itself instead of through float32, and packs it on this machine.
+
+    Packing is tried once: for bfloat16 it needs AVX-512, and PyTorch says so only by an error."""
     if not torch.backends.mkldnn.is_available():
         return False
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype != torch.float32 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    try:
+        linear = PackedLinear(torch.ones(_VECTOR, _VECTOR, dtype=dtype), None)
+        return bool((linear(torch.ones(1, _VECTOR, dtype=dtype)) == _VECTOR).all())
+    except RuntimeError:
+        return False

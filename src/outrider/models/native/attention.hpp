@@ -1,6 +1,7 @@
 // Attention of one node over its own past: the committed slots of its row, then its ancestors' slots, itself last.
 // No mask exists. Keys are taken in order of position, so the additions are those of plain decoding whatever the tree.
 #pragma once
+#include <algorithm>
 #include <cmath>
 
 #include "vector.hpp"
@@ -72,8 +73,9 @@ static void blend(const Past<T>& past, const float* weights, int stride, const f
 }
 template <class T, int N>
 static void blend_all(const Past<T>& past, const float* weights, int stride, const float* totals, float* out) {
+    constexpr int C = std::max(1, std::min(4, ACCUMULATORS / N));
     int from = 0;
-    for (; from + 4 * LANES <= past.dim; from += 4 * LANES) blend<T, N, 4>(past, weights, stride, totals, from, out);
+    for (; from + C * LANES <= past.dim; from += C * LANES) blend<T, N, C>(past, weights, stride, totals, from, out);
     for (; from < past.dim; from += LANES) blend<T, N, 1>(past, weights, stride, totals, from, out);
 }
 

@@ -1,7 +1,8 @@
 """Compiles the native pass once per machine and keeps it.
 
 The sources are small and need no headers but the compiler's, so this takes a few seconds, and only the first time: the result
-is named after the sources, the compiler and the processor, and lies in the user's cache folder (``OUTRIDER_CACHE`` moves it).
+is named after the sources, the compiler, the processor and the instruction set (``OUTRIDER_ISA``), and lies in the user's cache
+folder (``OUTRIDER_CACHE`` moves it).
 Where there is no compiler, or ``OUTRIDER_NATIVE=0``, everything runs in PyTorch instead.
 """
 
@@ -22,21 +23,11 @@ from pathlib import Path
 
 import torch
 
-_SOURCES = (
-    "decoder.cpp",
-    "cut.hpp",
-    "attention.hpp",
-    "attention_tiles.hpp",
-    "matmul.hpp",
-    "model.hpp",
-    "noise.hpp",
-    "pass.hpp",
-    "pool.hpp",
-    "rows.hpp",
-    "tree.hpp",
-    "vector.hpp",
-)
-_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
+from outrider.models.native.instruction_sets import isa_here
+
+_FOLDER = Path(__file__).parent
+_SOURCE = _FOLDER / "decoder.cpp"
+_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
 _SECONDS = 300
 
 
@@ -120,9 +111,9 @@ def _compiler() -> str | None:
 def _path(compiler: str) -> Path:
     """Where the library for these sources, this compiler and this processor lies."""
     digest = hashlib.sha256()
-    for name in _SOURCES:
-        digest.update(Path(__file__).with_name(name).read_bytes())
-    digest.update(" ".join((*_FLAGS, _version(compiler), _processor())).encode())
+    for path in (_SOURCE, *sorted(_FOLDER.rglob("*.hpp"))):
+        digest.update(path.read_bytes())
+    digest.update(" ".join((*_FLAGS, *isa_here().flags, _version(compiler), _processor())).encode())
     folder = os.environ.get("OUTRIDER_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "outrider")
     return Path(folder).expanduser() / f"native-{digest.hexdigest()[:20]}.so"
 
@@ -147,9 +138,8 @@ def _compile(compiler: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
-    source = Path(__file__).with_name(_SOURCES[0])
     try:
-        command = [compiler, *_FLAGS, str(source), "-o", partial]
+        command = [compiler, *_FLAGS, *isa_here().flags, str(_SOURCE), "-o", partial]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
         os.replace(partial, path)
     finally:

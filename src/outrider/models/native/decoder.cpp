@@ -1,7 +1,4 @@
 // What Python calls: passes, drafts of chains and trees in one call, packing, random numbers.
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include "cut.hpp"
 #include "pass.hpp"
 #include "tree.hpp"
@@ -39,13 +36,8 @@ static void feed(const Model& model, Pass& pass, const std::vector<int64_t>& tok
 
 extern "C" {
 // Asks the system for the tile registers; 0 if this machine or system has none and the code needs them.
-int outrider_init() {
-#if defined(__AMX_BF16__)
-    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
-#else
-    return 1;
-#endif
-}
+int outrider_init() { return has_permission(); }
+const char* outrider_isa() { return ISA_NAME; }
 void outrider_large_pages(void* from, size_t size) { on_large_pages(from, size); }
 void outrider_pack(void* to, const void* from, int out, int in, int num_bytes) {  // of one number: 4, 2 or 1
     if (num_bytes == 4) pack(static_cast<float*>(to), static_cast<const float*>(from), out, in);

@@ -1,6 +1,6 @@
 // A model, and one pass over the nodes of B trees, as Python describes them (structs.py, field by field).
 #pragma once
-#include "matmul.hpp"
+#include "blocks.hpp"
 
 extern "C" {
 struct LayerWeights {

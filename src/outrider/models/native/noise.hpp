@@ -90,7 +90,7 @@ static float belief_in(int64_t token, const float* logits, int size, float tempe
         }
         return load(ranks);
     };
-    const V top = splat(look(int(token) / LANES * LANES)[token % LANES]);
+    const V top = splat(lane(look(int(token) / LANES * LANES), int(token % LANES)));
     V total = splat(0);
     int i = 0;
     if (temperature == 0)

@@ -3,18 +3,16 @@
 // A pass is a fixed sequence of phases that a few threads go through together; the residual stream is float32, matrices
 // and cache are bfloat16 or float32. Only real nodes are computed (no padding). Nothing is allocated per layer.
 #pragma once
-#include <map>
 #include <optional>
 
-#include "attention_tiles.hpp"
+#include "attention.hpp"
+#include "isa/tile_look.hpp"
+#include "matmul.hpp"
 #include "pool.hpp"
 #include "rows.hpp"
+#include "stages.hpp"
 
 static thread_local int this_thread = 0;
-#if defined(OUTRIDER_STAGES)  // nanoseconds of the caller in each phase of a layer (the sixteenth: outside the layers), for profiling
-extern "C" int64_t outrider_stages[17];
-int64_t outrider_stages[17];
-#endif
 
 constexpr int64_t BACK = int64_t(1) << 32;  // one piece taken from the back of a run
 constexpr int CHUNK = 16;  // rows that are rotated at once
@@ -51,17 +49,14 @@ template <class T> class Runner {
         b.last.reshape(int(speaking.size()), m.hidden);
         b.spaces.resize(pool.size());
         b.queries.grow(has_tile_attention() ? rows.size() * m.heads * m.head_dim : 0);
-#if defined(__AMX_BF16__)
-        if constexpr (sizeof(T) == 2)
-            for (int index = p.first_layer; index < p.last_layer && has_tile_attention(); index++)
-                if (const int window = m.layer[index].window; !sights.contains(window)) sights[window] = sights_of(m.layer[index]);
-#endif
+        tile_look.prepare(*this);
         score_stride = up(list.longest + p.nodes, LANES);
         counters = std::vector<std::atomic<int64_t>>(size_t(16) * (p.last_layer - p.first_layer + 2) * pool.size());
         pool.run([this](int thread) { work(thread); });
     }
 
   private:
+    friend class TileLook<T>;
     template <class B> static void grow(B& buffer, size_t size) {
         if (buffer.size() < size) buffer.resize(size);
     }
@@ -83,10 +78,7 @@ template <class T> class Runner {
     }
     template <class F, class L> void share(int& phase, int count, F piece, L at_last) {
         const int num_threads = pool.size();
-#if defined(OUTRIDER_STAGES)
-        const auto began = std::chrono::steady_clock::now();
-        int64_t& spent = outrider_stages[phase < 16 || phase >= 16 * (p.last_layer - p.first_layer + 1) ? 16 : phase % 16];
-#endif
+        const Stage stage(this_thread, phase, p.last_layer - p.first_layer);
         std::atomic<int64_t>* taken = &counters[size_t(phase++) * num_threads];
         for (int turn = 0; turn < num_threads; turn++) {
             const int owner = (this_thread + turn) % num_threads, begin = count * owner / num_threads;
@@ -100,9 +92,6 @@ template <class T> class Runner {
         }
         at_last();
         pool.meet(this_thread);
-#if defined(OUTRIDER_STAGES)
-        if (this_thread == 0) spent += (std::chrono::steady_clock::now() - began).count();
-#endif
     }
     // Results that are written while the next are multiplied, a row or a few at a time.
     template <class P> struct Results {
@@ -182,11 +171,7 @@ template <class T> class Runner {
             const auto line = to.line(row);
             int i = 0;
             for (; i + LANES <= m.hidden; i += LANES) line.put(i, load(x + i) * scale * load(weight + i));
-            if (i < m.hidden) {
-                float part[LANES];
-                for (int j = i; j < m.hidden; j++) part[j - i] = x[j] * scale * weight[j];
-                put(to.at(row, i), part, m.hidden - i);
-            }
+            for (; i < m.hidden; i++) Inputs<T>::write(line.at(i), x[i] * scale * weight[i]);
             to.clear(row, m.hidden);
         });
     }
@@ -289,22 +274,12 @@ template <class T> class Runner {
         for (int which = 0; which < 2; which++)
             put(slot(index, which, row.batch, head) + size_t(row.slot) * dim, x + (group + which) * dim, dim);
     }
-    bool has_tile_attention() const {
-#if defined(__AMX_BF16__)
-        return sizeof(T) == 2 && m.head_dim % 32 == 0 && m.head_dim <= MAX_DIM && m.heads / m.kv_heads <= QUERIES;
-#else
-        return false;
-#endif
-    }
+    bool has_tile_attention() const { return TileLook<T>::fits(m); }
     // narrow = what each query saw
     void look(int& phase, int index, int thread) {
         const LayerWeights& w = m.layer[index];
         const int dim = m.head_dim, group = m.heads / m.kv_heads;
-#if defined(__AMX_BF16__)
-        if constexpr (sizeof(T) == 2) {
-            if (has_tile_attention()) return look_with_tiles(phase, index);
-        }
-#endif
+        if (has_tile_attention()) return tile_look.look(*this, phase, index);
         auto& space = b.spaces[thread];
         grow(space, size_t(MAX_TOGETHER) * score_stride + size_t(group) * dim);
         float* seen = space.data() + size_t(MAX_TOGETHER) * score_stride;
@@ -316,64 +291,6 @@ template <class T> class Runner {
             if (head == m.kv_heads - 1) b.narrow.clear(r, m.heads * dim);
         });
     }
-#if defined(__AMX_BF16__)
-    // One piece is a key head and some of the tiles of a tree, which share the head's packed values.
-    void look_with_tiles(int& phase, int index) {
-        const LayerWeights& w = m.layer[index];
-        const int dim = m.head_dim, group = m.heads / m.kv_heads, num_spans = int(spans.size());
-        const std::vector<Sight>& sight = sights.at(w.window);
-        share(phase, num_spans * m.kv_heads, [&](int piece) {
-            static thread_local QueryTile tile;
-            const int head = piece / num_spans;
-            const auto [begin, end] = spans[piece % num_spans];
-            const Reach reach = reach_of(sight, spans[piece % num_spans]);
-            const T *keys = slot(index, 0, reach.batch, head), *values = slot(index, 1, reach.batch, head);
-            tile.next_keys = tile.next_values = {};
-            if (const int after = piece + 1, next = after / num_spans; next < m.kv_heads) {
-                const Reach then = reach_of(sight, spans[after % num_spans]);
-                const size_t from = size_t(then.first) * dim, size = size_t(then.last - then.first) * dim;
-                if (next != head || then.batch != reach.batch) {
-                    tile.next_keys = Ahead::of(slot(index, 0, then.batch, next) + from, size);
-                    tile.next_values = Ahead::of(slot(index, 1, then.batch, next) + from, size);
-                }
-            }
-            tile.dim = dim;
-            tile.values.pack(values, dim, reach.first, reach.old);
-            tile.values.unpack(values, reach.lowest, reach.last);
-            for (int t = begin; t < end; t++) {
-                const auto [row, after] = tiles[t];
-                const Queries queries{queries_of(head, row), (after - row) * group, group, row, head * group * dim};
-                tile.attend(queries, sight[t], keys, m.query_scale, m.attention_cap, b.narrow);
-                for (int r = row; r < after && head == m.kv_heads - 1; r++) b.narrow.clear(r, m.heads * dim);
-            }
-        });
-    }
-    struct Reach {  // the slots that some tiles of one tree look at
-        int batch, first, last, old, lowest;
-    };
-    Reach reach_of(const std::vector<Sight>& sight, std::pair<int, int> span) const {
-        Reach reach{rows[tiles[span.first].first].batch, sight[span.first].first, 0, 0, sight[span.first].lowest};
-        for (int t = span.first; t < span.second; t++) {
-            reach.first = std::min(reach.first, sight[t].first), reach.last = std::max(reach.last, sight[t].last);
-            reach.old = std::max(reach.old, sight[t].old), reach.lowest = std::min(reach.lowest, sight[t].lowest);
-        }
-        return reach;
-    }
-    // What each tile of queries sees in layers with this window
-    std::vector<Sight> sights_of(const LayerWeights& w) {
-        std::vector<Sight> found;
-        for (const auto& [begin, end] : tiles) {
-            Sight& sight = found.emplace_back(p.lengths[rows[begin].batch]);
-            for (int r = begin; r < end; r++) sight.add(past_of(w, 0, rows[r], 0), blended(rows[r]), m.heads / m.kv_heads);
-            sight.close();
-        }
-        return found;
-    }
-    int blended(const Row& row) const {
-        const int old = std::max(0, row.position + 1 - RECENT) / 32 * 32;
-        return p.parents ? std::min(old, p.lengths[row.batch] / 32 * 32) : old;
-    }
-#endif
     Past<T> past_of(const LayerWeights& w, int index, const Row& row, int head) {
         const int origin = w.window && row.position + 1 > w.window ? row.position + 1 - w.window : 0;
         const int committed = p.lengths[row.batch], hidden = std::max(0, origin - committed);
@@ -383,27 +300,23 @@ template <class T> class Runner {
     void mlp(int& phase, const LayerWeights& w, const Matrix& then) {
         norm(phase, w.mlp_norm, b.narrow);
         product(phase, {w.gate_up, w.down, b.narrow, int(rows.size())}, [&](int row, int from, int count) {
-            T* to = b.gated.at(row, from / 2);
+            auto* to = b.gated.at(row, from / 2);
             const bool is_last = from + count == w.gate_up.out;
             return [=, this, &w](int r, const float* found) {
                 for (int j = 0; j < count; j += 2 * BLOCK)
-                    store(to + size_t(r) * b.gated.step() + j / 2, activated(load(found + j)) * load(found + j + BLOCK));
+                    Inputs<T>::write(to + size_t(r) * b.gated.step() + j / 2, activated(load(found + j)) * load(found + j + BLOCK));
                 if (is_last) b.gated.clear(row + r, w.gate_up.out / 2);
             };
         });
         add_product(phase, {w.down, then, b.gated, int(rows.size())}, w.mlp_post_norm);
     }
-    static V exp_of_minus(V x) {
-#if defined(__AVX512F__)
-        if constexpr (sizeof(T) == 2) return exp2((V)_mm512_min_ps((__m512)(x * -LOG2_E), _mm512_set1_ps(126.0f)));
-#endif
-        return exp(-x);
-    }
     V activated(V x) const {
-        if (m.activation == 0) return x * inverse(1.0f + exp_of_minus(x));
+        if (m.activation == 0) return x * inverse(1.0f + exp_of_minus<T>(x));
         if (m.activation == 1) return 0.5f * x * (1.0f + tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
-        for (int i = 0; i < LANES; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
-        return x;
+        float lanes[LANES];
+        store(lanes, x);
+        for (float& one : lanes) one = 0.5f * one * (1.0f + std::erf(one * 0.70710678f));
+        return load(lanes);
     }
     void add_product(int& phase, const Product<T>& of, const float* post_norm) {
         product(phase, of, [&](int row, int from, int count) {
@@ -470,10 +383,7 @@ template <class T> class Runner {
     const RowList list;
     const std::vector<Row>& rows = list.rows;
     const std::vector<int>& speaking = list.speaking;
-    const std::vector<std::pair<int, int>>&tiles = list.tiles, &spans = list.spans;
     std::vector<std::atomic<int64_t>> counters;  // by phase and thread: pieces taken from the front, and from the BACK
-#if defined(__AMX_BF16__)
-    std::map<int, std::vector<Sight>> sights;  // of the tiles, by window
-#endif
+    TileLook<T> tile_look;
     int score_stride = 0;
 };

@@ -1,4 +1,4 @@
-// The same attention for up to sixteen queries of one key head at a time, with AMX tiles.
+// The attention of attention.hpp for up to sixteen queries of one key head at a time, with AMX tiles.
 //
 // Scores of all slots come from tiles with keys as they lie in the cache: [16 keys][16 queries], so everything up to the
 // result is done with queries in the lanes, slot after slot, and a slot that a query does not see has weight zero. Values
@@ -7,10 +7,9 @@
 #pragma once
 #include <vector>
 
-#include "attention.hpp"
-#include "matmul.hpp"
+#include "../attention.hpp"
+#include "amx.hpp"
 
-#if defined(__AMX_BF16__)
 constexpr int QUERIES = 16;
 constexpr int MAX_DIM = 256;
 constexpr int RECENT = 32;  // the deepest tree, plus one, that keeps every addition in its place
@@ -313,4 +312,3 @@ class QueryTile {
     alignas(64) float sums_[QUERIES * MAX_DIM];
     alignas(64) bf16 packed[MAX_DIM * QUERIES];
 };
-#endif

@@ -1,0 +1,114 @@
+// How matrices and the rows that are multiplied with them lie in memory.
+//
+// W [out, in] is stored in blocks of 16 outputs, each block a stream over the inputs: for float32 [in][16], for bfloat16
+// [in / 2][16][2], which is both what AMX tiles want and what vectors can read, for 8 bits [in / 2][2][16].
+#pragma once
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "vector.hpp"
+
+constexpr int BLOCK = 16;      // outputs in a block
+constexpr int GROUP = 4;       // blocks multiplied together, at most
+constexpr int MOST_ROWS = 64;  // rows multiplied together, at most
+template <class T> constexpr bool has_tiles = HAS_TILES && sizeof(T) == 2;
+
+static inline int up(int n, int unit) { return (n + unit - 1) / unit * unit; }
+
+struct Matrix {
+    const void* packed;
+    const float* bias;    // [out] or null
+    const float* scales;  // [out] of weights of 8 bits, or null
+    int32_t in, out;
+    int padded_in() const { return up(in, 32); }
+    int num_blocks() const { return up(out, BLOCK) / BLOCK; }
+};
+
+// Blocks that lie one after the other.
+template <class T> struct Blocks {
+    const T* at;
+    int width;
+    size_t next() const { return size_t(width) * BLOCK; }
+    Blocks after(int count) const { return {at + count * next(), width}; }
+    static Blocks of(const Matrix& w, int first) {
+        return {static_cast<const T*>(w.packed) + size_t(first) * w.padded_in() * BLOCK, w.padded_in()};
+    }
+};
+
+// Brings lines near: hint 3 into the first-level cache, 2 into the second. A function that does nothing else would be taken for one
+// that does nothing, and left out.
+template <int HINT> static inline void fetch(const void* from, int num_lines) {
+    for (int line = 0; line < num_lines; line++) __builtin_prefetch(static_cast<const char*>(from) + line * 64, 0, HINT);
+    __asm__ volatile("");
+}
+
+// Lines that will be needed, brought into the second-level cache one at a time by whoever computes something else meanwhile.
+struct Ahead {
+    const char *at = nullptr, *end = nullptr;
+    template <class T> static Ahead of(const T* from, size_t size) {
+        return {reinterpret_cast<const char*>(from), reinterpret_cast<const char*>(from + size)};
+    }
+    void bring_one() {
+        if (at >= end) return;
+        fetch<2>(at, 1);
+        at += 64;
+    }
+};
+
+template <class W> static void pack(W* to, const W* from, int out, int in) {
+    constexpr int PAIR = sizeof(W) == 4 ? 1 : 2, NEXT = sizeof(W) == 1 ? 1 : PAIR;
+    const int width = up(in, 32);
+    for (int j = 0; j < up(out, BLOCK); j++)
+        for (int k = 0; k < width; k++) {
+            const int odd = k % PAIR * (sizeof(W) == 1 ? BLOCK : 1);
+            const size_t at = size_t(j / BLOCK) * width * BLOCK + size_t(k / PAIR) * BLOCK * PAIR + j % BLOCK * NEXT + odd;
+            to[at] = j < out && k < in ? from[size_t(j) * in + k] : W(0);
+        }
+}
+
+// The rows that go into a product. For tiles: [64 rows][in / 32][16 rows][16][32], each tile in one piece, so that those of one step
+// are neighbours. For vectors: one after the other, an odd number of cache lines apart (a power of two would be one cache set).
+template <class T> class Inputs {
+  public:
+    typedef std::conditional_t<has_tiles<T>, T, float> Stored;  // vectors multiply floats, rounded to T
+    void reshape(int num_rows, int width) {
+        rows = num_rows, columns = up(width, 32), stride = columns / 32 % 2 ? columns : columns + 32;
+        data = memory.grow(size_t(up(num_rows, MOST_ROWS)) * stride);
+    }
+    // Sixteen numbers from a column divisible by 16 on are neighbours.
+    Stored* at(int row, int column) {
+        if constexpr (!has_tiles<T>) return data + size_t(row) * stride + column;
+        const int within = row % MOST_ROWS, tiles = up(std::min(MOST_ROWS, rows - row + within), 16) / 16;
+        return group(row - within) + size_t(column / 32) * tiles * 512 + within * 32 + column % 32;
+    }
+    int step() const { return has_tiles<T> ? 32 : stride; }  // from a row to the next within 64
+    // One row, to be filled from end to end
+    struct Line {
+        Stored* begin;
+        size_t apart;  // 32 columns and the next 32
+        Stored* at(int column) const { return begin + column / 32 * apart + column % 32; }
+        void put(int column, V sixteen) const { write(at(column), sixteen); }
+    };
+    Line line(int row) { return {at(row, 0), columns > 32 ? size_t(at(row, 32) - at(row, 0)) : 0}; }
+    Stored* group(int first) { return data + size_t(first) * (has_tiles<T> ? columns : stride); }
+    void put(int row, int column, V sixteen) { write(at(row, column), sixteen); }
+    static void write(Stored* to, V sixteen) {
+        if constexpr (has_tiles<T> || sizeof(T) == 4) store(to, sixteen);
+        else store(to, rounded(sixteen));
+    }
+    static void write(Stored* to, float one) {
+        if constexpr (sizeof(T) == 4) *to = one;
+        else if constexpr (has_tiles<T>) *to = to_bf16(one);
+        else *to = to_float(to_bf16(one));
+    }
+    void clear(int row, int used) {  // what a product reads past the end
+        for (int i = used; i < up(used, 32); i++) *at(row, i) = Stored(0);
+    }
+    int stride = 0;
+
+  private:
+    Memory<Stored> memory;
+    Stored* data = nullptr;
+    int rows = 0, columns = 0;
+};

@@ -1,0 +1,14 @@
+// AVX2 with FMA: two registers of eight floats.
+#pragma once
+#include <immintrin.h>
+
+constexpr int PART_BYTES = 32;
+constexpr int ACCUMULATORS = 6, MOST_TOGETHER = 6;  // 12 of 16 registers
+constexpr const char* ISA_NAME = "avx2";
+#include "parts.hpp"
+
+// The next eight numbers of 8 bits
+INLINE Ints whole_numbers(const int8_t* p) {
+    return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+#include "split.hpp"

@@ -1,0 +1,10 @@
+// Vectors of 16 bytes in the compiler's own types: any processor.
+#pragma once
+constexpr int PART_BYTES = 16;
+constexpr int ACCUMULATORS = 3, MOST_TOGETHER = 3;  // 12 of 16 registers
+constexpr const char* ISA_NAME = "generic";
+#include "parts.hpp"
+
+// The next four numbers of 8 bits
+INLINE Ints whole_numbers(const int8_t* p) { return Ints{p[0], p[1], p[2], p[3]}; }
+#include "split.hpp"

@@ -1,0 +1,16 @@
+// NEON: four registers of four floats, 32 of them.
+#pragma once
+#include <arm_neon.h>
+
+constexpr int PART_BYTES = 16;
+constexpr int ACCUMULATORS = 6, MOST_TOGETHER = 6;  // 24 of 32 registers
+constexpr const char* ISA_NAME = "neon";
+#include "parts.hpp"
+
+// The next four numbers of 8 bits
+INLINE Ints whole_numbers(const int8_t* p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    return (Ints)vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)))));
+}
+#include "split.hpp"
