@@ -31,6 +31,7 @@ from outrider.engine.arrival import Arrival
 from outrider.engine.exchange import exchange
 from outrider.engine.generate import Progress
 from outrider.engine.grouping import GROUPINGS
+from outrider.engine.isolation import join_all, step_apart
 from outrider.engine.limits import Limited
 from outrider.engine.memory import BatchSize, MemoryModel
 from outrider.engine.step import Batch, Engine
@@ -120,6 +121,8 @@ class Scheduler:
         self._waiting: deque[int] = deque()
         self._arrivals: list[tuple[Hashable, Arrival]] = []
         self._lanes: dict[Hashable, _Lane] = {}
+        self._failed: list[Progress] = []
+        """Requests that failed before they had a round."""
         self.num_preempted = 0
         self.watched: set[int] = set()
         """Requests whose rounds the observer is shown."""
@@ -171,7 +174,7 @@ class Scheduler:
         self._admit()
         self._read()
         self._make_room()
-        progress: list[Progress] = []
+        progress, self._failed = self._failed, []
         self.last_rounds = []
         for name, lane in self._lanes.items():
             if lane.batch is not None:
@@ -263,20 +266,45 @@ class Scheduler:
         while self._arrivals and budget > 0:
             name, arrival = self._arrivals[0]
             before = arrival.num_left
-            batch = arrival.advance(budget)
+            try:
+                batch = arrival.advance(budget)
+            except Exception as error:
+                del self._arrivals[0]
+                budget -= before
+                self._part(name, arrival, error)
+                continue
             budget -= max(1, before - arrival.num_left)
             if batch is not None:
                 del self._arrivals[0]
                 self._join(name, batch)
 
+    def _part(self, name: Hashable, arrival: Arrival, error: Exception) -> None:
+        """Requests whose reading failed are read one by one; one that fails alone ends."""
+        if len(arrival.states) == 1:
+            arrival.states[0].fail(error)
+            self._end_failed(arrival.ids, arrival.states)
+            return
+        alone = zip(arrival.states, arrival.ids, strict=True)
+        self._arrivals[:0] = [(name, Arrival(arrival.engine, [state], [number])) for state, number in alone]
+
+    def _end_failed(self, ids: Sequence[int], states: Sequence[RequestState]) -> None:
+        for number, state in zip(ids, states, strict=True):
+            if state.failure is not None:
+                self._forget(number)
+                self._failed.append(Progress(number, state, []))
+
+    def _set_limits(self, fresh: Batch) -> None:
+        fresh.policy_state.limits = [self._jobs[number].max_draft for number in fresh.ids]
+
     def _join(self, name: Hashable, fresh: Batch) -> None:
         lane = self._lane(name)
-        fresh.policy_state.limits = [self._jobs[number].max_draft for number in fresh.ids]
+        self._set_limits(fresh)
         if self.prefixes is not None:
             for row, state in enumerate(fresh.rows):
                 self.prefixes.keep(state.tokens[:-1], fresh.cache, row)
-        lane.batch = fresh if lane.batch is None else lane.batch.join(fresh)
-        lane.order = list(lane.batch.ids)
+        lane.batch = join_all([batch for batch in (lane.batch, fresh) if batch is not None])
+        lane.order = list(lane.batch.ids) if lane.batch else []
+        self._end_failed(fresh.ids, fresh.rows)
 
     def _step(self, name: Hashable, lane: _Lane, everybody: Batch) -> list[Progress]:
         began = time.perf_counter()
@@ -284,7 +312,12 @@ class Scheduler:
         layout = time.perf_counter() - began
         lane.engine.observer = self._observer if self.watched.intersection(batch.ids) else None
         before = [(row.stats.num_drafted, row.stats.num_accepted, row.stats.seconds) for row in batch.rows]
-        emitted = lane.engine.step(batch)
+        num_known = [row.num_output for row in batch.rows]
+        try:
+            emitted = lane.engine.step(batch)
+        except Exception:  # of one of them: each takes its round alone
+            alone = step_apart(lane.engine, list(zip(batch.ids, batch.rows, strict=True)), self._set_limits)
+            return self._regroup(lane, batch, join_all(alone), num_known)
         self.last_rounds.append(_counted(name, batch, emitted, before, layout=layout))
         progress = [Progress(*row) for row in zip(batch.ids, batch.rows, emitted, strict=True)]
         for row, state in enumerate(batch.rows):
@@ -296,6 +329,21 @@ class Scheduler:
             batch = batch if lane.batch is None else lane.batch.join(batch)
             lane.batch, lane.order = batch, list(batch.ids)
         self._keep(lane, [row for row, state in enumerate(batch.rows) if not state.is_finished])
+        return progress
+
+    def _regroup(self, lane: _Lane, broken: Batch, whole: Batch | None, num_known: Sequence[int]) -> list[Progress]:
+        """Put ``whole``, those who did not fail, in the place of a batch whose round raised."""
+        if broken is lane.batch:
+            lane.batch = None
+        lane.batch = join_all([batch for batch in (lane.batch, whole) if batch is not None])
+        lane.order = list(lane.batch.ids) if lane.batch else []
+        rows = zip(broken.ids, broken.rows, num_known, strict=True)
+        progress = [Progress(number, state, state.output_ids[known:]) for number, state, known in rows]
+        for step in progress:
+            if step.state.is_finished:
+                self._forget(step.request)
+        if lane.batch is not None:
+            self._keep(lane, [row for row, state in enumerate(lane.batch.rows) if not state.is_finished])
         return progress
 
     def _group(self, lane: _Lane, batch: Batch) -> Batch:

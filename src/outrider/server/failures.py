@@ -38,5 +38,10 @@ def broken(reason: str) -> ApiError:
     return ApiError(500, f"the engine failed ({reason}) and was started anew; send the request again", kind="server_error")
 
 
+def failed(reason: str) -> ApiError:
+    message = f"this request failed ({reason}) and the server's log says why; send it again, or leave out what is unusual in it"
+    return ApiError(500, message, kind="server_error")
+
+
 def late(seconds: float) -> ApiError:
     return ApiError(504, f"the request took longer than {seconds:g} s; ask for fewer tokens", kind="timeout_error")

@@ -78,6 +78,7 @@ class Metrics:
         self.requests = counter("requests", "Requests by status", ("status",))
         self.cancelled = counter("requests_cancelled", "Choices whose client left")
         self.failures = counter("engine_failures", "Times the engine was started anew")
+        self.request_failures = counter("request_failures", "Requests that failed by themselves, through a defect")
         self.draft_swaps = counter("draft_swaps", "Better draft models that learning put into service")
         self.waiting = gauge("num_requests_waiting", "Choices in the queue")
         self.running = gauge("num_requests_running", "Choices that hold a slot")

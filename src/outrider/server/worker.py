@@ -2,7 +2,8 @@
 
 One thread owns the scheduler, so nothing in it is shared; orders and cancellations come in through a queue that is emptied
 between rounds, tokens go out through the event loop of whoever waits. A slow reader fills its own queue, bounded by the tokens
-it asked for, and delays nobody. If a round fails, everybody in it is told so, and the engine starts anew with empty hands.
+it asked for, and delays nobody. What fails in one request (its grammar, its drafter, its text) ends that request alone. If the
+engine itself fails, everybody in it is told so, and it starts anew with empty hands.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from outrider.core.request import RequestState
 from outrider.core.trace import Round
 from outrider.engine.generate import Progress
 from outrider.engine.scheduler import Job, Scheduler
-from outrider.server.failures import ApiError, broken
+from outrider.server.failures import ApiError, broken, failed
 from outrider.server.intake import Order, refusal
 from outrider.server.learning import Lessons
 from outrider.server.metrics import Metrics
@@ -137,30 +138,42 @@ class Worker:
     def _handle(self, action: str, ticket: Ticket) -> None:
         try:
             self._enter(ticket) if action == "submit" else self._leave(ticket)
-        except OutriderError as error:
-            ticket.tell(refusal(error))
         except Exception as error:
             ticket.tell(broken(type(error).__name__))
             self._recover(error)
 
     def _enter(self, ticket: Ticket) -> None:
-        order = ticket.order
-        for request in order.requests:
-            self.scheduler.check(request, order.lane)
-        for choice, request in enumerate(order.requests):
+        try:
+            choices = self._choices(ticket.order)
+        except Exception as error:  # whatever it is, it came with this order
+            ticket.tell(self._failure(error))
+            return
+        for state, transcript in choices:
             number = next(self._numbers)
             ticket.ids.append(number)
             self._tickets[number] = ticket
-            self._transcripts[number] = Transcript(choice, request, self._codec, traced=order.trace)
-            job = Job(number, RequestState.of(request), order.lane, order.max_draft)
-            self.scheduler.submit(job, watch=order.trace)
+            self._transcripts[number] = transcript
+            job = Job(number, state, ticket.order.lane, ticket.order.max_draft)
+            self.scheduler.submit(job, watch=ticket.order.trace)
+
+    def _choices(self, order: Order) -> list[tuple[RequestState, Transcript]]:
+        for request in order.requests:
+            self.scheduler.check(request, order.lane)
+        return [
+            (RequestState.of(request), Transcript(choice, request, self._codec, traced=order.trace))
+            for choice, request in enumerate(order.requests)
+        ]
 
     def _leave(self, ticket: Ticket) -> None:
-        for number in ticket.ids:
-            if number in self._tickets:
-                self.scheduler.cancel(number)
-                self._forget(number)
-                self._metrics.cancelled.inc()
+        self._metrics.cancelled.inc(self._drop(ticket))
+
+    def _drop(self, ticket: Ticket) -> int:
+        """Forget all choices of an order that are still here; returns how many there were."""
+        left = [number for number in ticket.ids if number in self._tickets]
+        for number in left:
+            self.scheduler.cancel(number)
+            self._forget(number)
+        return len(left)
 
     def _forget(self, number: int) -> None:
         del self._tickets[number], self._transcripts[number]
@@ -175,11 +188,30 @@ class Worker:
         for seen in self.scheduler.last_rounds:
             self._metrics.round(seen)
         for step in progress:
-            ticket = self._tickets[step.request]
+            ticket = self._tickets.get(step.request)  # None: another choice of its order failed in this round
+            if ticket is not None:
+                self._hand_over(ticket, step)
+
+    def _hand_over(self, ticket: Ticket, step: Progress) -> None:
+        try:
+            if step.state.failure is not None:
+                raise step.state.failure
             ticket.tell(self._transcripts[step.request].advance(step.state, step.new_tokens))
-            if step.state.is_finished:
-                self.lessons.ended(step.state)
-                self._forget(step.request)
+        except Exception as error:
+            self._drop(ticket)
+            ticket.tell(self._failure(error))
+            return
+        if step.state.is_finished:
+            self.lessons.ended(step.state)
+            self._forget(step.request)
+
+    def _failure(self, error: Exception) -> ApiError:
+        """What one order is told of its own failure: what it asked for was not possible, or we have a defect."""
+        if isinstance(error, OutriderError):
+            return refusal(error)
+        _LOG.error("a request failed", exc_info=error)
+        self._metrics.request_failures.inc()
+        return failed(type(error).__name__)
 
     def _recover(self, error: Exception) -> None:
         """A defect of ours: everybody is told, and the engine begins again."""
