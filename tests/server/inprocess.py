@@ -32,7 +32,7 @@ async def serving(llm: LLM, **limits: Any) -> AsyncIterator[tuple[Service, Any]]
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             yield service, client
     finally:
-        service.worker.stop()
+        service.close()
 
 
 def run(work: Callable[[Service, Any], Awaitable[None]], *, llm: LLM | None = None, **limits: Any) -> None:

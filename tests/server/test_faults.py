@@ -11,16 +11,16 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 
-import torch  # noqa: E402
-from inprocess import bundled, bystander, run  # noqa: E402
-from torch import Tensor  # noqa: E402
+import torch
+from inprocess import bundled, bystander, run
+from torch import Tensor
 
-from outrider import LLM, SamplingParams  # noqa: E402
-from outrider.core.errors import GrammarError  # noqa: E402
-from outrider.core.request import Request  # noqa: E402
-from outrider.server.failures import ApiError  # noqa: E402
-from outrider.server.intake import Order  # noqa: E402
-from outrider.server.service import Service  # noqa: E402
+from outrider import LLM, SamplingParams
+from outrider.core.errors import GrammarError
+from outrider.core.request import Request
+from outrider.server.failures import ApiError
+from outrider.server.intake import Order
+from outrider.server.service import Service
 
 _AFTER = 6
 """Tokens a victim writes before its part fails."""

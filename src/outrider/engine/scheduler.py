@@ -62,6 +62,10 @@ class Job:
     """Name of the method it runs with."""
     max_draft: int | None = None
     """Most guesses along a path; 0 is plain decoding, None leaves it to the policy."""
+    priority: int = 0
+    """Requests with a larger one wait behind those with a smaller one."""
+    shares_prefix: bool = True
+    """Its tokens may be read from, and kept among, the shared beginnings."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,8 @@ class Scheduler:
         self._jobs[job.id] = job
         if watch:
             self.watched.add(job.id)
-        self._waiting.append(job.id)
+        behind = (place for place, number in enumerate(self._waiting) if self._jobs[number].priority > job.priority)
+        self._waiting.insert(next(behind, len(self._waiting)), job.id)
 
     @torch.inference_mode()
     def cancel(self, job_id: int) -> None:
@@ -186,6 +191,11 @@ class Scheduler:
         for name, lane in self._lanes.items():
             if name in lanes:
                 exchange(lane.engine, lane.batch, self._find_method(name))
+
+    def retire(self, lane: Hashable) -> None:
+        """Forget the method of a lane that nobody is in and nobody waits for; it is made anew when it is asked for."""
+        if lane in self._lanes and all(job.lane != lane for job in self._jobs.values()):
+            del self._lanes[lane]
 
     @property
     def lanes(self) -> list[Hashable]:
@@ -231,7 +241,7 @@ class Scheduler:
         job, is_watched = self._jobs[youngest], youngest in self.watched
         self.cancel(youngest)
         self.submit(job, watch=is_watched)
-        self._waiting.pop()
+        self._waiting.remove(youngest)
         self._waiting.appendleft(youngest)
         self.num_preempted += 1
 
@@ -251,7 +261,8 @@ class Scheduler:
         """Requests of one lane that came together are read together, if nothing of them is known."""
         lane = self._lane(job.lane)
         taps = lane.engine.method.drafter.taps
-        prefix = self.prefixes.find(job.state.tokens[:-1]) if self.prefixes is not None and not taps else None
+        is_shared = self.prefixes is not None and job.shares_prefix and not taps
+        prefix = self.prefixes.find(job.state.tokens[:-1]) if self.prefixes is not None and is_shared else None
         if prefix is None and self._arrivals and self._arrivals[-1][0] == job.lane:
             last = self._arrivals[-1][1]
             if last.size.longest < self.slots.prefill_tokens and not any(last.cache.lengths):
@@ -301,7 +312,8 @@ class Scheduler:
         self._set_limits(fresh)
         if self.prefixes is not None:
             for row, state in enumerate(fresh.rows):
-                self.prefixes.keep(state.tokens[:-1], fresh.cache, row)
+                if self._jobs[fresh.ids[row]].shares_prefix:
+                    self.prefixes.keep(state.tokens[:-1], fresh.cache, row)
         lane.batch = join_all([batch for batch in (lane.batch, fresh) if batch is not None])
         lane.order = list(lane.batch.ids) if lane.batch else []
         self._end_failed(fresh.ids, fresh.rows)
@@ -322,8 +334,8 @@ class Scheduler:
         progress = [Progress(*row) for row in zip(batch.ids, batch.rows, emitted, strict=True)]
         for row, state in enumerate(batch.rows):
             if state.is_finished:
-                self._forget(batch.ids[row])
-                if self.prefixes is not None:
+                job = self._forget(batch.ids[row])
+                if self.prefixes is not None and job is not None and job.shares_prefix:
                     self.prefixes.keep(state.tokens[: batch.cache.lengths[row]], batch.cache, row)
         if batch is not lane.batch:
             batch = batch if lane.batch is None else lane.batch.join(batch)

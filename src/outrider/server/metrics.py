@@ -80,6 +80,8 @@ class Metrics:
         self.failures = counter("engine_failures", "Times the engine was started anew")
         self.request_failures = counter("request_failures", "Requests that failed by themselves, through a defect")
         self.draft_swaps = counter("draft_swaps", "Better draft models that learning put into service")
+        self.grammars_killed = counter("grammars_killed", "Grammars that took too long or too much memory to compile")
+        self.grammar_bytes = gauge("grammar_cache_bytes", "Compiled grammars that are kept")
         self.waiting = gauge("num_requests_waiting", "Choices in the queue")
         self.running = gauge("num_requests_running", "Choices that hold a slot")
         self.preempted = gauge("num_preemptions", "Times a choice gave up its slot for memory")

@@ -25,9 +25,11 @@ from outrider.core.trace import Round
 from outrider.engine.generate import Progress
 from outrider.engine.scheduler import Job, Scheduler
 from outrider.server.failures import ApiError, broken, failed
-from outrider.server.intake import Order, refusal
+from outrider.server.intake import refusal
 from outrider.server.learning import Lessons
 from outrider.server.metrics import Metrics
+from outrider.server.order import Order, PredictedLane
+from outrider.server.prompt_scores import PromptScores
 from outrider.server.transcript import Added, Transcript
 
 _LOG = logging.getLogger("outrider.server")
@@ -44,7 +46,8 @@ class Ticket:
     events: asyncio.Queue[Added | ApiError]
     created: float = field(default_factory=time.perf_counter)
     ids: list[int] = field(default_factory=list)
-    num_open: int = 0
+    choices: list[tuple[RequestState, Transcript]] = field(default_factory=list)
+    """Those that wait for the scores of their prompts."""
 
     def tell(self, event: Added | ApiError) -> None:
         try:
@@ -84,6 +87,8 @@ class Worker:
         self._numbers = itertools.count()
         self._tickets: dict[int, Ticket] = {}
         self._transcripts: dict[int, Transcript] = {}
+        self._scoring: list[tuple[Ticket, dict[tuple[int, ...], PromptScores]]] = []
+        """Orders whose prompts are scored first, with what is known of each prompt."""
         self.scheduler = make_scheduler(self._see)
         self.num_failures = 0
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
@@ -114,6 +119,8 @@ class Worker:
             try:
                 self._metrics.queue(self.scheduler.num_waiting, self.scheduler.num_running, self.scheduler.num_preempted)
                 self.lessons.between_rounds()
+                if self._scoring:
+                    self._score()
                 if not self.scheduler.is_idle:
                     self._hand_out(self.scheduler.round())
                 else:
@@ -124,7 +131,7 @@ class Worker:
     def _take_orders(self) -> bool:
         """Empty the inbox; wait for something where nothing runs. False when it is time to stop."""
         try:
-            wait = self.scheduler.is_idle
+            wait = self.scheduler.is_idle and not self._scoring
             while True:
                 action, ticket = self._inbox.get(timeout=_IDLE_S) if wait else self._inbox.get_nowait()
                 wait = False
@@ -148,13 +155,44 @@ class Worker:
         except Exception as error:  # whatever it is, it came with this order
             ticket.tell(self._failure(error))
             return
+        ticket.choices = choices
+        if ticket.order.prompt_logprobs is None:
+            self._admit(ticket)
+        else:
+            self._scoring.append((ticket, {}))
+
+    def _admit(self, ticket: Ticket) -> None:
+        """Let the choices of an order into the scheduler."""
+        order, choices = ticket.order, ticket.choices
+        ticket.choices = []
         for state, transcript in choices:
+            if order.is_scored_only:
+                ticket.tell(transcript.only_scored())
+                continue
             number = next(self._numbers)
             ticket.ids.append(number)
             self._tickets[number] = ticket
             self._transcripts[number] = transcript
-            job = Job(number, state, ticket.order.lane, ticket.order.max_draft)
-            self.scheduler.submit(job, watch=ticket.order.trace)
+            job = Job(number, state, order.lane, order.max_draft, order.priority, order.shares_prefix)
+            self.scheduler.submit(job, watch=order.trace)
+
+    def _score(self) -> None:
+        """Score a few more tokens of the prompts of the order that came first; let it in when all are scored."""
+        ticket, known = self._scoring[0]
+        try:
+            for state, transcript in ticket.choices:
+                ids = tuple(state.request.prompt_ids)
+                if ids not in known:
+                    known[ids] = PromptScores(self.scheduler.target, ids, ticket.order.prompt_logprobs or 0)
+                if not known[ids].is_done:
+                    known[ids].advance()
+                    return
+                transcript.prompt = known[ids].entries
+        except Exception as error:
+            ticket.choices = []
+            ticket.tell(self._failure(error))
+        del self._scoring[0]
+        self._admit(ticket)
 
     def _choices(self, order: Order) -> list[tuple[RequestState, Transcript]]:
         for request in order.requests:
@@ -165,6 +203,7 @@ class Worker:
         ]
 
     def _leave(self, ticket: Ticket) -> None:
+        self._scoring = [waiting for waiting in self._scoring if waiting[0] is not ticket]
         self._metrics.cancelled.inc(self._drop(ticket))
 
     def _drop(self, ticket: Ticket) -> int:
@@ -176,7 +215,10 @@ class Worker:
         return len(left)
 
     def _forget(self, number: int) -> None:
+        lane = self._tickets[number].order.lane
         del self._tickets[number], self._transcripts[number]
+        if isinstance(lane, PredictedLane):
+            self.scheduler.retire(lane)
 
     def _see(self, seen: Round) -> None:
         """The observer: rounds of those who asked for them."""
@@ -222,7 +264,9 @@ class Worker:
         self.scheduler = self._make_scheduler(self._see)
 
     def _fail(self, error: ApiError) -> None:
-        for ticket in {id(ticket): ticket for ticket in self._tickets.values()}.values():
+        waiting = [ticket for ticket, _ in self._scoring]
+        for ticket in {id(ticket): ticket for ticket in (*self._tickets.values(), *waiting)}.values():
             ticket.tell(error)
+        self._scoring.clear()
         self._tickets.clear()
         self._transcripts.clear()
