@@ -251,6 +251,8 @@ class LLM:
 
     def _output(self, state: RequestState, rounds: list[Round]) -> RequestOutput:
         assert state.finish_reason is not None
+        if state.failure is not None:
+            raise state.failure
         text = state.text
         if not isinstance(state.stop_match, str):
             ended = state.finish_reason is FinishReason.STOP

@@ -49,7 +49,7 @@ async def _serving(learner: Learner | None = None, **limits: Any) -> AsyncIterat
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             yield service, client
     finally:
-        service.worker.stop()
+        service.close()
 
 
 def _run(work: Callable[[Service, Any], Awaitable[None]], **limits: Any) -> None:

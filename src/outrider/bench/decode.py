@@ -54,9 +54,13 @@ def decode(
     while not scheduler.is_idle:
         (batch,) = scheduler.batches
         began = clock()
-        (report,) = scheduler.round()
+        reports = scheduler.round()
         seconds += clock() - began
-        tally.add(report.seen)
-        if watcher is not None:
-            watcher(report)
+        for report in reports:
+            tally.add(report.seen)
+            if watcher is not None:
+                watcher(report)
+        failure = next((state.failure for state in states if state.failure is not None), None)
+        if failure is not None:
+            raise failure
     return Decoded([state.output_ids for state in states], seconds, prefill_seconds, tally, batch)

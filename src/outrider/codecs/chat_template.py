@@ -30,7 +30,7 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], variables:
         raise RequestError("the conversation is empty; give at least one message")
     try:
         return _compile(template).render(**{"messages": list(messages), "add_generation_prompt": True, **variables})
-    except TemplateError as error:
+    except Exception as error:  # a template is a program: what it does with odd messages is not known
         raise RequestError(f"the model's chat template refused the conversation: {error}") from None
 
 

@@ -21,15 +21,13 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
+from outrider.codecs.grammar_source import GrammarSource, ebnf_source, first_line, json_schema_source, regex_source
+from outrider.codecs.grammar_trial import compiled, complaint
 from outrider.codecs.text import TextCodec
 from outrider.core.errors import OptionError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-_HEADER = '%llguidance {"no_forcing": true}\n'
-"""Where only one text can follow, the library would allow only the token its tokenizer would write it with. That is not
-the target's law given the grammar, so all tokens that begin the text are allowed."""
 
 
 @final
@@ -100,43 +98,45 @@ class GrammarCompiler:
         self._end_ids = codec.eos_ids
         self._tokenizer = _tokenizer_of(codec)
 
+    @property
+    def end_ids(self) -> list[int]:
+        return sorted(self._end_ids)
+
     def json_schema(self, schema: Mapping[str, Any] | str, *, whitespace: bool = False) -> TokenGrammar:
         """JSON that validates, spaced as ``json.dumps`` does; ``whitespace`` allows any. ``{}`` is any JSON."""
-        try:
-            parsed = json.loads(schema) if isinstance(schema, str) else dict(schema)
-        except ValueError as error:
-            raise OptionError(f"the JSON schema is not valid JSON ({error}); correct it") from None
-        if not isinstance(parsed, dict):
-            raise OptionError(f"the JSON schema is {parsed!r} and must be an object; correct it")
-        # Free whitespace is a trap: a small model that likes line breaks never gets out of it.
-        spacing = {} if whitespace else {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-        named = {"name": "schema", "json_schema": {**parsed, "x-guidance": {**parsed.get("x-guidance", {}), **spacing}}}
-        source = json.dumps({"grammars": [{"lark_grammar": f"{_HEADER}start: @schema"}, named]})
-        return self._compile(source, "JSON schema")
+        return self.compile(json_schema_source(schema, whitespace=whitespace))
 
     def regex(self, pattern: str) -> TokenGrammar:
         """Text that matches the whole pattern (no look-around and no back-references: they are not regular)."""
-        from llguidance import regex_to_lark
-
-        return self._compile(f"{_HEADER}start: /{regex_to_lark(pattern)}/", "regular expression")
+        return self.compile(regex_source(pattern))
 
     def ebnf(self, grammar: str) -> TokenGrammar:
         """Text of a context-free grammar: rules ``start: ...`` in Lark's notation, or ``root ::= ...`` in GBNF's."""
-        from llguidance import grammar_from
+        return self.compile(ebnf_source(grammar))
 
-        try:
-            source = grammar_from("gbnf" if "::=" in grammar else "lark", grammar)
-        except ValueError as error:
-            raise OptionError(f"the grammar cannot be read ({_first_line(str(error))}); correct it") from None
-        return self._compile(source if "%llguidance" in source else _HEADER + source, "grammar")
-
-    def _compile(self, source: str, noun: str) -> TokenGrammar:
-        from llguidance import LLMatcher
-
-        matcher = LLMatcher(self._tokenizer, source, log_level=0)
+    def compile(self, source: GrammarSource) -> TokenGrammar:
+        """Compile a grammar, and follow it for a few tokens: one that cannot be satisfied is refused here."""
+        matcher = compiled(self._tokenizer, source.text)
         if matcher.is_error():
-            raise OptionError(f"the {noun} is not valid: {_first_line(matcher.get_error())}; correct it")
+            raise not_valid(source, matcher.get_error())
+        problem = complaint(matcher)
+        if problem:
+            raise not_usable(source, problem)
         return TokenGrammar(matcher, end_ids=self._end_ids)
+
+
+def not_valid(source: GrammarSource, error: str) -> OptionError:
+    return OptionError(f"the {source.noun} is not valid: {first_line(error)}; correct it")
+
+
+def not_usable(source: GrammarSource, error: str) -> OptionError:
+    """It compiles, and no text can follow it."""
+    return OptionError(f"the {source.noun} cannot be followed: {first_line(error)}; make it smaller, or correct it")
+
+
+def serialised_tokenizer(codec: TextCodec) -> str:
+    """A tokenizer file without padding and truncation, which are no part of the vocabulary and upset the library."""
+    return json.dumps({**json.loads(codec.tokenizer.to_str()), "padding": None, "truncation": None})
 
 
 def _tokenizer_of(codec: TextCodec) -> LLTokenizer:
@@ -144,13 +144,4 @@ def _tokenizer_of(codec: TextCodec) -> LLTokenizer:
         from llguidance import LLTokenizer
     except ImportError:
         raise OptionError("grammars need the package llguidance; pip install 'outrider[grammar]'") from None
-    return LLTokenizer(_without_limits(codec.tokenizer.to_str()), eos_token=sorted(codec.eos_ids))
-
-
-def _without_limits(serialised: str) -> str:
-    """A tokenizer file without padding and truncation, which are no part of the vocabulary and upset the library."""
-    return json.dumps({**json.loads(serialised), "padding": None, "truncation": None})
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "unknown error")
+    return LLTokenizer(serialised_tokenizer(codec), eos_token=sorted(codec.eos_ids))

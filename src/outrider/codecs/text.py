@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -19,6 +20,9 @@ from outrider.core.errors import ModelError, RequestError
 
 _PREFIX = 6
 """Prompt tokens decoded in front of a continuation: more than the tokens any one character takes."""
+_LETTERS_PER_TOKEN = 4
+_LONG = 8192
+"""Letters from which on encoding a text takes milliseconds."""
 
 
 @final
@@ -65,8 +69,32 @@ class TextCodec:
         """Token for token the same, so that ids mean the same to two models."""
         return self.tokenizer.get_vocab() == other.tokenizer.get_vocab()
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Letters of the longest token: a text of n letters has at least n / longest_token tokens."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
+
+    def encode_within(self, text: str, limit: int, *, add_special_tokens: bool = True) -> list[int]:
+        """As ``encode``, for text of at most ``limit`` tokens. More is refused early: by its length, or by how many tokens its
+        beginning has, so the work is bounded by the limit and not by the text."""
+        if len(text) > limit * self.longest_token:
+            raise _too_long(f"has {len(text)} characters, more than {limit} tokens can hold,", limit)
+        size = _LETTERS_PER_TOKEN * limit
+        while size < len(text):
+            num_tokens = len(self.encode(text[:size], add_special_tokens=False))
+            if num_tokens > limit + self.longest_token:  # a word that was cut may have a few tokens more than the whole one
+                raise _too_long(f"has more than {num_tokens - self.longest_token} tokens", limit)
+            size *= 2
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Of a long text in a way that lets other threads run meanwhile."""
+        if len(text) < _LONG:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._ids(text, add_special_tokens=add_special_tokens)
         if add_special_tokens and self.settings.get("add_bos_token") and ids[:1] != self.bos_ids[:1]:
             ids = [*self.bos_ids, *ids]
         if not ids and self.bos_ids:
@@ -89,10 +117,13 @@ class TextCodec:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Tokens of a conversation, ready for the assistant's next turn."""
+        return self._ids(self.chat_text(messages, **variables), add_special_tokens=False)
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """A conversation in the format of the chat template."""
         if self.chat_template is None:
             raise RequestError("this model has no chat template; use generate with a plain prompt, or load a chat model")
-        text = render_chat(self.chat_template, messages, {**self._special_texts(), **variables})
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        return render_chat(self.chat_template, messages, {**self._special_texts(), **variables})
 
     def _special_texts(self) -> dict[str, str]:
         names = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -115,6 +146,10 @@ class TokenStream:
 
     def push(self, token: int) -> str:
         return self.decoder.step(self.tokenizer, token) or ""
+
+
+def _too_long(what: str, limit: int) -> RequestError:
+    return RequestError(f"the prompt {what} and the model's context holds {limit + 1}; shorten the prompt")
 
 
 def _content(token: Any) -> str:

@@ -3,6 +3,7 @@
     OutriderError
     ├── OptionError        an option, name or value that does not exist or cannot be
     │   └── RequestError   the same, in one request: prompt, sampling parameters
+    │       └── GrammarError   a grammar that no text of the model can follow any further
     ├── ModelError         a checkpoint that is missing, damaged or not what it should be
     ├── CompositionError   a drafter, rule and policy that may not be combined
     └── DraftError         a drafter proposed what no model can score: a defect of the drafter
@@ -26,6 +27,10 @@ class OptionError(OutriderError):
 
 class RequestError(OptionError):
     """A request cannot be served as it is written."""
+
+
+class GrammarError(RequestError):
+    """A grammar came to a place where it allows no token."""
 
 
 class ModelError(OutriderError):

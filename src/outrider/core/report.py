@@ -101,9 +101,8 @@ class Progress:
     @property
     def origins(self) -> list[Origin]:
         """Where each new token came from."""
-        report, count = self.report, len(self.new_tokens)
-        last = Origin.RECOVERED if report.rejected[self.row] else Origin.BONUS
-        return [*[Origin.ACCEPTED] * report.accepted[self.row], last][:count]
+        start = self.report.positions[self.row]
+        return self.state.origins[start : start + len(self.new_tokens)]
 
     @property
     def trace(self) -> Round:

@@ -27,6 +27,8 @@ class FinishReason(Enum):
     """End-of-sequence token, stop token or stop string."""
     LENGTH = "length"
     """``max_tokens`` reached, or the context is full."""
+    ERROR = "error"
+    """Something of its own failed: ``RequestState.failure`` says what. Other requests of the batch go on."""
 
 
 class TextStream(Protocol):
@@ -111,6 +113,8 @@ class RequestState:
     grammar_state: Hashable | None = None
     stats: Stats = field(default_factory=Stats)
     stream: TextStream | None = None
+    failure: Exception | None = None
+    """Why the request ended with ``FinishReason.ERROR``."""
 
     @staticmethod
     def of(request: Request) -> RequestState:
@@ -139,3 +143,8 @@ class RequestState:
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
+
+    def fail(self, error: Exception) -> None:
+        """End the request because of ``error``, unless it has ended already."""
+        if not self.is_finished:
+            self.failure, self.finish_reason = error, FinishReason.ERROR

@@ -165,16 +165,24 @@ class Sampler:
         """User processors and grammars: called node by node, since they are arbitrary functions of the path."""
         logits = logits.clone()
         for i in self._per_node:
-            row, tokens = self.rows[i], tree.tokens[i].tolist()
-            states = _grammar_states(row, tree, i) if row.params.grammar else {}
-            for node in range(start, tree.sizes[i]):
-                path = [tokens[n] for n in tree.path(i, node)]
-                for processor in row.params.logits_processors:
-                    logits[i, node - start] = processor([*row.tokens, *path], logits[i, node - start])
-                if row.params.grammar and states[node] is not None:
-                    allowed = row.params.grammar.allowed(states[node], self.vocab_size).to(logits.device)
-                    logits[i, node - start].masked_fill_(~allowed, -torch.inf)
+            try:
+                self._process_row(logits[i], tree, i, start)
+            except Exception as error:  # of this request's own processor or grammar: the others of the batch go on
+                self.rows[i].fail(error)
         return logits
+
+    def _process_row(self, logits: Tensor, tree: TokenTree, i: int, start: int) -> None:
+        """Change the logits [M, V] of one row in place."""
+        row, tokens = self.rows[i], tree.tokens[i].tolist()
+        states = _grammar_states(row, tree, i) if row.params.grammar else {}
+        for node in range(start, tree.sizes[i]):
+            path = [tokens[n] for n in tree.path(i, node)]
+            for processor in row.params.logits_processors:
+                logits[node - start] = processor([*row.tokens, *path], logits[node - start])
+            if row.params.grammar and states[node] is not None:
+                allowed = row.params.grammar.allowed(states[node], self.vocab_size).to(logits.device)
+                if bool(allowed.any()):  # a dead end keeps its logits, so that p is a law; ``emit`` ends the request there
+                    logits[node - start].masked_fill_(~allowed, -torch.inf)
 
 
 def _grammar_states(row: RequestState, tree: TokenTree, index: int) -> dict[int, object]:

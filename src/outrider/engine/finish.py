@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.core.errors import GrammarError
 from outrider.core.request import FinishReason, Origin, RequestState
 
 
 def emit(state: RequestState, tokens: Sequence[int], origins: Sequence[Origin], *, max_len: int) -> int:
-    """Append a run of tokens to a request until one of them ends it; returns how many were taken."""
+    """Append a run of tokens to a request until one of them ends it; returns how many were taken.
+
+    A failure of the request's own grammar or detokenizer ends this request and no other one."""
+    if state.is_finished:  # it failed earlier in this round
+        return 0
     for taken, (token, origin) in enumerate(zip(tokens, origins, strict=True), 1):
         old_size = len(state.text)
-        _append(state, token, origin)
+        try:
+            _append(state, token, origin)
+        except Exception as error:
+            state.fail(error)
+            return taken
         if _ends(state, token, old_size, max_len):
             return taken
     return len(tokens)
@@ -22,6 +31,11 @@ def _append(state: RequestState, token: int, origin: Origin) -> None:
     state.origins.append(origin)
     if state.params.grammar is not None:
         state.grammar_state = state.params.grammar.advance(state.grammar_state, token)
+        if state.grammar_state is None:
+            raise GrammarError(
+                f"the grammar allows no token after {state.num_output - 1} tokens of the answer; make the schema or grammar "
+                "simpler, or drop min_tokens and the bans that leave it no way on"
+            )
     if state.stream is not None and token not in state.request.end_ids:
         state.text += state.stream.push(token)
 

@@ -17,7 +17,7 @@ _WHOLE_PROMPTS = 1 << 62
 
 def scheduler_of(target: Target, method: Method, *, max_batch_size: int) -> Scheduler:
     """A scheduler with one lane, ``None``, whose requests have the target to themselves."""
-    return Scheduler(target, lambda _: method, slots=Slots(max_batch_size, _WHOLE_PROMPTS))
+    return Scheduler(target, lambda _: method, slots=Slots(max_batch_size, _WHOLE_PROMPTS), isolates=False)
 
 
 def run(engine: Engine, requests: Sequence[Request], *, max_batch_size: int) -> Iterator[Progress]:
@@ -28,4 +28,7 @@ def run(engine: Engine, requests: Sequence[Request], *, max_batch_size: int) -> 
         scheduler.submit(Job(index, RequestState.of(request)))
     while not scheduler.is_idle:
         for report in scheduler.round():
-            yield from report.progress()
+            for step in report.progress():
+                if step.state.failure is not None:
+                    raise step.state.failure
+                yield step

@@ -13,6 +13,7 @@ running back to waiting where memory runs out. Not for several threads: ``server
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Hashable, Sequence
@@ -30,9 +31,12 @@ from outrider.core.request import Request, RequestState
 from outrider.engine.arrival import Arrival
 from outrider.engine.exchange import exchange
 from outrider.engine.grouping import GROUPINGS
+from outrider.engine.isolation import join_all, report_apart, step_apart
 from outrider.engine.limits import Limited
 from outrider.engine.memory import BatchSize, MemoryModel
 from outrider.engine.step import Batch, Engine
+
+_LOG = logging.getLogger("outrider.engine")
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ class Job:
     """Name of the method it runs with."""
     max_draft: int | None = None
     """Most guesses along a path; 0 is plain decoding, None leaves it to the policy."""
+    priority: int = 0
+    """Requests with a larger one wait behind those with a smaller one."""
+    shares_prefix: bool = True
+    """Its tokens may be read from, and kept among, the shared beginnings."""
 
 
 @dataclass(eq=False)
@@ -90,18 +98,23 @@ class Scheduler:
         memory: MemoryModel | None = None,
         prefixes: PrefixTree[Any] | None = None,
         grouping: str = "ragged",
+        isolates: bool = True,
     ) -> None:
-        """``find_method`` makes the method of a lane when the first request asks for it."""
+        """``find_method`` makes the method of a lane when the first request asks for it. A scheduler that ``isolates`` ends
+        only the request whose part failed; otherwise a failing round raises."""
         self.target = target
         self.slots = slots or Slots()
         self.memory = memory or MemoryModel(0, 0)
         self.prefixes = prefixes
         self._grouping = GROUPINGS[grouping]
         self._find_method = find_method
+        self._isolates = isolates
         self._jobs: dict[int, Job] = {}
         self._waiting: deque[int] = deque()
         self._arrivals: list[tuple[Hashable, Arrival]] = []
         self._lanes: dict[Hashable, _Lane] = {}
+        self._failed: list[RoundReport] = []
+        """Requests that failed before they had a round."""
         self.num_preempted = 0
 
     @property
@@ -127,7 +140,8 @@ class Scheduler:
         """Let a request wait for its turn; it was checked."""
         assert job.id not in self._jobs, "a request has a number of its own"
         self._jobs[job.id] = job
-        self._waiting.append(job.id)
+        behind = (place for place, number in enumerate(self._waiting) if self._jobs[number].priority > job.priority)
+        self._waiting.insert(next(behind, len(self._waiting)), job.id)
 
     @torch.inference_mode()
     def cancel(self, job_id: int) -> None:
@@ -144,7 +158,9 @@ class Scheduler:
     def round(self) -> list[RoundReport]:
         """Run one round of every lane and report each."""
         self.arrive()
-        return [self._step(name, lane, lane.batch) for name, lane in self._lanes.items() if lane.batch is not None]
+        failed, self._failed = self._failed, []
+        running = [(name, lane, lane.batch) for name, lane in self._lanes.items() if lane.batch is not None]
+        return [*failed, *(self._step(*lane) for lane in running)]
 
     @torch.inference_mode()
     def arrive(self) -> None:
@@ -164,6 +180,11 @@ class Scheduler:
         for name, lane in self._lanes.items():
             if name in lanes:
                 exchange(lane.engine, lane.batch, self._find_method(name))
+
+    def retire(self, lane: Hashable) -> None:
+        """Forget the method of a lane that nobody is in and nobody waits for; it is made anew when it is asked for."""
+        if lane in self._lanes and all(job.lane != lane for job in self._jobs.values()):
+            del self._lanes[lane]
 
     @property
     def lanes(self) -> list[Hashable]:
@@ -209,7 +230,7 @@ class Scheduler:
         job = self._jobs[youngest]
         self.cancel(youngest)
         self.submit(job)
-        self._waiting.pop()
+        self._waiting.remove(youngest)
         self._waiting.appendleft(youngest)
         self.num_preempted += 1
 
@@ -229,7 +250,8 @@ class Scheduler:
         """Requests of one lane that came together are read together, if nothing of them is known."""
         lane = self._lane(job.lane)
         taps = lane.engine.method.drafter.taps
-        prefix = self.prefixes.find(job.state.tokens[:-1]) if self.prefixes is not None and not taps else None
+        is_shared = self.prefixes is not None and job.shares_prefix and not taps
+        prefix = self.prefixes.find(job.state.tokens[:-1]) if self.prefixes is not None and is_shared else None
         if prefix is None and self._arrivals and self._arrivals[-1][0] == job.lane:
             last = self._arrivals[-1][1]
             if last.size.longest < self.slots.prefill_tokens and not any(last.cache.lengths):
@@ -244,36 +266,85 @@ class Scheduler:
         while self._arrivals and budget > 0:
             name, arrival = self._arrivals[0]
             before = arrival.num_left
-            batch = arrival.advance(budget)
+            try:
+                batch = arrival.advance(budget)
+            except Exception as error:
+                if not self._isolates:
+                    raise
+                del self._arrivals[0]
+                budget -= before
+                self._part(name, arrival, error)
+                continue
             budget -= max(1, before - arrival.num_left)
             if batch is not None:
                 del self._arrivals[0]
                 self._join(name, batch)
 
+    def _part(self, name: Hashable, arrival: Arrival, error: Exception) -> None:
+        """Requests whose reading failed are read one by one; one that fails alone ends."""
+        if len(arrival.states) == 1:
+            arrival.states[0].fail(error)
+            self._end_failed(arrival.ids, arrival.states)
+            return
+        alone = zip(arrival.states, arrival.ids, strict=True)
+        self._arrivals[:0] = [(name, Arrival(arrival.engine, [state], [number])) for state, number in alone]
+
+    def _end_failed(self, ids: Sequence[int], states: Sequence[RequestState]) -> None:
+        for number, state in zip(ids, states, strict=True):
+            if state.failure is not None:
+                self._jobs.pop(number, None)
+                self._failed.append(report_apart([number], [state], [state.num_output]))
+
+    def _set_limits(self, fresh: Batch) -> None:
+        fresh.policy_state.limits = [self._jobs[number].max_draft for number in fresh.ids]
+
     def _join(self, name: Hashable, fresh: Batch) -> None:
         lane = self._lane(name)
-        fresh.policy_state.limits = [self._jobs[number].max_draft for number in fresh.ids]
+        self._set_limits(fresh)
         if self.prefixes is not None:
             for row, state in enumerate(fresh.rows):
-                self.prefixes.keep(state.tokens[:-1], fresh.cache, row)
-        lane.batch = fresh if lane.batch is None else lane.batch.join(fresh)
-        lane.order = list(lane.batch.ids)
+                if self._jobs[fresh.ids[row]].shares_prefix:
+                    self.prefixes.keep(state.tokens[:-1], fresh.cache, row)
+        lane.batch = join_all([batch for batch in (lane.batch, fresh) if batch is not None])
+        lane.order = list(lane.batch.ids) if lane.batch else []
+        self._end_failed(fresh.ids, fresh.rows)
 
     def _step(self, name: Hashable, lane: _Lane, everybody: Batch) -> RoundReport:
         began = time.perf_counter()
         batch = self._group(lane, everybody)
         layout = time.perf_counter() - began
-        report = replace(lane.engine.step(batch), lane=name, layout_seconds=layout)
+        known = [row.num_output for row in batch.rows]
+        try:
+            report = replace(lane.engine.step(batch), lane=name, layout_seconds=layout)
+        except Exception as error:
+            if not self._isolates:
+                raise
+            _LOG.warning("a round failed; its requests are run apart", exc_info=error)
+            alone = step_apart(lane.engine, list(zip(batch.ids, batch.rows, strict=True)), self._set_limits)
+            self._regroup(lane, batch, join_all(alone))
+            return report_apart(batch.ids, batch.rows, known, lane=name, seconds=time.perf_counter() - began)
         for row, state in enumerate(batch.rows):
             if state.is_finished:
-                self._jobs.pop(batch.ids[row])
-                if self.prefixes is not None:
+                job = self._jobs.pop(batch.ids[row])
+                if self.prefixes is not None and job.shares_prefix:
                     self.prefixes.keep(state.tokens[: batch.cache.lengths[row]], batch.cache, row)
         if batch is not lane.batch:
             batch = batch if lane.batch is None else lane.batch.join(batch)
             lane.batch, lane.order = batch, list(batch.ids)
         self._keep(lane, [row for row, state in enumerate(batch.rows) if not state.is_finished])
         return report
+
+    def _regroup(self, lane: _Lane, broken: Batch, whole: Batch | None) -> None:
+        """Put ``whole``, those who did not fail, in the place of a batch whose round raised."""
+        if broken is lane.batch:
+            lane.batch = None
+        lane.batch = join_all([batch for batch in (lane.batch, whole) if batch is not None])
+        lane.order = list(lane.batch.ids) if lane.batch else []
+        for number, state in zip(broken.ids, broken.rows, strict=True):
+            if state.is_finished:
+                self._jobs.pop(number, None)
+        if lane.batch is not None:
+            self._keep(lane, [row for row, state in enumerate(lane.batch.rows) if not state.is_finished])
 
     def _group(self, lane: _Lane, batch: Batch) -> Batch:
         """The rows of the next round as it wants them; the others stay in the lane."""

@@ -7,11 +7,13 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any, final
 
 from outrider.codecs.text import TextCodec
 from outrider.core.request import Stats, TokenLogprob
-from outrider.server.intake import Order
+from outrider.server.order import Order
+from outrider.server.prompt_scores import PromptToken
 from outrider.server.transcript import Added
 
 
@@ -28,13 +30,28 @@ class Answer(ABC):
         self.created = int(time.time())
         self.include_usage = include_usage
         self.deltas: list[list[Added]] = [[] for _ in order.requests]
+        self.num_prompts = 1
+        """Prompts that the choices belong to, each to as many."""
 
     def add(self, delta: Added) -> None:
         self.deltas[delta.choice].append(delta)
 
     def whole(self) -> dict[str, Any]:
-        choices = [self._choice(index, parts) for index, parts in enumerate(self.deltas)]
+        choices = [{**self._choice(kept, self.deltas[kept]), "index": index} for index, kept in enumerate(self._kept())]
         return {**self._frame(self.kind), "choices": choices, "usage": self.usage(), "speculation": self.speculation()}
+
+    def _kept(self) -> list[int]:
+        """The choices that are answered: all, or of each prompt the ones with the most probable tokens."""
+        best = self.order.num_best
+        if best is None:
+            return list(range(len(self.deltas)))
+        size = len(self.deltas) // self.num_prompts
+        groups = [range(first, first + size) for first in range(0, len(self.deltas), size)]
+        return [choice for group in groups for choice in sorted(group, key=self._mean_logprob, reverse=True)[:best]]
+
+    def _mean_logprob(self, choice: int) -> float:
+        values = [entry.logprob for delta in self.deltas[choice] for entry in delta.logprobs]
+        return sum(values) / len(values) if values else 0.0
 
     def chunk(self, delta: Added) -> dict[str, Any]:
         choice = self._chunk_choice(delta, is_first=len(self.deltas[delta.choice]) == 1)
@@ -71,7 +88,7 @@ class Answer(ABC):
         summed = Stats(**total)
         return {
             **total,
-            "method": self.order.lane or None,
+            "method": self.order.method_name,
             "tokens_per_pass": summed.tokens_per_pass,
             "acceptance": summed.acceptance,
             "tokens_per_second": summed.tokens_per_second,
@@ -98,75 +115,61 @@ class CompletionAnswer(Answer):
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, order: Order, *, echo: bool = False, **more: Any) -> None:
+    def __init__(
+        self, order: Order, *, echo: bool = False, logprobs: int | None = None, num_prompts: int = 1, **more: Any
+    ) -> None:
         super().__init__(order, **more)
-        self.echo = echo
+        self.echo, self.logprobs = echo, logprobs
+        self.num_prompts = num_prompts
+        self._num_letters = [0] * len(order.requests)
+        """Of each choice, as far as its chunks have come."""
 
     def _choice(self, index: int, parts: Sequence[Added]) -> dict[str, Any]:
-        text = (self.order.prompts[index] if self.echo else "") + "".join(delta.text for delta in parts)
-        choice = {"index": index, "text": text, "finish_reason": parts[-1].finish_reason}
-        choice["logprobs"] = self._logprobs([entry for delta in parts for entry in delta.logprobs], index)
-        return self._with_rounds(choice, parts)
+        return self._written(index, parts, is_first=True, offset=0)
 
     def _chunk_choice(self, delta: Added, *, is_first: bool) -> dict[str, Any]:
-        choice = self._choice(delta.choice, [delta])
-        return choice if is_first or not self.echo else {**choice, "text": delta.text}
+        choice = self._written(delta.choice, [delta], is_first=is_first, offset=self._num_letters[delta.choice])
+        self._num_letters[delta.choice] += len(choice["text"])
+        return choice
 
-    def _logprobs(self, entries: Sequence[TokenLogprob], index: int) -> dict[str, Any] | None:
-        if self.order.requests[index].params.logprobs is None:
+    def _written(self, index: int, parts: Sequence[Added], *, is_first: bool, offset: int) -> dict[str, Any]:
+        lead = self.order.prompts[index] if self.echo and is_first else ""
+        scored = next((delta.prompt for delta in parts if delta.prompt is not None), None)
+        choice: dict[str, Any] = {"index": index, "text": lead + "".join(delta.text for delta in parts)}
+        choice["finish_reason"] = parts[-1].finish_reason
+        entries: list[TokenLogprob | None] = [token.scored for token in scored or ()] if self.echo else []
+        tokens = [token.token for token in scored or ()] if self.echo else []
+        said = [entry for delta in parts for entry in delta.logprobs]
+        choice["logprobs"] = self._logprobs([*tokens, *(e.token for e in said)], [*entries, *said], offset)
+        if scored is not None and not self.echo:
+            choice["prompt_logprobs"] = [prompt_entry(token, self.codec) for token in scored]
+        return self._with_rounds(choice, parts)
+
+    def _logprobs(self, tokens: Sequence[int], entries: Sequence[TokenLogprob | None], offset: int) -> dict[str, Any] | None:
+        if self.logprobs is None:
             return None
-        texts = [self.codec.token_text(entry.token) for entry in entries]
-        offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
-        tops = [{self.codec.token_text(token): _finite(value) for token, value in entry.top} for entry in entries]
-        values = [_finite(entry.logprob) for entry in entries]
+        texts = [self.codec.token_text(token) for token in tokens]
+        offsets = list(accumulate(map(len, texts), initial=offset))[:-1]
+        values = [None if entry is None else finite(entry.logprob) for entry in entries]
+        tops = [None if entry is None else self._top(entry) for entry in entries]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
-
-@final
-class ChatAnswer(Answer):
-    """/v1/chat/completions"""
-
-    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def _choice(self, index: int, parts: Sequence[Added]) -> dict[str, Any]:
-        text = "".join(delta.text for delta in parts)
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self.order.function is not None:
-            message |= {"content": None, "tool_calls": [self._call(index, text, is_first=True)]}
-        logprobs = self._logprobs([entry for delta in parts for entry in delta.logprobs], index)
-        choice = {"index": index, "message": message, "finish_reason": parts[-1].finish_reason, "logprobs": logprobs}
-        return self._with_rounds(choice, parts)
-
-    def _chunk_choice(self, delta: Added, *, is_first: bool) -> dict[str, Any]:
-        content: dict[str, Any] = {"role": "assistant"} if is_first else {}
-        if self.order.function is None:
-            content["content"] = delta.text
-        else:
-            content["tool_calls"] = [{"index": 0, **self._call(delta.choice, delta.text, is_first=is_first)}]
-        choice = {"index": delta.choice, "delta": content, "finish_reason": delta.finish_reason}
-        choice["logprobs"] = self._logprobs(delta.logprobs, delta.choice)
-        return self._with_rounds(choice, [delta])
-
-    def _call(self, index: int, arguments: str, *, is_first: bool) -> dict[str, Any]:
-        if not is_first:
-            return {"function": {"arguments": arguments}}
-        function = {"name": self.order.function, "arguments": arguments}
-        return {"id": f"call_{self.id[-16:]}_{index}", "type": "function", "function": function}
-
-    def _logprobs(self, entries: Sequence[TokenLogprob], index: int) -> dict[str, Any] | None:
-        if self.order.requests[index].params.logprobs is None:
-            return None
-        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
-
-    def _entry(self, entry: TokenLogprob) -> dict[str, Any]:
-        top = [self._one(token, value) for token, value in entry.top]
-        return {**self._one(entry.token, entry.logprob), "top_logprobs": top}
-
-    def _one(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self.codec.token_text(token)
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode("utf-8"))}
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        return {self.codec.token_text(token): finite(value) for token, value in entry.top}
 
 
-def _finite(logprob: float) -> float:
+def prompt_entry(token: PromptToken, codec: TextCodec) -> dict[str, Any] | None:
+    """vLLM's shape of a prompt's score: token ids with their log-probability and rank."""
+    if token.scored is None:
+        return None
+    ranked = {other: (value, rank) for rank, (other, value) in enumerate(token.scored.top, 1)}
+    ranked.setdefault(token.token, (token.scored.logprob, token.rank))
+    return {
+        str(other): {"logprob": finite(value), "rank": rank, "decoded_token": codec.token_text(other)}
+        for other, (value, rank) in ranked.items()
+    }
+
+
+def finite(logprob: float) -> float:
     """The API's word for "impossible" is -9999: JSON has no infinity."""
     return max(logprob, -9999.0)

@@ -17,9 +17,11 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from outrider.methods import METHODS
-from outrider.server.answers import ChatAnswer, CompletionAnswer
+from outrider.server.answers import CompletionAnswer
+from outrider.server.chat_answers import ChatAnswer
 from outrider.server.failures import ApiError
 from outrider.server.guard import Guard
+from outrider.server.intake import num_prompts
 from outrider.server.protocol import ChatRequest, CompletionRequest
 from outrider.server.service import Service
 
@@ -47,7 +49,7 @@ def create_app(service: Service, page: str = "") -> FastAPI:
         service.worker.start()
         yield
         service.is_draining = True
-        service.worker.stop()
+        service.close()
 
     app = FastAPI(title="Outrider", version=version("outrider"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
@@ -57,6 +59,11 @@ def create_app(service: Service, page: str = "") -> FastAPI:
     return app
 
 
+def client_of(http: HttpRequest) -> str:
+    """Who asks: the address it comes from."""
+    return http.client.host if http.client else "local"
+
+
 def _add_generation(app: FastAPI, service: Service) -> None:
     intake, codec = service.intake, service.llm.codec
 
@@ -64,15 +71,16 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionRequest, http: HttpRequest) -> Response:
         service.check_model(body.model)
         usage = bool(body.stream_options and body.stream_options.include_usage)
-        answer = partial(CompletionAnswer, echo=body.echo, model=service.name, codec=codec, include_usage=usage)
-        return await service.answer(http, partial(intake.completion, body), answer, stream=body.stream)
+        shown = {"echo": body.echo, "logprobs": body.logprobs, "num_prompts": num_prompts(body.prompt)}
+        answer = partial(CompletionAnswer, model=service.name, codec=codec, include_usage=usage, **shown)
+        return await service.answer(http, intake.completion(body, client_of(http)), answer, stream=body.stream)
 
     @app.post("/v1/chat/completions", responses=_ERRORS)
     async def chat_completions(body: ChatRequest, http: HttpRequest) -> Response:
         service.check_model(body.model)
         usage = bool(body.stream_options and body.stream_options.include_usage)
         answer = partial(ChatAnswer, model=service.name, codec=codec, include_usage=usage)
-        return await service.answer(http, partial(intake.chat, body), answer, stream=body.stream)
+        return await service.answer(http, intake.chat(body, client_of(http)), answer, stream=body.stream)
 
 
 def _add_information(app: FastAPI, service: Service, page: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, final
 
 from fastapi.responses import JSONResponse
@@ -11,17 +12,27 @@ from fastapi.responses import JSONResponse
 class ApiError(Exception):
     """A request that gets an error object for an answer."""
 
-    def __init__(self, status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_s: float = 1.0,
+    ) -> None:
+        """``retry_s``: when to try again, for an answer that says so (429, 503)."""
         super().__init__(message)
         self.status, self.message, self.kind, self.param = status, message, kind, param
+        self.code, self.retry_s = code or _CODES.get(status), retry_s
 
     @property
     def body(self) -> dict[str, Any]:
-        code = _CODES.get(self.status)
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": code}}
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        headers = {"Retry-After": "1"} if self.status in (429, 503) else {}
+        headers = {"Retry-After": str(max(1, math.ceil(self.retry_s)))} if self.status in (429, 503) else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return JSONResponse(self.body, self.status, headers)
@@ -36,6 +47,11 @@ def busy(limit: int) -> ApiError:
 
 def broken(reason: str) -> ApiError:
     return ApiError(500, f"the engine failed ({reason}) and was started anew; send the request again", kind="server_error")
+
+
+def failed(reason: str) -> ApiError:
+    message = f"this request failed ({reason}) and the server's log says why; send it again, or leave out what is unusual in it"
+    return ApiError(500, message, kind="server_error")
 
 
 def late(seconds: float) -> ApiError:

@@ -1,133 +1,189 @@
-"""From requests of the API to requests of the engine: prompts, sampling parameters, grammar, method."""
+"""From requests of the API to requests of the engine: prompts, sampling parameters, grammar, method.
+
+Grammars are compiled and prompts are encoded off the event loop; what is too long is refused before it is encoded.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from threading import Lock
+import asyncio
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 from outrider.api import LLM
+from outrider.codecs.chat_formats import TAGGED, BareCalls, Reader, TaggedReader, format_of
+from outrider.codecs.grammar_source import SourceLimits
+from outrider.codecs.infill import infill_prompt
 from outrider.core.errors import OutriderError, RequestError
 from outrider.core.params import Grammar, SamplingParams
-from outrider.core.request import Request
 from outrider.methods import METHODS
 from outrider.server.failures import ApiError
-from outrider.server.protocol import ChatMessage, ChatRequest, CompletionRequest, SamplingFields, Speculation, ToolChoice
+from outrider.server.grammars import Grammars
+from outrider.server.messages import joined_text, plain_message
+from outrider.server.metrics import Metrics
+from outrider.server.order import DEFAULT_LANE, Order, PredictedLane
+from outrider.server.parameters import grammar_source, sampling_params, with_seed
+from outrider.server.protocol import ChatRequest, CompletionRequest, SamplingFields, Speculation
 from outrider.server.settings import ServerSettings
+from outrider.server.tools import ToolPlan, plan_tools
 
-DEFAULT_LANE = ""
-"""The method the server was started with."""
 _COMPLETION_TOKENS = 16
 """What the API gives a completion that names no limit."""
+_ENCODERS = 4
+_TRUNCATED = 4
+"""A prompt that is to be cut may be so many times the context."""
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
-    """A request of the API as the worker takes it: one engine request per choice."""
+class _Draft:
+    """An order before its prompts are encoded."""
 
-    requests: list[Request]
-    prompts: list[str]
-    """Text of each choice's prompt, if it is to be echoed."""
-    lane: str
-    max_draft: int | None
-    trace: bool
-    function: str | None = None
-    """The tool that was named: its arguments are what is generated."""
-    num_prompt_tokens: int = 0
-    """Of all prompts, each counted once."""
+    body: SamplingFields
+    params: SamplingParams
+    num_each: int
+    """Choices per prompt."""
+    order: Order
+    """What is known of it already."""
 
 
 @final
 class Intake:
     """Reads requests for one model."""
 
-    def __init__(self, llm: LLM, settings: ServerSettings) -> None:
-        self._llm = llm
-        self._settings = settings
-        self._lock = Lock()
-        self._grammar = lru_cache(maxsize=64)(self._compile)
+    def __init__(self, llm: LLM, settings: ServerSettings, metrics: Metrics) -> None:
+        self._llm, self._settings = llm, settings
+        self.grammars = Grammars(llm.codec, settings, metrics)
+        self._limits = SourceLimits(settings.schema_bytes, settings.schema_depth)
+        self._threads = ThreadPoolExecutor(_ENCODERS, "outrider-encode")
 
-    def completion(self, body: CompletionRequest) -> Order:
-        for name, is_used in (("suffix", body.suffix), ("best_of", body.best_of not in (None, body.n))):
-            if is_used:
-                raise ApiError(400, f"{name} is not supported; leave it out", param=name)
-        if body.echo and body.logprobs is not None:
-            raise ApiError(400, "echo with logprobs is not supported; leave one of them out", param="echo")
+    def close(self) -> None:
+        self.grammars.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def completion(self, body: CompletionRequest, client: str) -> Order:
+        num_each = max(body.n, body.best_of or 1)
+        if num_each > body.n and body.stream:
+            raise ApiError(400, "best_of chooses among whole answers, so it cannot stream; leave one out", param="best_of")
         prompts = _prompts(body.prompt)
-        tokens = self._max_tokens(body.max_tokens or _COMPLETION_TOKENS)
-        params = self._params(body, max_tokens=tokens, logprobs=body.logprobs, schema=_schema_of(body))
-        return self._order(body, prompts, params)
+        grammar = await self._grammar(body, client, ToolPlan())
+        tokens = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        logprobs = 0 if num_each > body.n and body.logprobs is None else body.logprobs
+        params = self._params(body, max_tokens=tokens, logprobs=logprobs, grammar=grammar)
+        scored = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
+        num_best = body.n if num_each > body.n else None
+        known = replace(_order_of(body), num_best=num_best, prompt_logprobs=scored, is_scored_only=tokens == 0)
+        encode = [partial(self._encode_prompt, body, prompt) for prompt in prompts]
+        return await self._finish(_Draft(body, params, num_each, known), encode)
 
-    def chat(self, body: ChatRequest) -> Order:
-        function = _named_function(body)
-        schema = function[1] if function else _schema_of(body)
+    async def chat(self, body: ChatRequest, client: str) -> Order:
+        plan = plan_tools(body)
+        grammar = await self._grammar(body, client, plan)
         asked = body.max_completion_tokens or body.max_tokens or self._settings.default_tokens
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = self._params(body, max_tokens=self._max_tokens(asked), logprobs=logprobs, schema=schema)
-        return self._order(body, [self._encode_chat(body)], params, function=function[0] if function else None)
+        params = self._params(
+            body, max_tokens=asked, logprobs=(body.top_logprobs or 0) if body.logprobs else None, grammar=grammar
+        )
+        text = await self._off_loop(partial(self._chat_text, body, plan))
+        params, reader = self._reader(params, plan, text)
+        known = replace(_order_of(body), function=plan.function, new_reader=reader, is_legacy=plan.is_legacy)
+        known = replace(known, prompt_logprobs=body.prompt_logprobs)
+        is_plain = self._llm.codec.chat_template is None
+        encode = partial(self._encode, text, truncate=body.truncate_prompt_tokens, special=is_plain)
+        return await self._finish(_Draft(body, params, body.n, known), [lambda: (encode(), text)])
 
-    def _order(
-        self, body: SamplingFields, prompts: Sequence[Any], params: SamplingParams, *, function: str | None = None
-    ) -> Order:
-        count = len(prompts) * body.n
-        if count > self._settings.max_choices:
-            message = f"{len(prompts)} prompts times n = {body.n} make {count} choices; at most {self._settings.max_choices}"
-            raise ApiError(400, message, param="n")
-        encoded = [self._llm.codec.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
-        spread = [ids for ids in encoded for _ in range(body.n)]
-        each = [_with_seed(params, index % body.n) for index in range(count)]
-        requests = self._llm.requests(spread, each, streaming=True)
-        lane, max_draft, trace = _speculation_of(body)
-        shown = self._echoed(prompts, body.n) if isinstance(body, CompletionRequest) and body.echo else []
-        return Order(requests, shown, lane, max_draft, trace, function, sum(map(len, encoded)))
+    async def _off_loop(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _refusing, work)
 
-    def _echoed(self, prompts: Sequence[Any], n: int) -> list[str]:
-        texts = [prompt if isinstance(prompt, str) else self._llm.codec.decode(prompt) for prompt in prompts]
-        return [text for text in texts for _ in range(n)]
+    async def _grammar(self, body: SamplingFields, client: str, plan: ToolPlan) -> Grammar | None:
+        source = grammar_source(body, self._limits, schema=plan.schema())
+        return None if source is None else await self.grammars.get(source, client)
 
     def _params(
-        self, body: SamplingFields, *, max_tokens: int, logprobs: int | None, schema: Mapping[str, Any] | None
+        self, body: SamplingFields, *, max_tokens: int, logprobs: int | None, grammar: Grammar | None
     ) -> SamplingParams:
-        same = (
-            "temperature top_p min_p typical_p presence_penalty frequency_penalty repetition_penalty min_tokens ignore_eos "
-            "skip_special_tokens seed"
-        ).split()
-        fields = body.model_dump(include=set(same))
-        stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        return SamplingParams(
-            **fields,
-            max_tokens=max_tokens,
-            top_k=max(0, body.top_k),
-            stop=tuple(stop),
-            stop_token_ids=tuple(body.stop_token_ids or ()),
-            logit_bias=_bias_of(body.logit_bias or {}),
-            logprobs=None if logprobs is None else min(logprobs, self._llm.target.vocab_size),
-            grammar=None if schema is None else self._grammar(json.dumps(schema)),
-        )
-
-    def _compile(self, schema: str) -> Grammar:
-        with self._lock:
-            try:
-                return self._llm.grammar(json_schema=schema)
-            except OutriderError as error:
-                raise ApiError(400, str(error), param="response_format") from None
-
-    def _max_tokens(self, asked: int) -> int:
-        if asked > self._settings.max_tokens:
-            message = f"max_tokens = {asked} is more than this server allows; use at most {self._settings.max_tokens}"
+        if max_tokens > self._settings.max_tokens:
+            message = f"max_tokens = {max_tokens} is more than this server allows; use at most {self._settings.max_tokens}"
             raise ApiError(400, message, param="max_tokens")
-        return asked
+        size, codec = self._llm.target.vocab_size, self._llm.codec
+        make = partial(sampling_params, body, codec, max_tokens=max(1, max_tokens), logprobs=logprobs, vocab_size=size)
+        return _refusing(lambda: make(grammar=grammar))
 
-    def _encode_chat(self, body: ChatRequest) -> Any:
-        messages = [_plain_message(message) for message in body.messages]
-        if self._llm.codec.chat_template is None:  # a base model: it continues what was said
-            return "\n".join(message["content"] for message in messages)
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-        variables = {"tools": tools} if tools and body.tool_choice != "none" else {}
-        return self._llm.codec.encode_chat(messages, **variables)
+    async def _finish(self, draft: _Draft, encode: Sequence[Callable[[], tuple[list[int], str]]]) -> Order:
+        count, most = len(encode) * draft.num_each, self._settings.max_choices
+        if count > most:
+            message = f"{len(encode)} prompts times {draft.num_each} make {count} choices; at most {most} are taken"
+            raise ApiError(400, message, param="n")
+        return await self._off_loop(lambda: self._complete(draft, [make() for make in encode]))
+
+    def _complete(self, draft: _Draft, encoded: Sequence[tuple[list[int], str]]) -> Order:
+        spread = [pair for pair in encoded for _ in range(draft.num_each)]
+        each = [with_seed(draft.params, index % draft.num_each) for index in range(len(spread))]
+        requests = self._llm.requests([ids for ids, _ in spread], each, streaming=True)
+        is_echoed = isinstance(draft.body, CompletionRequest) and draft.body.echo
+        prompts = [text for _, text in spread] if is_echoed else []
+        total = sum(len(ids) for ids, _ in encoded)
+        lane = self._lane(draft.body, draft.order.lane)
+        return replace(draft.order, requests=requests, prompts=prompts, num_prompt_tokens=total, lane=lane)
+
+    def _lane(self, body: SamplingFields, lane: Hashable) -> Hashable:
+        if body.prediction is None or lane != DEFAULT_LANE:
+            return lane
+        text = joined_text(body.prediction.content, "prediction")
+        ids = self._llm.codec.encode_within(text, self._longest, add_special_tokens=False) if text else []
+        return PredictedLane(tuple(ids)) if ids else lane
+
+    @property
+    def _longest(self) -> int:
+        return self._llm.target.max_len - 1
+
+    def _encode(self, text: str, *, truncate: int | None, special: bool = True) -> list[int]:
+        limit = self._longest if truncate is None else _TRUNCATED * self._longest
+        ids = self._llm.codec.encode_within(text, limit, add_special_tokens=special)
+        return ids if truncate is None else ids[-truncate:]
+
+    def _encode_prompt(self, body: CompletionRequest, prompt: str | Sequence[int]) -> tuple[list[int], str]:
+        codec = self._llm.codec
+        if isinstance(prompt, str):
+            if body.suffix:
+                return infill_prompt(codec, prompt, body.suffix, limit=self._longest), prompt
+            return self._encode(prompt, truncate=body.truncate_prompt_tokens), prompt
+        ids = list(prompt) if body.truncate_prompt_tokens is None else list(prompt)[-body.truncate_prompt_tokens :]
+        if len(ids) > self._longest:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens and the model's context holds {self._longest + 1}; shorten it"
+            )
+        return ids, codec.decode(ids) if body.echo else ""
+
+    def _chat_text(self, body: ChatRequest, plan: ToolPlan) -> str:
+        messages = [plain_message(message) for message in body.messages]
+        codec, size = self._llm.codec, sum(len(str(message["content"])) for message in messages)
+        if size > _TRUNCATED * self._longest * codec.longest_token:
+            raise RequestError(f"the messages have {size} characters, far more than the model's context holds; shorten them")
+        if codec.chat_template is None:  # a base model: it continues what was said
+            return "\n".join(str(message["content"]) for message in messages)
+        variables = dict(body.chat_template_kwargs or {})
+        if {"messages", "tools"} & set(variables):
+            raise ApiError(
+                400, "chat_template_kwargs cannot hold messages or tools; send them as fields", param="chat_template_kwargs"
+            )
+        if plan.specs:
+            variables["tools"] = plan.for_template()
+        if body.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", body.reasoning_effort)
+        return codec.chat_text(messages, **variables)
+
+    def _reader(self, params: SamplingParams, plan: ToolPlan, text: str) -> tuple[SamplingParams, Callable[[], Reader] | None]:
+        """How the answer is read, and the parameters with what reading it needs."""
+        if plan.must_call:
+            return params, BareCalls
+        known = None if params.grammar is not None else format_of(self._llm.codec.chat_template)
+        if known is None:
+            return params, None
+        if known is TAGGED and text.rstrip().endswith("<think>"):
+            return params, partial(TaggedReader, plan.names, thinks=True)
+        params = replace(params, skip_special_tokens=False) if known.shows_special else params
+        return params, partial(known.new_reader, plan.names)
 
 
 def _prompts(prompt: Any) -> list[Any]:
@@ -138,68 +194,32 @@ def _prompts(prompt: Any) -> list[Any]:
     return [prompt] if isinstance(prompt[0], int) else list(prompt)
 
 
-def _schema_of(body: SamplingFields) -> Mapping[str, Any] | None:
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        return {"type": "object"}
-    if wanted.json_schema is None:
-        raise ApiError(400, "response_format of type json_schema needs the field json_schema", param="response_format")
-    return wanted.json_schema.schema_
+def num_prompts(prompt: Any) -> int:
+    """How many prompts the field holds."""
+    return 1 if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) else len(prompt)
 
 
-def _named_function(body: ChatRequest) -> tuple[str, Mapping[str, Any]] | None:
-    """The one tool that has to be called, with the schema of its arguments."""
-    tools = {tool.function.name: tool.function for tool in body.tools or ()}
-    if isinstance(body.tool_choice, ToolChoice):
-        name = body.tool_choice.function.name
-    elif body.tool_choice == "required" and len(tools) == 1:
-        name = next(iter(tools))
-    elif body.tool_choice == "required":
-        raise ApiError(400, "tool_choice 'required' needs exactly one tool; name one, or use 'auto'", param="tool_choice")
-    else:
-        return None
-    if name not in tools:
-        raise ApiError(400, f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
-    return name, tools[name].parameters or {"type": "object"}
-
-
-def _speculation_of(body: SamplingFields) -> tuple[str, int | None, bool]:
-    """Lane, most guesses, whether rounds are sent along."""
+def _order_of(body: SamplingFields) -> Order:
+    """Lane, most guesses, whether rounds are sent along; prompts come later."""
     wanted = body.speculation
+    more: dict[str, Any] = {"priority": body.priority, "shares_prefix": body.cache_salt is None}
     if not isinstance(wanted, Speculation):
-        return DEFAULT_LANE, 0 if wanted == "off" else None, False
+        return Order([], [], DEFAULT_LANE, 0 if wanted == "off" else None, False, **more)
     if wanted.method is not None:
-        METHODS[wanted.method]  # an unknown name is refused with the nearest one
-    return wanted.method or DEFAULT_LANE, wanted.max_tokens, wanted.trace
+        _refusing(lambda: METHODS[wanted.method or ""])  # an unknown name is refused with the nearest one
+    return Order([], [], wanted.method or DEFAULT_LANE, wanted.max_tokens, wanted.trace, **more)
 
 
-def _with_seed(params: SamplingParams, offset: int) -> SamplingParams:
-    """Choices of one request have seeds of their own."""
-    if params.seed is None or offset == 0:
-        return params
-    return SamplingParams(**{**vars(params), "seed": (params.seed + offset) % 2**63})
-
-
-def _bias_of(biases: Mapping[str, float]) -> dict[int, float]:
+def _refusing(work: Callable[[], Any]) -> Any:
+    """What the work gives; what it refuses, in the words of the API."""
     try:
-        return {int(token): bias for token, bias in biases.items()}
-    except ValueError:
-        raise ApiError(400, "logit_bias maps token ids to numbers; one of its keys is no id", param="logit_bias") from None
+        return work()
+    except OutriderError as error:
+        raise refusal(error) from None
+    except (UnicodeError, TypeError, OverflowError) as error:  # of the tokenizer: half a surrogate pair, a token below zero
+        raise ApiError(400, f"the prompt is no text or tokens ({error}); send valid Unicode or token ids") from None
 
 
-def _plain_message(message: ChatMessage) -> dict[str, Any]:
-    """Content as one text: parts are joined, none is empty."""
-    content = message.content
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if part.get("type") == "text"]
-        if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
-            raise ApiError(400, "only text parts are understood in a message's content", param="messages")
-        content = "".join(str(text) for text in texts)
-    return {**message.model_dump(exclude_none=True), "content": content or ""}
-
-
-def refusal(error: RequestError | OutriderError) -> ApiError:
+def refusal(error: OutriderError) -> ApiError:
     """An error of the engine's own, in the words of the API."""
     return ApiError(400, str(error))

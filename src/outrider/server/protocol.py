@@ -1,7 +1,7 @@
-"""The requests of the OpenAI API that are understood, field by field, and what is ours beside them.
+"""The requests of the OpenAI API that are understood, field by field, and what is ours and vLLM's beside them.
 
 Fields that mean something here do what they say; those that mean nothing to a local model (``user`` ...) are accepted; any
-other name is refused, so that nobody relies on an option that is not there.
+other name is refused, so that nobody relies on an option that is not there. ``null`` is the same as leaving a field out.
 """
 
 from __future__ import annotations
@@ -9,19 +9,29 @@ from __future__ import annotations
 from abc import ABC
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
+
+from outrider.server.tool_protocol import AllowedTools, FunctionName, FunctionSpec, Tool, ToolChoice
 
 Tokens = list[StrictInt]
 Probability = Annotated[float, Field(ge=0, le=1)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+_MOST_IDS = 262_144
 
 
-class _Strict(BaseModel, ABC):
+class Strict(BaseModel, ABC):
+    """Unknown names are refused; null is the default."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
-class Speculation(_Strict):
+
+class Speculation(Strict):
     """How this request is to be sped up. The text does not depend on it."""
 
     method: str | None = None
@@ -32,45 +42,42 @@ class Speculation(_Strict):
     """Send every round's tree along."""
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
 
 
-class JsonSchema(_Strict):
+class JsonSchema(Strict):
     name: str = "schema"
     description: str | None = None
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
 
 
-class FunctionSpec(BaseModel):
-    name: str = Field(min_length=1, max_length=64)
-    description: str | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    strict: bool | None = None
+class StructuredOutputs(Strict):
+    """vLLM's way to name a grammar: exactly one of them."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(max_length=4096)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
-class Tool(_Strict):
-    type: Literal["function"] = "function"
-    function: FunctionSpec
+class Prediction(Strict):
+    """OpenAI's Predicted Outputs: text that much of the answer is expected to repeat."""
+
+    type: Literal["content"] = "content"
+    content: str | Annotated[list[dict[str, Any]], Field(max_length=1024)]
 
 
-class FunctionName(_Strict):
-    name: str
-
-
-class ToolChoice(_Strict):
-    type: Literal["function"] = "function"
-    function: FunctionName
-
-
-class SamplingFields(_Strict, ABC):
+class SamplingFields(Strict, ABC):
     """What both kinds of request share."""
 
     model: str | None = None
@@ -87,44 +94,81 @@ class SamplingFields(_Strict, ABC):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: float = Field(1.0, gt=0, le=100)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     min_tokens: int = Field(0, ge=0, le=1_000_000)
     stop_token_ids: Annotated[list[StrictInt], Field(max_length=64)] | None = None
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=128)] | None = None
+    allowed_token_ids: Annotated[list[StrictInt], Field(min_length=1, max_length=_MOST_IDS)] | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=1)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(max_length=4096)] | None = None
+    guided_grammar: str | None = None
+    prediction: Prediction | None = None
+    priority: int = Field(0, ge=0, le=1_000_000)
+    """Requests with a larger one wait behind those with a smaller one."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Keeps the prompt out of the shared beginnings, so that nobody can tell by the time whether it was asked before."""
     speculation: Literal["off", "auto"] | Speculation = "auto"
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+def _one_kind(prompt: Any) -> Any:
+    """Look at a prompt by hand: a validator that tries one kind after the other writes an error for each of a million items."""
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list):
+        raise ValueError("must be a text, a list of texts, a list of token ids or a list of such lists")
+    kinds = {type(item) for item in prompt}
+    if kinds <= {str} or kinds == {int}:
+        return prompt
+    if kinds == {list} and all(type(token) is int for row in prompt for token in row):
+        return prompt
+    raise ValueError("must hold texts only, token ids only, or lists of token ids only")
 
 
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: str | Tokens | list[str] | list[Tokens]
-    max_tokens: int | None = Field(None, ge=1)
+    prompt: Annotated[Any, BeforeValidator(_one_kind)]
+    max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
-    best_of: int | None = Field(None, ge=1)
+    best_of: int | None = Field(None, ge=1, le=128)
     suffix: str | None = None
 
 
 class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[dict[str, Any]], Field(max_length=4096)] | None = None
 
 
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=16_384)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedTools | None = None
+    parallel_tool_calls: bool = True
+    functions: Annotated[list[FunctionSpec], Field(max_length=128)] | None = None
+    function_call: Literal["none", "auto"] | FunctionName | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    modalities: list[Literal["text"]] | None = None

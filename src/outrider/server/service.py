@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from outrider.api import LLM
@@ -20,7 +19,7 @@ from outrider.bundled import bundled_path
 from outrider.cache.contiguous import ContiguousCache
 from outrider.cache.paged import PagedCache
 from outrider.cache.prefixes import prefix_tree
-from outrider.core.errors import OutriderError, nearest
+from outrider.core.errors import nearest
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.engine.exchange import Learner
@@ -29,9 +28,10 @@ from outrider.engine.scheduler import Scheduler, Slots
 from outrider.methods import METHODS
 from outrider.server.answers import Answer
 from outrider.server.failures import ApiError, busy, late
-from outrider.server.intake import DEFAULT_LANE, Intake, Order, refusal
+from outrider.server.intake import Intake
 from outrider.server.learning import Lessons
 from outrider.server.metrics import Metrics
+from outrider.server.order import DEFAULT_LANE, Order, PredictedLane
 from outrider.server.settings import ServerSettings
 from outrider.server.transcript import Added
 from outrider.server.worker import Ticket, Worker
@@ -52,7 +52,7 @@ class Service:
         self.llm, self.settings = llm, settings
         self.name = name or ("outrider-bundled" if llm.model_name == bundled_path("target") else Path(llm.model_name).name)
         self.metrics = Metrics()
-        self.intake = Intake(llm, settings)
+        self.intake = Intake(llm, settings, self.metrics)
         self._memory = _memory_model(llm, settings)
         lessons = Lessons(learner, self.metrics, swap=self._swap_draft)
         self.worker = Worker(self._new_scheduler, llm.codec, metrics=self.metrics, lessons=lessons)
@@ -71,13 +71,20 @@ class Service:
         )
 
     def _find_method(self, lane: Any) -> Method:
+        if isinstance(lane, PredictedLane):
+            return self.llm.compose("reference", references=[list(lane.token_ids)])
         return self.llm.method if lane == DEFAULT_LANE else self.llm.compose(lane)
 
     def _swap_draft(self, draft: Target) -> None:
         """Every lane that drafts with the model goes on with another one."""
         self.llm.replace_draft(draft)
-        lanes = self.worker.scheduler.lanes
-        self.worker.scheduler.redraft([lane for lane in lanes if lane == DEFAULT_LANE or METHODS[str(lane)].needs_draft])
+        named = [lane for lane in self.worker.scheduler.lanes if not isinstance(lane, PredictedLane)]
+        self.worker.scheduler.redraft([lane for lane in named if lane == DEFAULT_LANE or METHODS[str(lane)].needs_draft])
+
+    def close(self) -> None:
+        """Stop the engine and end the processes that compile grammars."""
+        self.worker.stop()
+        self.intake.close()
 
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.name):
@@ -85,32 +92,40 @@ class Service:
             raise ApiError(404, message, param="model")
 
     async def answer(
-        self, http: HttpRequest, make_order: Callable[[], Order], make_answer: Callable[[Order], Answer], *, stream: bool
+        self, http: HttpRequest, order: Coroutine[Any, Any, Order], make_answer: Callable[[Order], Answer], *, stream: bool
     ) -> Response:
         """The whole way of a request."""
-        if self.num_active >= self.settings.max_requests:
-            raise busy(self.settings.max_requests)
-        if not self.worker.is_alive:
-            raise ApiError(503, "the engine is not running; the server's log says why", kind="server_error")
+        try:
+            self._check_room()
+        except ApiError:
+            order.close()
+            raise
         self.num_active += 1
         run: _Run | None = None
         try:
-            order = await run_in_threadpool(_refusing, make_order)
-            self.metrics.prompt_tokens.inc(order.num_prompt_tokens)
-            run = _Run(self, http, self.worker.submit(order), make_answer(order))
+            made = await self._made(http, order)
+            if made is None:
+                return Response(status_code=_CLIENT_LEFT)
+            self.metrics.prompt_tokens.inc(made.num_prompt_tokens)
+            run = _Run(self, http, self.worker.submit(made), make_answer(made))
             return await (run.stream() if stream else run.whole())
         finally:
             if run is None or not run.is_streaming:
                 self.num_active -= 1
 
+    def _check_room(self) -> None:
+        if self.num_active >= self.settings.max_requests:
+            raise busy(self.settings.max_requests)
+        if not self.worker.is_alive:
+            raise ApiError(503, "the engine is not running; the server's log says why", kind="server_error")
 
-def _refusing(make_order: Callable[[], Order]) -> Order:
-    try:
-        return make_order()
-    except OutriderError as error:
-        raise refusal(error) from None
-    except (UnicodeError, TypeError, OverflowError) as error:  # of the tokenizer: half a surrogate pair, a token below zero
-        raise ApiError(400, f"the prompt is no text or tokens ({error}); send valid Unicode or token ids") from None
+    async def _made(self, http: HttpRequest, order: Coroutine[Any, Any, Order]) -> Order | None:
+        """The order; None if the client left while it was made, and its grammar is not compiled any further."""
+        try:
+            async with asyncio.timeout(self.settings.timeout_s):
+                return await _unless_left(http, order)
+        except TimeoutError:
+            raise late(self.settings.timeout_s) from None
 
 
 @final
@@ -125,7 +140,7 @@ class _Run:
 
     async def whole(self) -> Response:
         try:
-            if not await self._unless_left(self._collect()):
+            if not await _unless_left(self.http, self._collect()):
                 return Response(status_code=_CLIENT_LEFT)
             return JSONResponse(self.answer.whole())
         finally:
@@ -135,7 +150,7 @@ class _Run:
         """The first delta is awaited before the status is sent, so that refusals are proper errors."""
         deltas = self.ticket.deltas()
         try:
-            first = await self._unless_left(self._next(deltas))
+            first = await _unless_left(self.http, self._next(deltas))
             if first is None:
                 self.close()
                 return Response(status_code=_CLIENT_LEFT)
@@ -187,18 +202,6 @@ class _Run:
             yield _event(self.answer.usage_chunk())
         yield "data: [DONE]\n\n"
 
-    async def _unless_left(self, work: Any) -> Any:
-        """The result, or None if the client left before there was one."""
-        task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(self.http))
-        try:
-            await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
-        finally:
-            for each in (task, left):
-                each.cancel()
-                with suppress(asyncio.CancelledError, Exception):
-                    await each
-
     def _note(self) -> None:
         """Histograms, and what the log says of it."""
         now, written = time.perf_counter(), self.answer.num_tokens
@@ -227,6 +230,19 @@ class _EventStream(StreamingResponse):
             return
         finally:
             self._close()
+
+
+async def _unless_left(http: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any:
+    """The result, or None if the client left before there was one."""
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(http))
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (task, left):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
 
 
 async def _disconnect(http: HttpRequest) -> None:

@@ -42,6 +42,21 @@ class ServerSettings:
     grouping: str = "ragged"
     """Which rows share a round (``engine/grouping.py``)."""
 
+    grammar_workers: int = 2
+    """Grammars that are compiled at once, each tried in a process of its own first."""
+    grammar_queue: int = 16
+    """Grammars of one client that may wait to be compiled."""
+    grammar_s: float = 3.0
+    """Longest that compiling a grammar may take."""
+    grammar_bytes: int = 512_000_000
+    """Memory that compiling a grammar may take."""
+    grammar_cache_bytes: int = 64_000_000
+    """Compiled grammars that are kept for those who ask again."""
+    schema_bytes: int = 131_072
+    """Largest schema, regular expression or grammar."""
+    schema_depth: int = 64
+    """Deepest one."""
+
     def __post_init__(self) -> None:
         for item in fields(self):
             value = vars(self)[item.name]

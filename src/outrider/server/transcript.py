@@ -12,6 +12,7 @@ from outrider.codecs.text import TextCodec
 from outrider.core.report import Progress
 from outrider.core.request import FinishReason, Request, RequestState, Stats, TokenLogprob
 from outrider.core.trace import Round
+from outrider.server.prompt_scores import PromptToken
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,8 @@ class Added:
     stats: Stats | None = None
     """On the last one."""
     seed: int = 0
+    prompt: list[PromptToken] | None = None
+    """How probable the prompt was, on the first one, for those who asked."""
 
 
 @final
@@ -41,6 +44,8 @@ class Transcript:
     traced: bool = False
     num_shown: int = 0
     num_logprobs: int = 0
+    prompt: list[PromptToken] | None = None
+    """Scores of the prompt, until they are sent."""
 
     def __post_init__(self) -> None:
         self._pieces = self.codec.new_stream(self.request.prompt_ids, skip_special_tokens=False)() if self.traced else None
@@ -54,7 +59,12 @@ class Transcript:
         seen = self._described(step.trace) if self.traced else None
         reason = state.finish_reason.value if state.finish_reason else None
         stats = state.stats if finished else None
-        return Added(self.choice, delta, len(step.new_tokens), logprobs, seen, reason, stats, state.seed)
+        prompt, self.prompt = self.prompt, None
+        return Added(self.choice, delta, len(step.new_tokens), logprobs, seen, reason, stats, state.seed, prompt)
+
+    def only_scored(self) -> Added:
+        """The answer to somebody who wanted no text, only scores of the prompt."""
+        return Added(self.choice, "", 0, [], finish_reason=FinishReason.LENGTH.value, stats=Stats(), prompt=self.prompt)
 
     def _whole(self, state: RequestState) -> str:
         """The final text: cut at a stop string, and without the token that ended it."""

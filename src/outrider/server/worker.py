@@ -2,7 +2,8 @@
 
 One thread owns the scheduler, so nothing in it is shared; orders and cancellations come in through a queue that is emptied
 between rounds, tokens go out through the event loop of whoever waits. A slow reader fills its own queue, bounded by the tokens
-it asked for, and delays nobody. If a round fails, everybody in it is told so, and the engine starts anew with empty hands.
+it asked for, and delays nobody. What fails in one request (its grammar, its drafter, its text) ends that request alone. If the
+engine itself fails, everybody in it is told so, and it starts anew with empty hands.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from typing import final
 
 from outrider.codecs.text import TextCodec
 from outrider.core.errors import OutriderError
-from outrider.core.report import RoundReport
+from outrider.core.report import Progress, RoundReport
 from outrider.core.request import RequestState
 from outrider.engine.scheduler import Job, Scheduler
-from outrider.server.failures import ApiError, broken
-from outrider.server.intake import Order, refusal
+from outrider.server.failures import ApiError, broken, failed
+from outrider.server.intake import refusal
 from outrider.server.learning import Lessons
 from outrider.server.metrics import Metrics
+from outrider.server.order import Order, PredictedLane
+from outrider.server.prompt_scores import PromptScores
 from outrider.server.transcript import Added, Transcript
 
 _LOG = logging.getLogger("outrider.server")
@@ -42,7 +45,8 @@ class Ticket:
     events: asyncio.Queue[Added | ApiError]
     created: float = field(default_factory=time.perf_counter)
     ids: list[int] = field(default_factory=list)
-    num_open: int = 0
+    choices: list[tuple[RequestState, Transcript]] = field(default_factory=list)
+    """Those that wait for the scores of their prompts."""
 
     def tell(self, event: Added | ApiError) -> None:
         try:
@@ -82,6 +86,8 @@ class Worker:
         self._numbers = itertools.count()
         self._tickets: dict[int, Ticket] = {}
         self._transcripts: dict[int, Transcript] = {}
+        self._scoring: list[tuple[Ticket, dict[tuple[int, ...], PromptScores]]] = []
+        """Orders whose prompts are scored first, with what is known of each prompt."""
         self.scheduler = make_scheduler()
         self.num_failures = 0
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
@@ -112,6 +118,8 @@ class Worker:
             try:
                 self._metrics.queue(self.scheduler.num_waiting, self.scheduler.num_running, self.scheduler.num_preempted)
                 self.lessons.between_rounds()
+                if self._scoring:
+                    self._score()
                 if not self.scheduler.is_idle:
                     self._hand_out(self.scheduler.round())
                 else:
@@ -122,7 +130,7 @@ class Worker:
     def _take_orders(self) -> bool:
         """Empty the inbox; wait for something where nothing runs. False when it is time to stop."""
         try:
-            wait = self.scheduler.is_idle
+            wait = self.scheduler.is_idle and not self._scoring
             while True:
                 action, ticket = self._inbox.get(timeout=_IDLE_S) if wait else self._inbox.get_nowait()
                 wait = False
@@ -136,41 +144,108 @@ class Worker:
     def _handle(self, action: str, ticket: Ticket) -> None:
         try:
             self._enter(ticket) if action == "submit" else self._leave(ticket)
-        except OutriderError as error:
-            ticket.tell(refusal(error))
         except Exception as error:
             ticket.tell(broken(type(error).__name__))
             self._recover(error)
 
     def _enter(self, ticket: Ticket) -> None:
-        order = ticket.order
-        for request in order.requests:
-            self.scheduler.check(request, order.lane)
-        for choice, request in enumerate(order.requests):
+        try:
+            choices = self._choices(ticket.order)
+        except Exception as error:  # whatever it is, it came with this order
+            ticket.tell(self._failure(error))
+            return
+        ticket.choices = choices
+        if ticket.order.prompt_logprobs is None:
+            self._admit(ticket)
+        else:
+            self._scoring.append((ticket, {}))
+
+    def _admit(self, ticket: Ticket) -> None:
+        """Let the choices of an order into the scheduler."""
+        order, choices = ticket.order, ticket.choices
+        ticket.choices = []
+        for state, transcript in choices:
+            if order.is_scored_only:
+                ticket.tell(transcript.only_scored())
+                continue
             number = next(self._numbers)
             ticket.ids.append(number)
             self._tickets[number] = ticket
-            self._transcripts[number] = Transcript(choice, request, self._codec, traced=order.trace)
-            self.scheduler.submit(Job(number, RequestState.of(request), order.lane, order.max_draft))
+            self._transcripts[number] = transcript
+            self.scheduler.submit(Job(number, state, order.lane, order.max_draft, order.priority, order.shares_prefix))
+
+    def _score(self) -> None:
+        """Score a few more tokens of the prompts of the order that came first; let it in when all are scored."""
+        ticket, known = self._scoring[0]
+        try:
+            for state, transcript in ticket.choices:
+                ids = tuple(state.request.prompt_ids)
+                if ids not in known:
+                    known[ids] = PromptScores(self.scheduler.target, ids, ticket.order.prompt_logprobs or 0)
+                if not known[ids].is_done:
+                    known[ids].advance()
+                    return
+                transcript.prompt = known[ids].entries
+        except Exception as error:
+            ticket.choices = []
+            ticket.tell(self._failure(error))
+        del self._scoring[0]
+        self._admit(ticket)
+
+    def _choices(self, order: Order) -> list[tuple[RequestState, Transcript]]:
+        for request in order.requests:
+            self.scheduler.check(request, order.lane)
+        return [
+            (RequestState.of(request), Transcript(choice, request, self._codec, traced=order.trace))
+            for choice, request in enumerate(order.requests)
+        ]
 
     def _leave(self, ticket: Ticket) -> None:
-        for number in ticket.ids:
-            if number in self._tickets:
-                self.scheduler.cancel(number)
-                self._forget(number)
-                self._metrics.cancelled.inc()
+        self._scoring = [waiting for waiting in self._scoring if waiting[0] is not ticket]
+        self._metrics.cancelled.inc(self._drop(ticket))
+
+    def _drop(self, ticket: Ticket) -> int:
+        """Forget all choices of an order that are still here; returns how many there were."""
+        left = [number for number in ticket.ids if number in self._tickets]
+        for number in left:
+            self.scheduler.cancel(number)
+            self._forget(number)
+        return len(left)
 
     def _forget(self, number: int) -> None:
+        lane = self._tickets[number].order.lane
         del self._tickets[number], self._transcripts[number]
+        if isinstance(lane, PredictedLane):
+            self.scheduler.retire(lane)
 
     def _hand_out(self, reports: Sequence[RoundReport]) -> None:
         for report in reports:
             self._metrics.round(report)
             for step in report.progress():
-                self._tickets[step.request].tell(self._transcripts[step.request].advance(step))
-                if step.state.is_finished:
-                    self.lessons.ended(step.state)
-                    self._forget(step.request)
+                ticket = self._tickets.get(step.request)  # None: another choice of its order failed in this round
+                if ticket is not None:
+                    self._hand_over(ticket, step)
+
+    def _hand_over(self, ticket: Ticket, step: Progress) -> None:
+        try:
+            if step.state.failure is not None:
+                raise step.state.failure
+            ticket.tell(self._transcripts[step.request].advance(step))
+        except Exception as error:
+            self._drop(ticket)
+            ticket.tell(self._failure(error))
+            return
+        if step.state.is_finished:
+            self.lessons.ended(step.state)
+            self._forget(step.request)
+
+    def _failure(self, error: Exception) -> ApiError:
+        """What one order is told of its own failure: what it asked for was not possible, or we have a defect."""
+        if isinstance(error, OutriderError):
+            return refusal(error)
+        _LOG.error("a request failed", exc_info=error)
+        self._metrics.request_failures.inc()
+        return failed(type(error).__name__)
 
     def _recover(self, error: Exception) -> None:
         """A defect of ours: everybody is told, and the engine begins again."""
@@ -181,7 +256,9 @@ class Worker:
         self.scheduler = self._make_scheduler()
 
     def _fail(self, error: ApiError) -> None:
-        for ticket in {id(ticket): ticket for ticket in self._tickets.values()}.values():
+        waiting = [ticket for ticket, _ in self._scoring]
+        for ticket in {id(ticket): ticket for ticket in (*self._tickets.values(), *waiting)}.values():
             ticket.tell(error)
+        self._scoring.clear()
         self._tickets.clear()
         self._transcripts.clear()

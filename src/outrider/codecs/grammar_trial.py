@@ -1,0 +1,94 @@
+"""A grammar is tried before it is used: compiled, and followed for a few tokens. Also a program of its own that can be killed.
+
+What a grammar costs cannot be told from its text. A server therefore lets a process of its own try it first, with a limit on
+memory, and kills that process when it takes too long. This file needs nothing but the matcher, so the process is small: it
+is run by its path, and reads one JSON object a line (the tokenizer first, then grammars) and answers with one each.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_NUM_STEPS = 12
+"""Tokens a trial follows a grammar."""
+
+
+def complaint(matcher: LLMatcher) -> str:
+    """Why a grammar cannot be used, or nothing. The matcher is not moved."""
+    walker = matcher.deep_copy()
+    for _ in range(_NUM_STEPS):
+        if walker.is_error():
+            return walker.get_error()
+        if walker.is_stopped():
+            return ""
+        mask = walker.compute_bitmask()
+        if walker.is_error():
+            return walker.get_error()
+        token = _last_allowed(mask)
+        if token is None:
+            return "no text can satisfy it"
+        if not walker.consume_token(token):
+            return walker.get_error()
+    return ""
+
+
+def _last_allowed(mask: bytes) -> int | None:
+    """The allowed token with the largest number: longer texts come late in most vocabularies."""
+    number = int.from_bytes(mask, "little").bit_length()
+    return number - 1 if number else None
+
+
+def compiled(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    from llguidance import LLMatcher
+
+    return LLMatcher(tokenizer, source, log_level=0)
+
+
+def tried(tokenizer: LLTokenizer, source: str) -> dict[str, Any]:
+    """What becomes of a grammar: an error or none, and what it cost."""
+    began, before = time.perf_counter(), _peak_bytes()
+    matcher = compiled(tokenizer, source)
+    error = matcher.get_error() if matcher.is_error() else complaint(matcher)
+    return {"error": error, "seconds": time.perf_counter() - began, "bytes": max(0, _peak_bytes() - before)}
+
+
+def _peak_bytes() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Allow so many bytes beside those that are mapped already."""
+    try:
+        import resource
+
+        with open("/proc/self/statm") as file:
+            limit = int(file.read().split()[0]) * resource.getpagesize() + num_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    except (ImportError, ValueError, OSError):  # a system without this limit: the deadline remains
+        return
+
+
+def main() -> None:
+    from llguidance import LLTokenizer
+
+    first = json.loads(sys.stdin.readline())
+    tokenizer = LLTokenizer(first["tokenizer"], eos_token=first["end_ids"])
+    _limit_memory(first["max_bytes"])
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(tried(tokenizer, json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Grammars of requests: compiled off the event loop, within limits, for one client as fairly as for another.
+
+A grammar is tried first in a process of its own (``trial.py``), which is killed at the deadline or when its client leaves; one
+that passed is compiled here, which is known to end by then. Compiled grammars are kept, as many as fit a number of bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import final
+
+from outrider.codecs.grammar import GrammarCompiler, not_usable, serialised_tokenizer
+from outrider.codecs.grammar_source import GrammarSource, GrammarTooDeepError, GrammarTooLargeError
+from outrider.codecs.text import TextCodec
+from outrider.core.errors import OutriderError
+from outrider.core.params import Grammar
+from outrider.server.failures import ApiError
+from outrider.server.fairness import FairSlots
+from outrider.server.metrics import Metrics
+from outrider.server.settings import ServerSettings
+from outrider.server.trial import Trial, TrialEnded, Tried
+
+_FEWEST_BYTES = 16_384
+"""What any compiled grammar is counted as, at least."""
+_BYTES_PER_LETTER = 32
+"""Memory of a compiled grammar for each letter of its source, where the trial saw less than that."""
+
+
+@final
+class GrammarCache:
+    """The grammars that were used last, as many as fit."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self.num_bytes = max_bytes, 0
+        self._kept: OrderedDict[GrammarSource, tuple[Grammar, int]] = OrderedDict()
+
+    def find(self, source: GrammarSource) -> Grammar | None:
+        if source not in self._kept:
+            return None
+        self._kept.move_to_end(source)
+        return self._kept[source][0]
+
+    def keep(self, source: GrammarSource, grammar: Grammar, num_bytes: int) -> None:
+        if source in self._kept:
+            self.num_bytes -= self._kept.pop(source)[1]
+        self._kept[source] = grammar, num_bytes
+        self.num_bytes += num_bytes
+        while self.num_bytes > self._max_bytes:
+            self.num_bytes -= self._kept.popitem(last=False)[1][1]
+
+
+@final
+class Grammars:
+    """Compiles what requests ask for."""
+
+    def __init__(self, codec: TextCodec, settings: ServerSettings, metrics: Metrics) -> None:
+        self._codec, self._settings, self._metrics = codec, settings, metrics
+        self.cache = GrammarCache(settings.grammar_cache_bytes)
+        self._slots = FairSlots(settings.grammar_workers, max_waiting=settings.grammar_queue)
+        self._threads = ThreadPoolExecutor(settings.grammar_workers, "outrider-grammars")
+        self._idle: list[Trial] = []
+        self._lock = threading.Lock()
+        self._compiler: GrammarCompiler | None = None
+
+    async def get(self, source: GrammarSource, client: str) -> Grammar:
+        """The grammar, compiled or remembered. Whoever stops waiting for it stops its compilation."""
+        found = self.cache.find(source)
+        if found is not None:
+            return found
+        async with self._slots.place(client):
+            return self.cache.find(source) or await self._compile(source)  # another client may have asked for the same
+
+    def close(self) -> None:
+        """End the processes."""
+        for trial in self._idle:
+            trial.close()
+        self._idle.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _compile(self, source: GrammarSource) -> Grammar:
+        loop = asyncio.get_running_loop()
+        compiler = await loop.run_in_executor(self._threads, self._ready_compiler)
+        tried = await self._try(source, compiler)
+        if tried.error:
+            raise grammar_refusal(not_usable(source, tried.error))
+        grammar = await loop.run_in_executor(self._threads, _compiled, compiler, source)
+        counted = max(tried.num_bytes, _BYTES_PER_LETTER * len(source.text), _FEWEST_BYTES)
+        self.cache.keep(source, grammar, counted)
+        self._metrics.grammar_bytes.set(self.cache.num_bytes)
+        return grammar
+
+    async def _try(self, source: GrammarSource, compiler: GrammarCompiler) -> Tried:
+        trial = self._idle.pop() if self._idle else self._new_trial(compiler)
+        seconds = self._settings.grammar_s
+        asked = asyncio.get_running_loop().run_in_executor(self._threads, lambda: trial.ask(source.text, seconds=seconds))
+        is_well = False
+        try:
+            tried = await asked
+            is_well = True
+        except TrialEnded:
+            self._metrics.grammars_killed.inc()
+            message = f"the {source.noun} took longer than {seconds:g} s or too much memory to compile; make it smaller"
+            raise ApiError(400, message, param="response_format", code="grammar_timeout") from None
+        finally:
+            if is_well:
+                self._idle.append(trial)
+            else:
+                trial.kill()
+                await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, trial.close))
+        return tried
+
+    def _new_trial(self, compiler: GrammarCompiler) -> Trial:
+        return Trial(serialised_tokenizer(self._codec), compiler.end_ids, max_bytes=self._settings.grammar_bytes)
+
+    def _ready_compiler(self) -> GrammarCompiler:
+        with self._lock:
+            if self._compiler is None:
+                try:
+                    self._compiler = GrammarCompiler(self._codec)
+                except OutriderError as error:
+                    raise grammar_refusal(error) from None
+            return self._compiler
+
+
+def _compiled(compiler: GrammarCompiler, source: GrammarSource) -> Grammar:
+    try:
+        return compiler.compile(source)
+    except OutriderError as error:
+        raise grammar_refusal(error) from None
+
+
+def grammar_refusal(error: OutriderError) -> ApiError:
+    """A grammar that is not taken, in the words of the API."""
+    codes = {GrammarTooLargeError: "grammar_too_large", GrammarTooDeepError: "grammar_too_deep"}
+    return ApiError(400, str(error), param="response_format", code=codes.get(type(error), "invalid_grammar"))

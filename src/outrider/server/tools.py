@@ -1,0 +1,87 @@
+"""Which tools an answer may call, which it has to, and what that makes of the answer's grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.core.errors import nearest
+from outrider.server.failures import ApiError
+from outrider.server.protocol import ChatRequest
+from outrider.server.tool_protocol import AllowedTools, FunctionName, FunctionSpec, ToolChoice
+
+
+@dataclass(frozen=True)
+class ToolPlan:
+    """What a request wants of its tools."""
+
+    specs: tuple[FunctionSpec, ...] = ()
+    """Those that may be called."""
+    function: str | None = None
+    """The only one that may be: the answer is its arguments."""
+    must_call: bool = False
+    """One of several has to be called: the answer is ``{"name": ..., "arguments": ...}``."""
+    is_legacy: bool = False
+    """Asked for as ``functions``, so answered as ``function_call``."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.specs)
+
+    def for_template(self) -> list[dict[str, Any]]:
+        return [{"type": "function", "function": spec.model_dump(exclude_none=True)} for spec in self.specs]
+
+    def schema(self) -> Mapping[str, Any] | None:
+        """What the whole answer has to be; None leaves it to the model."""
+        if self.function is not None:
+            return _parameters(next(spec for spec in self.specs if spec.name == self.function))
+        return {"anyOf": [_call_schema(spec) for spec in self.specs]} if self.must_call else None
+
+
+def plan_tools(body: ChatRequest) -> ToolPlan:
+    """Read ``tools`` and ``tool_choice``, or the older ``functions`` and ``function_call``."""
+    if body.functions is not None:
+        return _planned(tuple(body.functions), _legacy_choice(body), is_legacy=True)
+    specs = tuple(tool.function for tool in body.tools or ())
+    return _planned(specs, body.tool_choice)
+
+
+def _legacy_choice(body: ChatRequest) -> str | ToolChoice | None:
+    if isinstance(body.function_call, FunctionName):
+        return ToolChoice(type="function", function=body.function_call)
+    return body.function_call
+
+
+def _planned(
+    specs: tuple[FunctionSpec, ...], choice: str | ToolChoice | AllowedTools | None, *, is_legacy: bool = False
+) -> ToolPlan:
+    if isinstance(choice, AllowedTools):
+        specs = tuple(_named(specs, tool.function.name) for tool in choice.allowed_tools.tools)
+        choice = choice.allowed_tools.mode
+    if choice == "none" or (not specs and choice in (None, "auto")):
+        return ToolPlan()
+    if isinstance(choice, ToolChoice):
+        return ToolPlan(specs, _named(specs, choice.function.name).name, is_legacy=is_legacy)
+    if choice == "required" and not specs:
+        raise ApiError(400, "tool_choice is 'required' and there are no tools; give some, or use 'auto'", param="tool_choice")
+    if choice == "required" and len(specs) == 1:
+        return ToolPlan(specs, specs[0].name, is_legacy=is_legacy)
+    return ToolPlan(specs, must_call=choice == "required", is_legacy=is_legacy)
+
+
+def _named(specs: tuple[FunctionSpec, ...], name: str) -> FunctionSpec:
+    found = next((spec for spec in specs if spec.name == name), None)
+    if found is None:
+        hint = nearest(name, [spec.name for spec in specs])
+        raise ApiError(400, f"tool_choice names {name!r}, which is not among the tools; {hint}", param="tool_choice")
+    return found
+
+
+def _parameters(spec: FunctionSpec) -> Mapping[str, Any]:
+    return spec.parameters or {"type": "object"}
+
+
+def _call_schema(spec: FunctionSpec) -> dict[str, Any]:
+    properties = {"name": {"const": spec.name}, "arguments": _parameters(spec)}
+    return {"type": "object", "properties": properties, "required": ["name", "arguments"], "additionalProperties": False}

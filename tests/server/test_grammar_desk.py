@@ -1,0 +1,141 @@
+"""Grammars of requests: limits with names, a deadline, fairness, cancellation, a cache bounded by bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+pytest.importorskip("llguidance")
+
+from inprocess import bystander, run
+
+from outrider.codecs.grammar_source import regex_source
+from outrider.server.failures import ApiError
+from outrider.server.fairness import FairSlots
+from outrider.server.grammars import GrammarCache
+from outrider.server.service import Service
+
+
+def _optional(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(count)}}
+
+
+def _deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def _asked(schema: Any) -> dict[str, Any]:
+    wanted = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+    return {"prompt": "A card: ", "max_tokens": 8, "response_format": wanted}
+
+
+@pytest.mark.parametrize(
+    ("schema", "code"),
+    [
+        (_optional(500), "invalid_grammar"),
+        (_optional(10_000), "grammar_too_large"),
+        (_deep(80), "grammar_too_deep"),
+        ({"enum": []}, "invalid_grammar"),
+        ({"type": "integer", "minimum": 5, "maximum": 1}, "invalid_grammar"),
+        ({"type": "object", "required": ["a"], "properties": {"a": False}}, "invalid_grammar"),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "invalid_grammar"),
+        ({"x-guidance": 3}, "invalid_grammar"),
+    ],
+)
+def test_schemas_that_cannot_be_followed_are_refused_by_name(schema: Any, code: str) -> None:
+    async def work(service: Service, client: Any) -> None:
+        quiet = await bystander(client)
+        answer, text = await asyncio.gather(client.post("/v1/completions", json=_asked(schema)), bystander(client))
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == code, answer.text
+        assert text == quiet and service.worker.num_failures == 0
+
+    run(work)
+
+
+def _stop(service: Service) -> Any:
+    """Let the idle process hang, as one that compiles for ever would."""
+    trial = service.intake.grammars._idle[0]
+    os.kill(trial._process.pid, signal.SIGSTOP)
+    return trial
+
+
+def test_a_grammar_that_takes_too_long_is_killed_and_nobody_waits_for_it() -> None:
+    async def work(service: Service, client: Any) -> None:
+        quiet = await bystander(client)
+        assert (await client.post("/v1/completions", json=_asked({"type": "integer"}))).status_code == 200
+        trial = _stop(service)
+        slow, text = await asyncio.gather(client.post("/v1/completions", json=_asked({"type": "null"})), bystander(client))
+        assert slow.status_code == 400 and slow.json()["error"]["code"] == "grammar_timeout"
+        assert text == quiet and not trial.is_alive
+        assert "outrider:grammars_killed_total 1.0" in (await client.get("/metrics")).text
+        assert (await client.post("/v1/completions", json=_asked({"type": "boolean"}))).status_code == 200  # a new process
+
+    run(work, grammar_s=2.0)
+
+
+def test_who_leaves_stops_the_compilation() -> None:
+    async def work(service: Service, client: Any) -> None:
+        grammars = service.intake.grammars
+        await grammars.get(regex_source("a"), "me")
+        trial = _stop(service)
+        began = asyncio.ensure_future(grammars.get(regex_source("b"), "me"))
+        await asyncio.sleep(0.05)
+        began.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await began
+        assert not trial.is_alive
+        assert await grammars.get(regex_source("b"), "me") is not None
+
+    run(work, grammar_s=100.0)
+
+
+def test_clients_take_turns() -> None:
+    async def main() -> list[str]:
+        slots, order = FairSlots(1, max_waiting=8), list[str]()
+
+        async def use(client: str) -> None:
+            async with slots.place(client):
+                order.append(client)
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(use(client) for client in ["first", *["greedy"] * 5, "modest"]))
+        return order
+
+    assert asyncio.run(main()) == ["first", "greedy", "modest", *["greedy"] * 4]
+
+
+def test_one_client_may_not_queue_without_end_and_a_waiting_one_may_leave() -> None:
+    async def main() -> None:
+        slots = FairSlots(1, max_waiting=1)
+        async with slots.place("a"):
+            waiting = asyncio.ensure_future(slots._enter("a"))
+            await asyncio.sleep(0)
+            with pytest.raises(ApiError, match="wait to be compiled"):
+                await slots._enter("a")
+            waiting.cancel()
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            async with slots.place("b"):
+                pass
+
+    asyncio.run(main())
+
+
+def test_the_cache_is_bounded_by_bytes() -> None:
+    cache = GrammarCache(100)
+    sources = [regex_source(letter) for letter in "abcd"]
+    for source in sources:
+        cache.keep(source, source, 40)  # type: ignore[arg-type]
+        assert cache.num_bytes <= 100
+    assert cache.find(sources[0]) is None and cache.find(sources[3]) is sources[3]
+    cache.keep(sources[0], sources[0], 400)  # type: ignore[arg-type]
+    assert cache.num_bytes == 0
