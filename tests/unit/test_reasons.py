@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.cli.main import main
 from outrider.core.reason import Reason, ReasonCode
 from outrider.engine.limits import Limited
 from outrider.methods import POLICIES
@@ -53,3 +57,22 @@ def test_an_outlook_says_what_decided() -> None:
     assert outlook.reason(0, 2.0, False).code is ReasonCode.PLAIN_IS_FASTER
     paused = outlook.reason(0, -0.5, True)
     assert paused.code is ReasonCode.BUDGET and paused.numbers["length"] == 1 and "-0.5 plain rounds" in paused.sentence
+
+
+def test_why_explains_a_prompt_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "Tom had a dog.", "--max-tokens", "24", "--num-draft-tokens", "3"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "The draft length is fixed at 3." in told[0] and told[-1].startswith("last round: ")
+    assert main(["why", "Tom had a dog.", "--max-tokens", "24", "--json"]) == 0
+    rounds = json.loads(capsys.readouterr().out)
+    assert sum(seen["emitted"] for seen in rounds) <= 24 and rounds[0]["reason"]["code"] == "calibration"
+    file = tmp_path / "trace.jsonl"
+    bare = {"tokens": [1], "parents": [-1], "path": [], "emitted": [2], "origins": ["bonus"], "draft_seconds": 0, "seconds": 1}
+    given = Reason(ReasonCode.GIVEN, {"length": 5}).to_json()
+    file.write_text("\n".join(json.dumps({**bare, "request": 0, **more}) for more in ({}, {"reason": given})))
+    assert main(["why", "--trace", str(file), "--rounds"]) == 0
+    assert [line.split("tokens  ")[1] for line in capsys.readouterr().out.splitlines()] == [
+        "The policy gave no reason.",
+        "The draft length is fixed at 5.",
+    ]
+    assert main(["why"]) == 2 and "give one of them" in capsys.readouterr().err

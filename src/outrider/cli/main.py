@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": "serve the OpenAI API, and a page to watch it",
     "methods": "list methods, acceptance rules and policies, or explain one",
     "info": "describe a model",
+    "why": "explain why each round drafted what it did",
     "bench": "measure every method against plain decoding",
     "tune": "find the fastest method for your prompts on this machine",
     "audit": "is a method lossless on a model, here?",

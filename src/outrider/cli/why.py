@@ -1,0 +1,87 @@
+"""``outrider why``: continue a prompt, and say in plain sentences why each round drafted what it did.
+
+Reads a trace instead where one is given: ``outrider chat --save-trace FILE``, then ``outrider why --trace FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of
+from outrider.core.errors import RequestError
+from outrider.models.native import ready_to_measure
+from outrider.viz.trace_file import read_trace
+
+_NO_REASON = {"code": "none", "sentence": "The policy gave no reason.", "numbers": {}}
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("why", description=__doc__)
+    parser.add_argument("prompt", nargs="?", help="the prompt to continue")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="explain the rounds of a trace file instead")
+    parser.add_argument("--request", type=int, metavar="N", help="which request of the trace (default: the first in it)")
+    parser.add_argument("--rounds", action="store_true", help="one line for every round, not only for every reason")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_model_options(parser)
+    add_sampling_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if (arguments.prompt is None) == (arguments.trace is None):
+        raise RequestError("`outrider why` explains a prompt or a trace; give one of them: a prompt, or --trace FILE")
+    rounds = _told(arguments) if arguments.trace is None else read_trace(arguments.trace, request=arguments.request)
+    if arguments.json:
+        print(json.dumps([{"emitted": len(seen["emitted"]), "reason": _reason(seen)} for seen in rounds]))
+        return 0
+    if arguments.rounds:
+        for number, seen in enumerate(rounds, 1):
+            print(f"{number:>4}  {len(seen['emitted'])} tokens  {_reason(seen)['sentence']}")
+        return 0
+    for cause in causes(rounds):
+        print(f"{cause.num_rounds:>4} of {len(rounds)} rounds, {cause.tokens_per_round:.2f} tokens each: {cause.sentence}")
+    print(f"last round: {_reason(rounds[-1])['sentence']}")
+    return 0
+
+
+@dataclass
+class Cause:
+    """Rounds that had the same reason."""
+
+    sentence: str
+    """The reason of the latest of them."""
+    num_rounds: int = 0
+    num_tokens: int = 0
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.num_tokens / self.num_rounds
+
+
+def causes(rounds: Sequence[dict[str, Any]]) -> list[Cause]:
+    """The reasons of a text's rounds, the most frequent first."""
+    found: dict[str, Cause] = {}
+    for seen in rounds:
+        reason = _reason(seen)
+        cause = found.setdefault(reason["code"], Cause(reason["sentence"]))
+        cause.sentence = reason["sentence"]
+        cause.num_rounds += 1
+        cause.num_tokens += len(seen["emitted"])
+    return sorted(found.values(), key=lambda cause: -cause.num_rounds)
+
+
+def _reason(seen: dict[str, Any]) -> dict[str, Any]:
+    return seen.get("reason") or _NO_REASON
+
+
+def _told(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    params = sampling_of(arguments)
+    ready_to_measure()
+    llm = load_llm(arguments)
+    (output,) = llm.generate([arguments.prompt], params, trace=True)
+    return [seen.to_json() for seen in output.trace]
