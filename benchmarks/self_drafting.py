@@ -24,7 +24,8 @@ from parallel_guessing import params, prompts, row_of
 
 from outrider import LLM, Method, SamplingParams
 from outrider.api import RequestOutput
-from outrider.core.interfaces import Drafter, LayeredTarget
+from outrider.core.interfaces import Drafter
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
 from outrider.drafters.itself.draft_verify import DraftVerify

@@ -70,10 +70,15 @@ def test_core_needs_only_torch() -> None:
                 assert top in allowed or top in sys.stdlib_module_names, f"{path} imports {name}"
 
 
+STILL_LARGE = ("api.py", "engine/scheduler.py", "models/attention/tree_triton.py", "policies/adaptive.py", "policies/costs.py")
+"""Files that are to be split: none may join them, and none may grow beyond 500 lines."""
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_sizes(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 500, "split the file"
+    limit = 500 if path.relative_to(PACKAGE).as_posix() in STILL_LARGE else 300
+    assert len(text.splitlines()) <= limit, f"split the file: it has more than {limit} lines"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None and node.end_lineno - node.lineno < 60, f"{node.name} is too long"

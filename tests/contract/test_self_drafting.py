@@ -16,7 +16,8 @@ from thinned import LAYERS, VOCAB, thinned_model
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import CompositionError, OptionError
-from outrider.core.interfaces import Context, LayeredTarget, Plan
+from outrider.core.interfaces import Context, Plan
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState

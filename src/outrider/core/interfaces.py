@@ -6,6 +6,8 @@
 Objects of these classes are frozen: hyper-parameters and weights. What evolves is a state value that belongs to the
 requests of a batch and dies with them. Everything is batched: B requests, each with its own length, its own tree and its
 own number of committed tokens per round.
+
+What only some parts can do has files of its own: ``layered_target.py``, ``guessing_target.py``, ``stopping.py``, ``resume.py``.
 """
 
 from __future__ import annotations
@@ -13,21 +15,39 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from outrider.core.draft import Draft, Draws, Resume, Shape
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.plan import Plan
 from outrider.core.random_source import RandomSource
-from outrider.core.reason import Reason
+from outrider.core.resume import Resume
 from outrider.core.rng import Choose, GumbelStream, Noise, gumbel_stream
-from outrider.core.route import Route
+from outrider.core.row_draft import RowDraft
 from outrider.core.sampling import Law, Sampler
 from outrider.core.scores import Scores
+from outrider.core.stopping import Doubt, StopRule
 from outrider.core.tree import TokenTree
-from outrider.core.truncation import Tempering
 from outrider.core.verdict import RowVerdict, Verdict
+
+__all__ = [
+    "AcceptanceRule",
+    "Cache",
+    "Context",
+    "Doubt",
+    "Drafter",
+    "Observation",
+    "Plan",
+    "Policy",
+    "RowDraft",
+    "RowState",
+    "Stateless",
+    "StopRule",
+    "Target",
+]
+"""The interfaces, and the values that they exchange."""
 
 
 class Cache(ABC):
@@ -77,7 +97,7 @@ class Target(ABC):
     gumbel_stream: GumbelStream = staticmethod(gumbel_stream)
     """How random numbers are made where this target runs."""
     choose: Choose | None = None
-    """... and choices with them, where it has a way of its own."""
+    """How it makes choices with them, where it has a way of its own."""
 
     @property
     def pads(self) -> bool:
@@ -116,130 +136,6 @@ class Target(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] raw logits from the last layer's output [..., H] (tap ``num_layers``): final norm and head."""
-
-
-class LayeredTarget(Target, ABC):
-    """A target whose layers can be run apart, so that part of it can draft for the whole."""
-
-    @abstractmethod
-    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:
-        """[B, N - start, H] nodes ``start``.. after the sublayers that ``route`` takes; ``logits`` turns it into guesses.
-
-        Reads the committed keys and values, and writes those of the nodes in the layers whose attention it takes. As with
-        ``score``, nodes before ``start`` were run by earlier calls, on the same route. What it writes is scratch: the next
-        ``score`` writes over it, or (see ``Resume``) goes on from it."""
-
-
-class StopRule(ABC):
-    """Asked by a drafter at every depth which rows draft on; a drafter that cannot ask drafts the whole plan.
-
-    Made for one round, so it may remember what it saw in it. It decides about the *next* guess: one that was drawn is kept
-    (Lemma C of docs/lossless.md). None means every row, and costs no wait for the device.
-    """
-
-    @abstractmethod
-    def before(self, depth: int, law: Law) -> Sequence[bool] | None:
-        """Rows that may draw their guess number ``depth`` (from 0) from ``law`` [B, 1, V]."""
-
-    @abstractmethod
-    def after(self, depth: int, law: Law, guesses: Tensor) -> Sequence[bool] | None:
-        """Rows that go on below the ``guesses`` [B] just drawn from ``law``. Rows that ended earlier are in it too."""
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """When drafts are no longer worth following. A path's *hope* is how likely all its guesses are to be accepted, each as
-    likely as the drafter believes times the row's ``trust`` in it. For guesses that are chosen, not sampled.
-
-        drafting ends after a guess   if  sum of the hopes of rows that could go on  <  level + place * their number
-        a row ends before a guess     if  its hope with it  <  place
-    """
-
-    level: float
-    """Tokens that come in the time of drafting one guess more for everybody, ..."""
-    place: float
-    """... and in that of a guess's place in the target's pass."""
-    trust: tuple[float, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """How much to draft next: the most guesses along one path, and in all, for each row."""
-
-    max_depth: tuple[int, ...]
-    max_nodes: tuple[int, ...]
-    stop: StopRule | None = None
-    """Asked while drafting; may end a row's path earlier."""
-    doubt: Doubt | None = None
-    """For drafters that know what they believe at no cost; others draft the whole plan."""
-    reason: Reason | None = None
-    """Why the policy planned this."""
-
-    def clipped(self, room: Sequence[int]) -> Plan:
-        """The same with no path longer than ``room[b]``."""
-        depth = tuple(min(d, r) for d, r in zip(self.max_depth, room, strict=True))
-        nodes = tuple(n if d else 0 for n, d in zip(self.max_nodes, depth, strict=True))
-        return Plan(depth, nodes, self.stop, self.doubt, self.reason)
-
-
-@dataclass(frozen=True)
-class TreeSearch:
-    """How a best-first tree is looked for (see drafters/model/best_first.py)."""
-
-    width: int
-    """Nodes fed per level."""
-    num_children: int
-    """Candidates looked at below each of them."""
-    tau: float
-    """How far the model's logits are from the target's."""
-
-
-class Guesses(NamedTuple):
-    """Chains that a model guessed by itself."""
-
-    tokens: Tensor
-    """[B, longest], padded with zeros."""
-    depths: Sequence[int]
-    """Guesses of each row."""
-    beliefs: Sequence[Sequence[float]] | None
-    """How sure the model was of each of them, where it was to doubt."""
-
-
-class GuessingTarget(Target, ABC):
-    """A target that can run ahead by itself: a whole chain or tree of guesses in one call, for drafting.
-
-    Both feed ``rows[b]`` first and commit it. Guesses are ranked by logits + temperature * target noise of their output
-    position, among those that the cuts leave. None means that it cannot run ahead now; nothing was done then.
-    """
-
-    @abstractmethod
-    def guess(
-        self,
-        rows: Sequence[Sequence[int]],
-        cache: Cache,
-        *,
-        plan: Plan,
-        tempering: Tempering,
-        noise: Noise,
-    ) -> Guesses | None:
-        """The best guess after the best guess, as often as planned; commits all of them but the last.
-
-        The belief in a guess is its share in the softmax of what guesses are ranked by: how far it is ahead of the others
-        under the noise that the target's choice will be made with."""
-
-    @abstractmethod
-    def guess_tree(
-        self,
-        rows: Sequence[Sequence[int]],
-        cache: Cache,
-        *,
-        search: TreeSearch,
-        plan: Plan,
-        tempering: Tempering,
-        noise: Noise,
-    ) -> tuple[TokenTree, Tensor] | None:
-        """The best trees within the plan, root first, and [B, N] the number of each node among those fed after the root, from
-        1, or 0. What was fed after the root is left uncommitted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,38 +272,6 @@ class AcceptanceRule(ABC):
 
     @abstractmethod
     def walk_row(self, row: RowDraft, source: RandomSource) -> RowVerdict: ...
-
-
-@dataclass(frozen=True, eq=False)
-class RowDraft:
-    """One row's tree with its laws, as a scalar rule reads it."""
-
-    tokens: list[int]
-    parents: list[int]
-    p: Tensor
-    """[N, V] the target's law after each node, float64."""
-    q: Tensor | None
-    """[N, V] the law each node's children were drawn from."""
-    draws: Draws
-
-    def children(self, node: int) -> list[int]:
-        """Children in the order they were drawn."""
-        return [child for child in range(1, len(self.tokens)) if self.parents[child] == node]
-
-    def depth(self, node: int) -> int:
-        depth = 0
-        while node > 0:
-            node = self.parents[node]
-            depth += 1
-        return depth
-
-    @staticmethod
-    def of(draft: Draft, law: Law, row: int) -> RowDraft:
-        """Row ``row`` of a batched draft and its target law."""
-        size = draft.tree.sizes[row]
-        tokens, parents = draft.tree.tokens[row, :size].tolist(), draft.tree.parents[row, :size].tolist()
-        q = None if draft.q is None else draft.q[row, :size].double().cpu()
-        return RowDraft(tokens, parents, law.probs[row, :size].double().cpu(), q, draft.draws)
 
 
 class Policy(ABC):

@@ -18,7 +18,8 @@ from outrider.cache.contiguous import ContiguousCache
 from outrider.cache.paged import PagedCache, PagePool
 from outrider.cache.slots import LayeredCache
 from outrider.core.draft import Resume
-from outrider.core.interfaces import Cache, LayeredTarget
+from outrider.core.interfaces import Cache
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from outrider.core.errors import ModelError, OptionError, nearest
-from outrider.core.interfaces import LayeredTarget, Target
+from outrider.core.interfaces import Target
+from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.gguf import hf_config, hf_tensors, read_gguf

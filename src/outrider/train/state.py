@@ -6,16 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from outrider.core.errors import ModelError, OptionError
 from outrider.models.checkpoint import replace_file
 from outrider.train.devices import divided_like, whole
-
-if TYPE_CHECKING:
-    from outrider.train.loop import Run
+from outrider.train.run import Run
 
 _NAME = "state.pt"
 _MAY_CHANGE = ("max_steps", "max_seconds", "judge_every", "save_every", "patience", "learning_rate", "bf16", "store")

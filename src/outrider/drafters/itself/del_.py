@@ -23,7 +23,8 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
-from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, RowState
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.route import Route
 from outrider.core.table import MethodRow, Parts
 from outrider.drafters.itself.draft_verify import layers_of

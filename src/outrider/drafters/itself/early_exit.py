@@ -21,7 +21,8 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, Stateless
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.route import Route
 from outrider.core.table import MethodRow, Parts
 from outrider.drafters.itself.self_chain import draft_along, layered

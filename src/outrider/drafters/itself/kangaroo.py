@@ -25,7 +25,8 @@ from torch import Tensor
 from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
-from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, RowState, Stateless
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState, Stateless
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.pending_states import UnreadStates

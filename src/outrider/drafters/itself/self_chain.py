@@ -19,7 +19,8 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Resume
 from outrider.core.errors import CompositionError
-from outrider.core.interfaces import Cache, Context, LayeredTarget, Plan, StopRule, Target
+from outrider.core.interfaces import Cache, Context, Plan, StopRule, Target
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.route import Route
 from outrider.core.sampling import Law
 from outrider.core.tree import TokenTree

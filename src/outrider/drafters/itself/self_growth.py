@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Resume
-from outrider.core.interfaces import Context, LayeredTarget
+from outrider.core.interfaces import Context
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
 from outrider.drafters.itself.self_chain import cache_of

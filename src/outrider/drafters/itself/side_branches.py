@@ -17,7 +17,8 @@ from typing import final
 import torch
 
 from outrider.core.draft import Draft, Draws
-from outrider.core.interfaces import Context, LayeredTarget, Plan
+from outrider.core.interfaces import Context, Plan
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
 from outrider.drafters.itself.self_chain import cache_of

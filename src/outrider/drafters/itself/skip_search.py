@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Cache, LayeredTarget
+from outrider.core.interfaces import Cache
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
 

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
-from outrider.core.interfaces import Context, Drafter, LayeredTarget, Observation, Plan, RowState
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.table import MethodRow, Parts
 from outrider.drafters.itself.self_chain import UnsureStop, cache_of, draft_along, layered
 from outrider.drafters.itself.side_branches import draft_with_siblings

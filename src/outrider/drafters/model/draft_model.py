@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.interfaces import Cache, Context, Drafter, GuessingTarget, Observation, Plan, RowState, Target
+from outrider.core.guessing_target import GuessingTarget
+from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.model.catch_up import catch_up, fit, missing_from, room

@@ -7,7 +7,7 @@ import importlib.util
 import torch
 
 from outrider.core.errors import OptionError, nearest
-from outrider.core.interfaces import LayeredTarget
+from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig
 from outrider.models.weights import Weights
 

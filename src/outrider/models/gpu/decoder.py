@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from outrider.cache.paged import PagedCache, PagePool
-from outrider.core.interfaces import Cache, LayeredTarget, Resume
+from outrider.core.interfaces import Cache
+from outrider.core.layered_target import LayeredTarget
+from outrider.core.resume import Resume
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree

@@ -11,19 +11,16 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
 
-from outrider.cache.paged import PagedCache
+from outrider.cache.paged import PagedCache, PagePool
 from outrider.core.tree import TokenTree
-from outrider.models.attention.tree_tiles import Sights, paths_of
+from outrider.models.attention.tree_tiles import Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import pack_words
-from outrider.models.gpu.arena import DeviceCache, flat_rows, rows_in
-
-if TYPE_CHECKING:
-    from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.arena import Arena, DeviceCache, flat_rows, rows_in
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 _MOST_GRAPHS = 32
@@ -79,12 +76,30 @@ def _num_columns(cache: DeviceCache | PagedCache) -> int:
     return 0 if isinstance(cache, DeviceCache) else max(_FEWEST_PAGES, 1 << (max(map(len, cache.pages)) - 1).bit_length())
 
 
+class Replayed(Protocol):
+    """What a captured pass asks of the decoder."""
+
+    device: torch.device
+    is_invariant: bool
+    page_len: int
+    arena: Arena
+
+    @property
+    def memory(self) -> Arena | PagePool: ...
+
+    def step(self, shape: tuple[int, int], rows: Rows, sights: Sights, *, num_slots: int) -> Any: ...
+
+    def step_of(self, tree: TokenTree, cache: DeviceCache | PagedCache, start: int = 0) -> Any: ...
+
+    def forward(self, tokens: Tensor, step: Any, *, taps: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]: ...
+
+
 @final
 class PassGraph:
     """A captured pass with the tensors it reads and writes."""
 
     def __init__(
-        self, decoder: FastDecoder, shape: PassShape, pool: Any, *, first: tuple[TokenTree, DeviceCache | PagedCache]
+        self, decoder: Replayed, shape: PassShape, pool: Any, *, first: tuple[TokenTree, DeviceCache | PagedCache]
     ) -> None:
         """``first`` is the pass it is captured on: kernels are compiled by running them, and that writes to the rows."""
         batch_size, num_nodes, device = shape.batch_size, shape.num_nodes, decoder.device
@@ -138,7 +153,7 @@ class PassGraphs:
         self._pool: Any = None
 
     def score(
-        self, decoder: FastDecoder, tree: TokenTree, *, cache: DeviceCache | PagedCache, taps: Sequence[int], start: int
+        self, decoder: Replayed, tree: TokenTree, *, cache: DeviceCache | PagedCache, taps: Sequence[int], start: int
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Logits and taps of nodes ``start``.. of the tree."""
         count = tree.num_nodes - start
@@ -154,7 +169,7 @@ class PassGraphs:
         graph.load(tree, cache)
         return graph.replay(count)
 
-    def _graph(self, decoder: FastDecoder, shape: PassShape, *, first: tuple[TokenTree, DeviceCache | PagedCache]) -> PassGraph:
+    def _graph(self, decoder: Replayed, shape: PassShape, *, first: tuple[TokenTree, DeviceCache | PagedCache]) -> PassGraph:
         if self._version != decoder.memory.version:
             self._graphs.clear()
             self._version = decoder.memory.version

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.core.interfaces import LayeredTarget
+from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
 from outrider.models.native.build import BUILD, ready_to_measure

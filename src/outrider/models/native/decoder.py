@@ -20,7 +20,9 @@ from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Resume
-from outrider.core.interfaces import Cache, Guesses, GuessingTarget, LayeredTarget, Plan, TreeSearch
+from outrider.core.guessing_target import Guesses, GuessingTarget, TreeSearch
+from outrider.core.interfaces import Cache, Plan
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores, StackedTaps

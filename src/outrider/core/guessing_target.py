@@ -1,0 +1,79 @@
+"""Targets that can draft by themselves: a whole chain or tree of guesses in one call.
+
+A draft model whose passes run outside Python offers this, so that a chain costs one call instead of one per guess.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from outrider.core.interfaces import Cache, Target
+from outrider.core.plan import Plan
+from outrider.core.rng import Noise
+from outrider.core.tree import TokenTree
+from outrider.core.truncation import Tempering
+
+
+@dataclass(frozen=True)
+class TreeSearch:
+    """How a best-first tree is looked for (see drafters/model/best_first.py)."""
+
+    width: int
+    """Nodes fed per level."""
+    num_children: int
+    """Candidates looked at below each of them."""
+    tau: float
+    """How far the model's logits are from the target's."""
+
+
+class Guesses(NamedTuple):
+    """Chains that a model guessed by itself."""
+
+    tokens: Tensor
+    """[B, longest], padded with zeros."""
+    depths: Sequence[int]
+    """Guesses of each row."""
+    beliefs: Sequence[Sequence[float]] | None
+    """How sure the model was of each of them, where it was to doubt."""
+
+
+class GuessingTarget(Target, ABC):
+    """A target that can run ahead by itself: a whole chain or tree of guesses in one call, for drafting.
+
+    Both feed ``rows[b]`` first and commit it. Guesses are ranked by logits + temperature * target noise of their output
+    position, among those that the cuts leave. None means that it cannot run ahead now; nothing was done then.
+    """
+
+    @abstractmethod
+    def guess(
+        self,
+        rows: Sequence[Sequence[int]],
+        cache: Cache,
+        *,
+        plan: Plan,
+        tempering: Tempering,
+        noise: Noise,
+    ) -> Guesses | None:
+        """The best guess after the best guess, as often as planned; commits all of them but the last.
+
+        The belief in a guess is its share in the softmax of what guesses are ranked by: how far it is ahead of the others
+        under the noise that the target's choice will be made with."""
+
+    @abstractmethod
+    def guess_tree(
+        self,
+        rows: Sequence[Sequence[int]],
+        cache: Cache,
+        *,
+        search: TreeSearch,
+        plan: Plan,
+        tempering: Tempering,
+        noise: Noise,
+    ) -> tuple[TokenTree, Tensor] | None:
+        """The best trees within the plan, root first, and [B, N] the number of each node among those fed after the root, from
+        1, or 0. What was fed after the root is left uncommitted."""

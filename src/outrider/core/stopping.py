@@ -1,0 +1,46 @@
+"""When drafting ends before the plan does: by a rule that is asked after every guess, or by how sure the drafter is.
+
+Either decides about the *next* guess; one that was drawn is kept (Lemma C of docs/lossless.md).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outrider.core.sampling import Law
+
+
+class StopRule(ABC):
+    """Asked by a drafter at every depth which rows draft on; a drafter that cannot ask drafts the whole plan.
+
+    Made for one round, so it may remember what it saw in it. It decides about the *next* guess: one that was drawn is kept
+    (Lemma C of docs/lossless.md). None means every row, and costs no wait for the device.
+    """
+
+    @abstractmethod
+    def before(self, depth: int, law: Law) -> Sequence[bool] | None:
+        """Rows that may draw their guess number ``depth`` (from 0) from ``law`` [B, 1, V]."""
+
+    @abstractmethod
+    def after(self, depth: int, law: Law, guesses: Tensor) -> Sequence[bool] | None:
+        """Rows that go on below the ``guesses`` [B] just drawn from ``law``. Rows that ended earlier are in it too."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """When drafts are no longer worth following. A path's *hope* is how likely all its guesses are to be accepted, each as
+    likely as the drafter believes times the row's ``trust`` in it. For guesses that are chosen, not sampled.
+
+        drafting ends after a guess   if  sum of the hopes of rows that could go on  <  level + place * their number
+        a row ends before a guess     if  its hope with it  <  place
+    """
+
+    level: float
+    """Expected tokens lost while one more guess is drafted for every row."""
+    place: float
+    """Expected tokens lost to one more node in the target's pass."""
+    trust: tuple[float, ...]

@@ -1,0 +1,108 @@
+"""How long and how fast a training run learns, and one objective while it does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from outrider.core.errors import ModelError, OptionError
+from outrider.models.heads import Packed
+from outrider.train.devices import Team, gathered
+from outrider.train.objective import Objective, Outcome, accepted_length
+from outrider.train.plot import acceptance_plot
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how fast."""
+
+    max_steps: int = 1000
+    max_seconds: float | None = None
+    """Ends the run earlier; the learning rate falls with the larger share that is gone."""
+    batch_size: int = 16
+    """Documents per step."""
+    row_len: int = 512
+    """Places per packed row."""
+    learning_rate: float = 1e-3
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    final_rate: float = 0.05
+    """Of the learning rate, at the end."""
+    bf16: bool = False
+    """Multiply in bfloat16; weights stay float32."""
+    judge_every: int = 100
+    save_every: int = 100
+    patience: int = 10
+    """Judgements without a better accepted length after which a method stops."""
+    seed: int = 0
+    store: str | None = None
+    """Folder in which the target's states of the corpus are kept, so that every text goes through the target once."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "batch_size", "row_len", "judge_every", "save_every", "patience"):
+            if vars(self)[name] < 1:
+                raise OptionError(f"{name} = {vars(self)[name]} is not valid; use a whole number of at least 1")
+        if not self.learning_rate > 0:
+            raise OptionError(f"learning_rate = {self.learning_rate} is not valid; use a number above 0")
+
+
+@final
+@dataclass(eq=False)
+class Run:
+    """One objective while it learns."""
+
+    objective: Objective
+    folder: Path
+    call: Callable[[Packed], Outcome]
+    """The objective, divided where there are many devices."""
+    optimizer: torch.optim.Optimizer
+    team: Team
+    best: float = 0.0
+    since_best: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return self.since_best < 0
+
+    def learn(self, loss: torch.Tensor, settings: Settings, step: int) -> float:
+        """One step down; refuses a loss that is not a number before it can spoil the weights."""
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise ModelError(
+                f"{self.objective.name}: the loss of step {step} is {value}; {self.folder} holds the last good checkpoint: "
+                "resume with a lower learning_rate, or without bf16"
+            )
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.objective.module.parameters(), settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return value
+
+    def judge(self, outcomes: Sequence[Outcome], step: int, settings: Settings, notes: dict[str, Any]) -> float:
+        """Accepted length on the held-out documents; keeps the best checkpoint."""
+        length = accepted_length(outcomes)
+        rates = sum(outcome.rates().double() for outcome in outcomes)
+        assert isinstance(rates, torch.Tensor)
+        shares = (rates[:, 0] / rates[:, 1].clamp(min=1)).tolist()
+        self.history.append({"step": step, "accepted_length": round(length, 4), "by_depth": [round(s, 4) for s in shares]})
+        self.since_best += 1
+        if length > self.best:
+            self.best, self.since_best = length, 0
+            with gathered(self.objective.module):
+                if self.team.is_first:
+                    self._save({**notes, "step": step, "accepted_length": length, "history": self.history})
+        if self.since_best >= settings.patience:
+            self.since_best = -1
+        return length
+
+    def _save(self, notes: dict[str, Any]) -> None:
+        self.objective.save(self.folder, notes)
+        acceptance_plot(self.folder / "acceptance.svg", self.objective.name, self.history)
