@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.models.native import BUILD
+
 torch.set_num_threads(1)
+
+BUILD.wait()  # once per machine: tests read the command line's standard error, where a first build says that it is building
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

@@ -268,6 +268,7 @@ class LLM:
             origins=state.origins,
             logprobs=state.logprobs if state.params.logprobs is not None else None,
             seed=state.seed,
+            is_invariant=self.target.is_invariant,
             trace=rounds,
         )
 

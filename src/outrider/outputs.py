@@ -22,6 +22,9 @@ class RequestOutput:
     """Where each token came from."""
     logprobs: list[TokenLogprob] | None
     seed: int
+    is_invariant: bool = False
+    """Scores were the same bits whatever shared a pass, so this is the text of the request alone and of plain decoding. False:
+    two tokens that are about equally likely can change places (see docs/lossless.md)."""
     trace: list[Round] = field(default_factory=list)
 
 

@@ -30,7 +30,7 @@ from outrider.drafters.model.best_first import BestFirst, BestFirstOptions
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.load import load_model
-from outrider.models.native import BUILD, NativeDecoder, SwappingDecoder, can_run
+from outrider.models.native import BUILD, NativeDecoder, can_run
 from outrider.models.packed import pack
 from outrider.models.random_decoder import tiny_weights
 from outrider.models.weights import Weights
@@ -392,22 +392,25 @@ def test_who_can_run_natively() -> None:
     assert isinstance(load_model(bundled_path("target"), fast=False), Decoder)
 
 
-def test_the_first_start_runs_in_pytorch_until_the_next_request(library, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_named("heads of 16")
-    model = SwappingDecoder(config, random_weights(config, dtype=torch.float32, seed=1))
-    monkeypatch.setattr(BUILD, "_library", None)
-    before = model.new_cache(1)
-    assert not model.is_native
-    noise = Noise(torch.tensor([0]), torch.tensor([0]))
-    assert model.guess([[1]], before, plan=_lengths([1]), tempering=Tempering([0.0]), noise=noise) is None
-    tree = TokenTree.chain(torch.tensor([[1, 2, 3]]))
-    first = model.score(tree, before).logits
-    monkeypatch.setattr(BUILD, "_library", library)
-    after = model.new_cache(1)
-    assert model.is_native
-    torch.testing.assert_close(model.score(tree, after).logits, first, atol=1e-4, rtol=0)
-    before.commit([[0, 1]])
-    assert model.score(tree, before).logits.isfinite().all(), "a request that was running goes on"
+def test_a_process_never_changes_its_mind(library, tmp_path) -> None:
+    """The first start on a machine waits for the build, says so, and writes the texts of every later start."""
+    program = """
+from outrider import LLM, SamplingParams
+llm = LLM(dtype="float32")
+params = SamplingParams(max_tokens=40, temperature=0.9, seed=1, ignore_eos=True)
+print(type(llm.target).__name__, [llm.generate("Once upon a time", params)[0].token_ids for _ in range(2)])
+"""
+    compiler = tmp_path / "slow-compiler"  # takes a second, and gives what the real one gave
+    compiler.write_text(
+        f'#!/bin/sh\nfor last; do :; done\n[ "$1" = --version ] && exit\nsleep 1\ncp "{library._name}" "$last"\n'
+    )
+    compiler.chmod(0o755)
+    env = {**os.environ, "OUTRIDER_CACHE": str(tmp_path), "CXX": str(compiler)}
+    command = [sys.executable, "-c", program]
+    starts = [subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert starts[0].stdout == starts[1].stdout and starts[0].stdout.startswith("NativeDecoder")
+    assert "building the native CPU pass" in starts[0].stderr and "built in" in starts[0].stderr
+    assert "building" not in starts[1].stderr
 
 
 PROGRAM = """

@@ -215,6 +215,7 @@ def _as_json(output: RequestOutput) -> dict[str, Any]:
         "finish_reason": output.finish_reason,
         "origins": [origin.value for origin in output.origins],
         "seed": output.seed,
+        "is_invariant": output.is_invariant,
         "stats": stats,
     }
 

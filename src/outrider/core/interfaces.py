@@ -96,6 +96,9 @@ class Target(ABC):
     dtype: torch.dtype
     gumbel_stream: GumbelStream = staticmethod(gumbel_stream)
     """How random numbers are made where this target runs."""
+    is_invariant: bool = False
+    """A node's scores are the same bits whatever shares its pass: other nodes, other requests, however many. Speculative text
+    is then plain text, and a batch's text that of a request alone, in every number format."""
     choose: Choose | None = None
     """How it makes choices with them, where it has a way of its own."""
 

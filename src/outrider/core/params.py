@@ -70,6 +70,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted once per occurrence in the output."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these tokens. -inf bans a token; inf forces it: only forced tokens can come, as likely among
+    themselves as the model finds them."""
     banned_token_ids: Sequence[int] = ()
     min_tokens: int = 0
     """No end-of-sequence or stop token before this many tokens."""
@@ -113,10 +115,31 @@ class SamplingParams:
         if self.logprobs is not None and (not _is_whole(self.logprobs) or not 0 <= self.logprobs <= 1000):
             raise RequestError(f"logprobs = {self.logprobs!r} is not valid; it must be between 0 and 1000, or None")
 
+    @property
+    def forced_token_ids(self) -> list[int]:
+        """Tokens that nothing else may come beside; none where all may."""
+        return [token for token, bias in self.logit_bias.items() if bias == math.inf]
+
+    def check_support(self, vocab_size: int, end_ids: frozenset[int]) -> None:
+        """Refuse parameters that leave no token to choose from."""
+        banned = {*self.banned_token_ids, *(token for token, bias in self.logit_bias.items() if bias == -math.inf)}
+        left = set(self.forced_token_ids or range(vocab_size)) - banned if banned or self.forced_token_ids else None
+        if left is not None and not left:
+            what = "logit_bias forces only tokens that are banned" if self.forced_token_ids else "every token is banned"
+            raise RequestError(f"{what}, so there is nothing to choose from; leave at least one token in {_BANS}")
+        if self.min_tokens and left is not None and left <= end_ids:
+            raise RequestError(
+                f"min_tokens = {self.min_tokens} forbids the tokens that end a text, and all others are banned; lower it, "
+                f"or leave another token in {_BANS}"
+            )
+
     @staticmethod
     def of(**options: Any) -> SamplingParams:
         """From keyword options of any names; an unknown one is refused with the nearest."""
         return SamplingParams(**options)
+
+
+_BANS = "banned_token_ids and logit_bias"
 
 
 def as_params(params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:

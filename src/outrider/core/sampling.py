@@ -143,7 +143,11 @@ class Sampler:
             return None
         bias = torch.zeros(len(self.rows), 1, self.vocab_size)
         for i, row in enumerate(self.rows):
-            for token, value in row.params.logit_bias.items():
+            forced = row.params.forced_token_ids
+            if forced:  # a mask, and not a sum: an infinite logit has no ratios to others
+                bias[i, 0] = -torch.inf
+                bias[i, 0, forced] = 0.0
+            for token, value in () if forced else row.params.logit_bias.items():
                 bias[i, 0, token] = value
             for token in row.params.banned_token_ids:
                 bias[i, 0, token] = -torch.inf

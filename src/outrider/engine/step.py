@@ -181,6 +181,7 @@ class Engine:
                 raise RequestError(
                     f"{name} holds token {bad}, and the vocabulary is 0 to {vocab_size - 1}; check the tokenizer"
                 )
+        params.check_support(vocab_size, request.end_ids)
         if params.stop and request.new_stream is None:
             raise RequestError("stop strings need a tokenizer; load the model with one, or use stop_token_ids")
 

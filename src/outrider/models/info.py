@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.models.config import config_of
+import torch
+
+from outrider.models.config import ModelConfig, config_of
 from outrider.models.gguf import hf_config, read_gguf
 from outrider.models.load import local_path, read_config
+from outrider.models.native import can_run
 from outrider.models.weights import SafetensorsFolder
 
 
@@ -29,6 +32,8 @@ class ModelInfo:
     vocab_size: int
     max_len: int
     dtype: str
+    same_bits: str
+    """Where a node's scores do not depend on what shares its pass (``Target.is_invariant``)."""
     files: tuple[str, ...]
     num_bytes: int
 
@@ -42,6 +47,15 @@ def describe_model(name: str) -> ModelInfo:
         return _info(name, hf_config(file), [path], count, " ".join(kinds))
     folder = SafetensorsFolder(path)
     return _info(name, read_config(path), folder.files, folder.num_parameters, " ".join(folder.dtypes))
+
+
+def _same_bits(config: ModelConfig | None) -> str:
+    """Where speculative and batched text is plain text bit for bit, in words."""
+    if config is None:
+        return "nowhere (transformers' passes round by their shape: near ties can fall otherwise in a batch or a tree)"
+    if not can_run(config, torch.float32, torch.device("cpu")):
+        return f"on a GPU with numerics='invariant'; not on a CPU (heads of {config.head_dim} do not fill its vectors)"
+    return "on a CPU in float32, bfloat16 and int8 (native passes); on a GPU with numerics='invariant'"
 
 
 def _info(name: str, raw: dict[str, Any], files: list[Path], num_parameters: int, dtype: str) -> ModelInfo:
@@ -59,6 +73,7 @@ def _info(name: str, raw: dict[str, Any], files: list[Path], num_parameters: int
         vocab_size=config.vocab_size if config else text.get("vocab_size", 0),
         max_len=config.max_len if config else text.get("max_position_embeddings", 0),
         dtype=dtype,
+        same_bits=_same_bits(config),
         files=tuple(path.name for path in files),
         num_bytes=sum(path.stat().st_size for path in files),
     )

@@ -5,19 +5,14 @@ from __future__ import annotations
 from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
-from outrider.models.native.build import BUILD, ready_to_measure
+from outrider.models.native.build import BUILD, built_library, ready_to_measure
 from outrider.models.native.decoder import NativeDecoder, can_run
-from outrider.models.native.swap import SwappingDecoder
 from outrider.models.weights import Weights
 
-__all__ = ["BUILD", "NativeDecoder", "SwappingDecoder", "can_run", "fastest_decoder", "ready_to_measure"]
+__all__ = ["BUILD", "NativeDecoder", "can_run", "fastest_decoder", "ready_to_measure"]
 
 
 def fastest_decoder(config: ModelConfig, weights: Weights, bits: int = 16) -> LayeredTarget:
-    """The native decoder where it can run: at once if it was built before, after the first request if it is being built."""
-    if not can_run(config, weights.embedding.dtype, weights.embedding.device):
-        return Decoder(config, weights, bits=bits)
-    BUILD.start()
-    if BUILD.library is not None:
-        return NativeDecoder(BUILD.library, config, weights, bits)
-    return SwappingDecoder(config, weights, bits) if BUILD.is_running else Decoder(config, weights, bits=bits)
+    """The native decoder where it can run, PyTorch's where it cannot: one of the two for the life of the model."""
+    library = built_library() if can_run(config, weights.embedding.dtype, weights.embedding.device) else None
+    return Decoder(config, weights, bits=bits) if library is None else NativeDecoder(library, config, weights, bits)

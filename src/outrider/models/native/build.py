@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from functools import cache
 from pathlib import Path
@@ -83,14 +84,22 @@ class Build:
 BUILD = Build()
 
 
-def ready_to_measure() -> None:
-    """Wait for a build that is under way, and say so: a speed measured before and after the change would mean nothing."""
-    if torch.cuda.is_available():
-        return
+def built_library() -> ctypes.CDLL | None:
+    """The library; None where it cannot be had. Waits for the first build on a machine, and says so: a process that began in
+    PyTorch and went native later would write other texts from the same seed."""
     BUILD.start()
     if BUILD.is_running:
-        print("building the native CPU pass (once on this machine, a few seconds) ...", file=sys.stderr, flush=True)
-        BUILD.wait()
+        began = time.perf_counter()
+        print("building the native CPU pass, once on this machine (10 to 30 seconds) ...", file=sys.stderr, flush=True)
+        if BUILD.wait() is not None:
+            print(f"built in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    return BUILD.library
+
+
+def ready_to_measure() -> None:
+    """Wait for the first build before anything is measured; a GPU has none."""
+    if not torch.cuda.is_available():
+        built_library()
 
 
 def _compiler() -> str | None:

@@ -61,6 +61,8 @@ class _Wanted:
 class NativeDecoder(LayeredTarget, GuessingTarget):
     """A frozen decoder on a CPU, on as many threads as PyTorch had when it was loaded. Passes of one process take turns."""
 
+    is_invariant = True
+
     def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16) -> None:
         """``bits`` (16, 8) of the matrices of a bfloat16 model."""
         self.config = config
