@@ -153,6 +153,7 @@ class Worker:
         try:
             choices = self._choices(ticket.order)
         except Exception as error:  # whatever it is, it came with this order
+            self._retire(ticket.order)
             ticket.tell(self._failure(error))
             return
         ticket.choices = choices
@@ -215,10 +216,13 @@ class Worker:
         return len(left)
 
     def _forget(self, number: int) -> None:
-        lane = self._tickets[number].order.lane
+        order = self._tickets[number].order
         del self._tickets[number], self._transcripts[number]
-        if isinstance(lane, PredictedLane):
-            self.scheduler.retire(lane)
+        self._retire(order)
+
+    def _retire(self, order: Order) -> None:
+        if isinstance(order.lane, PredictedLane):
+            self.scheduler.retire(order.lane)
 
     def _see(self, seen: Round) -> None:
         """The observer: rounds of those who asked for them."""
@@ -238,14 +242,16 @@ class Worker:
         try:
             if step.state.failure is not None:
                 raise step.state.failure
-            ticket.tell(self._transcripts[step.request].advance(step.state, step.new_tokens))
+            added = self._transcripts[step.request].advance(step.state, step.new_tokens)
         except Exception as error:
             self._drop(ticket)
             ticket.tell(self._failure(error))
             return
         if step.state.is_finished:
-            self.lessons.ended(step.state)
             self._forget(step.request)
+        ticket.tell(added)
+        if step.state.is_finished:
+            self.lessons.ended(step.state)
 
     def _failure(self, error: Exception) -> ApiError:
         """What one order is told of its own failure: what it asked for was not possible, or we have a defect."""
