@@ -79,7 +79,7 @@ def test_a_grammar_that_takes_too_long_is_killed_and_nobody_waits_for_it() -> No
         assert "outrider:grammars_killed_total 1.0" in (await client.get("/metrics")).text
         assert (await client.post("/v1/completions", json=_asked({"type": "boolean"}))).status_code == 200  # a new process
 
-    run(work, grammar_s=2.0)
+    run(work, grammar_timeout_s=2.0)
 
 
 def test_who_leaves_stops_the_compilation() -> None:
@@ -95,7 +95,7 @@ def test_who_leaves_stops_the_compilation() -> None:
         assert not trial.is_alive
         assert await grammars.get(regex_source("b"), "me") is not None
 
-    run(work, grammar_s=100.0)
+    run(work, grammar_timeout_s=100.0)
 
 
 def test_clients_take_turns() -> None:

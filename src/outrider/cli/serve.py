@@ -25,9 +25,19 @@ _FLAGS = (
     ("max_body_bytes", int, "largest request body"),
     ("timeout_s", float, "longest a request may take"),
     ("drain_s", float, "time for running requests after SIGTERM"),
+    ("header_timeout_s", float, "longest that the headers of a request may take"),
+    ("max_connections", int, "connections of all clients"),
+    ("max_client_connections", int, "connections of one address"),
     ("prefill_tokens", int, "prompt tokens read between two rounds"),
     ("memory_budget", int, "bytes for caches and logits (default: no limit)"),
     ("prefix_bytes", int, "bytes for shared beginnings of prompts; 0 shares nothing"),
+    ("grammar_workers", int, "grammars that are compiled at once"),
+    ("grammar_queue", int, "grammars of one client that may wait to be compiled"),
+    ("grammar_timeout_s", float, "longest that compiling a grammar may take"),
+    ("grammar_bytes", int, "memory that compiling a grammar may take"),
+    ("grammar_cache_bytes", int, "bytes of compiled grammars that are kept"),
+    ("schema_bytes", int, "largest schema or grammar"),
+    ("schema_depth", int, "deepest schema or grammar"),
 )
 
 
@@ -37,7 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--host", default=defaults["host"], help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=defaults["port"], help="0 takes any that is free")
     parser.add_argument("--name", help="what the model is called in the API")
-    parser.add_argument("--api-key", action="append", default=[], help="ask for this key (repeatable; or OUTRIDER_API_KEY)")
+    _add_access(parser)
     parser.add_argument(
         "--learn", action="store_true", help="let the draft model learn from requests; a copy of it, used once it is better"
     )
@@ -55,6 +65,27 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=run)
 
 
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("access")
+    group.add_argument("--api-key", action="append", default=[], help="ask for this key (repeatable; or OUTRIDER_API_KEY)")
+    group.add_argument("--api-key-file", help="JSON file of keys with limits of their own, read again when it changes")
+    group.add_argument("--audit-log", help="file for a line per request: who asked what when, never the text")
+    text = "site whose pages may call the API from a browser (repeatable; '*' for all)"
+    group.add_argument("--cors-origin", action="append", default=[], help=text)
+    group.add_argument("--tls-cert", help="certificate file (PEM): serve HTTPS")
+    group.add_argument("--tls-key", help="its private key file (PEM)")
+
+
+def _settings(arguments: argparse.Namespace) -> ServerSettings:
+    keys = [*arguments.api_key, *filter(None, [os.environ.get("OUTRIDER_API_KEY")])]
+    limits = {name: vars(arguments)[name] for name, *_ in _FLAGS}
+    access = {name: vars(arguments)[name] for name in ("api_key_file", "audit_log", "tls_cert", "tls_key", "grouping")}
+    origins = tuple(arguments.cors_origin)
+    return ServerSettings(
+        host=arguments.host, port=arguments.port, api_keys=tuple(keys), cors_origins=origins, **limits, **access
+    )
+
+
 def _learner(llm: LLM, arguments: argparse.Namespace) -> Learner:
     """Learns in a thread of its own, with a target of its own: passes of the served one belong to the engine's thread."""
     from outrider.train.draft_lm import DraftLM
@@ -69,16 +100,14 @@ def _learner(llm: LLM, arguments: argparse.Namespace) -> Learner:
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        from outrider.server.run import bind, log_as_json, serve
+        from outrider.server.logs import log_as_json
+        from outrider.server.run import bind, serve
         from outrider.server.service import Service
     except ImportError as error:
         raise OptionError(f"serving needs the package {error.name!r}; pip install 'outrider[serve]'") from None
-    keys = [*arguments.api_key, *filter(None, [os.environ.get("OUTRIDER_API_KEY")])]
-    limits = {name: vars(arguments)[name] for name, *_ in _FLAGS}
-    limits["grouping"] = arguments.grouping
-    settings = ServerSettings(host=arguments.host, port=arguments.port, api_keys=tuple(keys), **limits)
+    settings = _settings(arguments)
     listener = bind(settings.host, settings.port)
-    if not settings.is_local and not keys:
+    if not settings.is_local and not settings.api_keys and not settings.api_key_file:
         print("outrider: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
     log_as_json(arguments.log_level)
     llm = load_llm(arguments, page_len=arguments.page_len)
@@ -86,7 +115,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     def ready(port: int) -> None:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        print(f"outrider: {service.name} with {service.llm.method_name} at http://{host}:{port}/ (API: /v1)", flush=True)
+        scheme = "https" if settings.tls_cert else "http"
+        where = f"{scheme}://{host}:{port}/"
+        print(f"outrider: {service.name} with {service.llm.method_name} at {where} (API: /v1)", flush=True)
 
     serve(service, listener, page=live_page(), on_ready=ready)
     return 0

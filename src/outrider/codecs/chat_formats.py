@@ -216,7 +216,7 @@ class HarmonyReader(Reader):
                 self._meaning = None
                 self._held = marker + self._held if marker == "<|channel|>" else self._held
 
-    def _open_text(self, markers: list[str]) -> list[Piece]:
+    def _open_text(self, markers: Collection[str]) -> list[Piece]:
         if self._meaning is None:
             return []
         cut = len(self._held) - _num_open(self._held, markers)

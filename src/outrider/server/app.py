@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,16 +12,18 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
-from outrider.methods import METHODS
 from outrider.server.answers import CompletionAnswer
 from outrider.server.chat_answers import ChatAnswer
 from outrider.server.failures import ApiError
 from outrider.server.guard import Guard
+from outrider.server.information import add_information, add_tokens
 from outrider.server.intake import num_prompts
 from outrider.server.protocol import ChatRequest, CompletionRequest
+from outrider.server.quota import Client
 from outrider.server.service import Service
 
 _LOG = logging.getLogger("outrider.server")
@@ -52,16 +53,24 @@ def create_app(service: Service, page: str = "") -> FastAPI:
         service.close()
 
     app = FastAPI(title="Outrider", version=version("outrider"), lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
+    app.add_middleware(Guard, settings=service.settings, metrics=service.metrics, keys=service.keys, audit=service.audit)
+    if service.settings.cors_origins:
+        origins = list(service.settings.cors_origins)
+        exposed = ["X-Request-Id", "Retry-After"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
+        )
     _add_errors(app)
     _add_generation(app, service)
-    _add_information(app, service, page)
+    add_information(app, service)
+    add_tokens(app, service)
+    _add_page(app, page)
     return app
 
 
-def client_of(http: HttpRequest) -> str:
-    """Who asks: the address it comes from."""
-    return http.client.host if http.client else "local"
+def client_of(http: HttpRequest) -> Client:
+    """Who asks, as the guard found out."""
+    return http.scope["outrider.client"]
 
 
 def _add_generation(app: FastAPI, service: Service) -> None:
@@ -83,36 +92,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         return await service.answer(http, intake.chat(body, client_of(http)), answer, stream=body.stream)
 
 
-def _add_information(app: FastAPI, service: Service, page: str) -> None:
-    card = {"id": service.name, "object": "model", "created": int(time.time()), "owned_by": "outrider"}
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card]}
-
-    @app.get("/v1/models/{name:path}", responses={404: _ERRORS[404]})
-    async def model(name: str) -> dict[str, Any]:
-        service.check_model(name)
-        return card
-
-    @app.get("/v1/speculation")
-    async def speculation() -> dict[str, Any]:
-        """What the page needs to know: methods that can be asked for, and how it goes."""
-        metrics = service.metrics
-        gauges = {"net_speedup": metrics.speed.net, "waiting": service.worker.scheduler.num_waiting}
-        usable = [name for name in METHODS if service.llm.can_compose(name)]
-        return {"model": service.name, "method": service.llm.method_name, "methods": usable, **gauges}
-
-    @app.get("/health")
-    async def health() -> JSONResponse:
-        is_well = service.worker.is_alive and not service.is_draining
-        state = "ok" if is_well else "draining" if service.is_draining else "the engine is not running"
-        return JSONResponse({"status": state, "requests": service.num_active}, 200 if is_well else 503)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
+def _add_page(app: FastAPI, page: str) -> None:
     @app.get("/", response_class=HTMLResponse)
     async def index() -> HTMLResponse:
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})

@@ -94,7 +94,7 @@ class Grammars:
 
     async def _try(self, source: GrammarSource, compiler: GrammarCompiler) -> Tried:
         trial = self._idle.pop() if self._idle else self._new_trial(compiler)
-        seconds = self._settings.grammar_s
+        seconds = self._settings.grammar_timeout_s
         asked = asyncio.get_running_loop().run_in_executor(self._threads, lambda: trial.ask(source.text, seconds=seconds))
         is_well = False
         try:
@@ -132,7 +132,7 @@ def _compiled(compiler: GrammarCompiler, source: GrammarSource) -> Grammar:
         raise grammar_refusal(error) from None
 
 
-def grammar_refusal(error: OutriderError) -> ApiError:
+def grammar_refusal(error: OutriderError, param: str = "response_format") -> ApiError:
     """A grammar that is not taken, in the words of the API."""
     codes = {GrammarTooLargeError: "grammar_too_large", GrammarTooDeepError: "grammar_too_deep"}
-    return ApiError(400, str(error), param="response_format", code=codes.get(type(error), "invalid_grammar"))
+    return ApiError(400, str(error), param=param, code=codes.get(type(error), "invalid_grammar"))

@@ -7,36 +7,43 @@ that sends too much or never finishes costs one waiting coroutine and reaches no
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
+import re
 import time
 import uuid
-from typing import final
+from typing import Any, final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider.server.audit import AuditLog
 from outrider.server.failures import ApiError
+from outrider.server.keys import KeyRing
 from outrider.server.metrics import Metrics
+from outrider.server.quota import Account, Client
 from outrider.server.settings import LOOPBACK, ServerSettings
 
 _LOG = logging.getLogger("outrider.access")
 _BODY_S = 30.0
+_REQUEST_ID = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
+_WATCHING = frozenset({"/health", "/ping", "/metrics", "/load", "/version"})
+"""Asked every few seconds by machines: neither requests nor worth a line in the log."""
 
 
 @final
 class Guard:
     """Keys, hosts, sizes, and the log."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, keys: KeyRing, audit: AuditLog) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
+        self._keys, self._audit = keys, audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status, number = time.perf_counter(), 499, uuid.uuid4().hex[:12]  # 499: the client left before an answer
+        began, status, number = time.perf_counter(), 499, _number(scope)  # 499: the client left before an answer
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -45,27 +52,52 @@ class Guard:
                 message["headers"] = [*message["headers"], (b"x-request-id", number.encode())]
             await send(message)
 
+        account: Account | None = None
         try:
-            self._check(scope)
+            self._check_host(scope)
+            account = self._entered(scope)
             body = await self._body(scope, receive)
             await self._app(scope, _replaying(body, receive), watched)
         except ApiError as error:
             await error.response()(scope, receive, watched)
         finally:
-            seconds = time.perf_counter() - began
-            self._metrics.requests.labels(str(status)).inc()
-            line = {"event": "request", "id": number, "method": scope["method"], "path": scope["path"], "status": status}
-            _LOG.info(json.dumps({**line, "seconds": round(seconds, 4), **scope.get("outrider.log", {})}))
+            told: dict[str, Any] = scope.get("outrider.log", {})
+            if account is not None:
+                account.leave(told.get("prompt_tokens", 0) + told.get("completion_tokens", 0))
+            line = {"id": number, "method": scope["method"], "path": scope["path"], "status": status}
+            self._note(scope, {**line, "seconds": round(time.perf_counter() - began, 4), **told})
 
-    def _check(self, scope: Scope) -> None:
+    def _note(self, scope: Scope, line: dict[str, Any]) -> None:
+        """Count a request, and write who asked what when."""
+        if scope["path"] in _WATCHING:
+            return
+        self._metrics.requests.labels(str(line["status"])).inc()
+        _LOG.info(json.dumps({"event": "request", **line}))
+        if _needs_key(scope["path"]):
+            who: Client | None = scope.get("outrider.client")
+            address = scope["client"][0] if scope.get("client") else "local"
+            self._audit.note({"key": who.name if who else None, "address": address, **line})
+
+    def _check_host(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         host = headers.get("host", "").rpartition(":")[0].strip("[]") or headers.get("host", "")
         if self._settings.is_local and host and host not in LOOPBACK:  # a page elsewhere must not reach us by renaming itself
             raise ApiError(403, f"this server answers only as localhost, not as {host!r}; start it with --host to change that")
-        if self._settings.api_keys and scope["path"].startswith("/v1/"):
-            given = headers.get("authorization", "").removeprefix("Bearer ").encode()
-            if not any(hmac.compare_digest(given, key.encode()) for key in self._settings.api_keys):
-                raise ApiError(401, "a valid API key is needed: send it as 'Authorization: Bearer KEY'")
+
+    def _entered(self, scope: Scope) -> Account | None:
+        """Find out who asks, and let a request of a key in within the key's limits; the account that has to be left again."""
+        scope["outrider.client"] = Client(scope["client"][0] if scope.get("client") else "local")
+        if not self._keys.is_asked_for or not _needs_key(scope["path"]):
+            return None
+        given = Headers(scope=scope).get("authorization", "").removeprefix("Bearer ")
+        account = self._keys.find(given)
+        if account is None:
+            raise ApiError(401, "a valid API key is needed: send it as 'Authorization: Bearer KEY'")
+        scope["outrider.client"] = account.client
+        if scope["method"] != "POST":
+            return None
+        account.enter()
+        return account
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         limit = self._settings.max_body_bytes
@@ -86,6 +118,16 @@ class Guard:
                         return b"".join(chunks)
         except TimeoutError:
             raise ApiError(408, f"the request's body did not come within {_BODY_S:g} s") from None
+
+
+def _needs_key(path: str) -> bool:
+    return path.startswith("/v1/") or path in ("/tokenize", "/detokenize")
+
+
+def _number(scope: Scope) -> str:
+    """The request's own number, where it brought one that can be written into a header and a log."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex[:12]
 
 
 def _too_large(limit: int) -> ApiError:

@@ -6,7 +6,7 @@ Grammars are compiled and prompts are encoded off the event loop; what is too lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,8 @@ from outrider.server.messages import joined_text, plain_message
 from outrider.server.metrics import Metrics
 from outrider.server.order import DEFAULT_LANE, Order, PredictedLane
 from outrider.server.parameters import grammar_source, sampling_params, with_seed
-from outrider.server.protocol import ChatRequest, CompletionRequest, SamplingFields, Speculation
+from outrider.server.protocol import ChatMessage, ChatRequest, CompletionRequest, SamplingFields, Speculation
+from outrider.server.quota import Client
 from outrider.server.settings import ServerSettings
 from outrider.server.tools import ToolPlan, plan_tools
 
@@ -62,13 +63,14 @@ class Intake:
         self.grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def completion(self, body: CompletionRequest, client: str) -> Order:
+    async def completion(self, body: CompletionRequest, client: Client) -> Order:
         num_each = max(body.n, body.best_of or 1)
         if num_each > body.n and body.stream:
             raise ApiError(400, "best_of chooses among whole answers, so it cannot stream; leave one out", param="best_of")
         prompts = _prompts(body.prompt)
         grammar = await self._grammar(body, client, ToolPlan())
-        tokens = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        most = self._most_tokens(client)
+        tokens = min(_COMPLETION_TOKENS, most) if body.max_tokens is None else self._checked(body.max_tokens, most)
         logprobs = 0 if num_each > body.n and body.logprobs is None else body.logprobs
         params = self._params(body, max_tokens=tokens, logprobs=logprobs, grammar=grammar)
         scored = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
@@ -77,13 +79,13 @@ class Intake:
         encode = [partial(self._encode_prompt, body, prompt) for prompt in prompts]
         return await self._finish(_Draft(body, params, num_each, known), encode)
 
-    async def chat(self, body: ChatRequest, client: str) -> Order:
+    async def chat(self, body: ChatRequest, client: Client) -> Order:
         plan = plan_tools(body)
         grammar = await self._grammar(body, client, plan)
-        asked = body.max_completion_tokens or body.max_tokens or self._settings.default_tokens
-        params = self._params(
-            body, max_tokens=asked, logprobs=(body.top_logprobs or 0) if body.logprobs else None, grammar=grammar
-        )
+        asked, most = body.max_completion_tokens or body.max_tokens, self._most_tokens(client)
+        tokens = min(self._settings.default_tokens, most) if asked is None else self._checked(asked, most)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        params = self._params(body, max_tokens=tokens, logprobs=logprobs, grammar=grammar)
         text = await self._off_loop(partial(self._chat_text, body, plan))
         params, reader = self._reader(params, plan, text)
         known = replace(_order_of(body), function=plan.function, new_reader=reader, is_legacy=plan.is_legacy)
@@ -92,19 +94,40 @@ class Intake:
         encode = partial(self._encode, text, truncate=body.truncate_prompt_tokens, special=is_plain)
         return await self._finish(_Draft(body, params, body.n, known), [lambda: (encode(), text)])
 
+    async def tokens_of(
+        self, text: str | None, messages: Sequence[ChatMessage] | None, *, special: bool, is_open: bool
+    ) -> list[int]:
+        """Tokens of a text, or of a conversation that ``is_open`` for the assistant's next turn."""
+
+        def encoded() -> list[int]:
+            if messages is None:
+                return self._llm.codec.encode_within(text or "", _TRUNCATED * self._longest, add_special_tokens=special)
+            said = self._conversation([plain_message(message) for message in messages], {"add_generation_prompt": is_open})
+            return self._llm.codec.encode_within(said, _TRUNCATED * self._longest, add_special_tokens=False)
+
+        return await self._off_loop(encoded)
+
+    async def text_of(self, token_ids: Sequence[int]) -> str:
+        return await self._off_loop(lambda: self._llm.codec.decode(token_ids))
+
     async def _off_loop(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, _refusing, work)
 
-    async def _grammar(self, body: SamplingFields, client: str, plan: ToolPlan) -> Grammar | None:
+    async def _grammar(self, body: SamplingFields, client: Client, plan: ToolPlan) -> Grammar | None:
         source = grammar_source(body, self._limits, schema=plan.schema())
-        return None if source is None else await self.grammars.get(source, client)
+        return None if source is None else await self.grammars.get(source, client.name)
+
+    def _most_tokens(self, client: Client) -> int:
+        return min(self._settings.max_tokens, client.max_tokens or self._settings.max_tokens)
+
+    def _checked(self, asked: int, most: int) -> int:
+        if asked > most:
+            raise ApiError(400, f"max_tokens = {asked} is more than is allowed here; use at most {most}", param="max_tokens")
+        return asked
 
     def _params(
         self, body: SamplingFields, *, max_tokens: int, logprobs: int | None, grammar: Grammar | None
     ) -> SamplingParams:
-        if max_tokens > self._settings.max_tokens:
-            message = f"max_tokens = {max_tokens} is more than this server allows; use at most {self._settings.max_tokens}"
-            raise ApiError(400, message, param="max_tokens")
         size, codec = self._llm.target.vocab_size, self._llm.codec
         make = partial(sampling_params, body, codec, max_tokens=max(1, max_tokens), logprobs=logprobs, vocab_size=size)
         return _refusing(lambda: make(grammar=grammar))
@@ -156,21 +179,23 @@ class Intake:
         return ids, codec.decode(ids) if body.echo else ""
 
     def _chat_text(self, body: ChatRequest, plan: ToolPlan) -> str:
-        messages = [plain_message(message) for message in body.messages]
+        variables = dict(body.chat_template_kwargs or {})
+        if {"messages", "tools"} & set(variables):
+            message = "chat_template_kwargs cannot hold messages or tools; send them as fields"
+            raise ApiError(400, message, param="chat_template_kwargs")
+        if plan.specs:
+            variables["tools"] = plan.for_template()
+        if body.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", body.reasoning_effort)
+        return self._conversation([plain_message(message) for message in body.messages], variables)
+
+    def _conversation(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """A conversation as the model reads it."""
         codec, size = self._llm.codec, sum(len(str(message["content"])) for message in messages)
         if size > _TRUNCATED * self._longest * codec.longest_token:
             raise RequestError(f"the messages have {size} characters, far more than the model's context holds; shorten them")
         if codec.chat_template is None:  # a base model: it continues what was said
             return "\n".join(str(message["content"]) for message in messages)
-        variables = dict(body.chat_template_kwargs or {})
-        if {"messages", "tools"} & set(variables):
-            raise ApiError(
-                400, "chat_template_kwargs cannot hold messages or tools; send them as fields", param="chat_template_kwargs"
-            )
-        if plan.specs:
-            variables["tools"] = plan.for_template()
-        if body.reasoning_effort is not None:
-            variables.setdefault("reasoning_effort", body.reasoning_effort)
         return codec.chat_text(messages, **variables)
 
     def _reader(self, params: SamplingParams, plan: ToolPlan, text: str) -> tuple[SamplingParams, Callable[[], Reader] | None]:

@@ -60,34 +60,30 @@ def with_seed(params: SamplingParams, offset: int) -> SamplingParams:
 
 def grammar_source(body: SamplingFields, limits: SourceLimits, *, schema: Mapping[str, Any] | None) -> GrammarSource | None:
     """The one grammar that a request names; ``schema`` is that of the tools it has to call."""
-    asked = [(name, value) for name, value in _grammars_of(body) if value is not None]
+    asked = [(param, kind, value) for param, kind, value in _grammars_of(body) if value is not None]
     if schema is not None:
-        asked.append(("tool_choice", lambda: _schema(schema, limits)))
+        asked.append(("tool_choice", "json", schema))
     if len(asked) > 1:
-        names = " and ".join(name for name, _ in asked)
+        names = " and ".join(param for param, *_ in asked)
         raise ApiError(400, f"{names} both constrain the answer; leave one of them out", param=asked[1][0])
     if not asked:
         return None
-    name, value = asked[0]
+    param, kind, value = asked[0]
     try:
-        return value() if callable(value) else _source(name.rpartition("_")[2].rpartition(".")[2], value, limits)
+        return _source(kind, value, limits)
     except OutriderError as error:
-        raise grammar_refusal(error) from None
+        raise grammar_refusal(error, param) from None
 
 
-def _grammars_of(body: SamplingFields) -> list[tuple[str, Any]]:
-    structured = body.structured_outputs
-    named: list[tuple[str, Any]] = [("response_format.json", _format_schema(body))]
-    named += [(f"guided_{kind}", vars(body)[f"guided_{kind}"]) for kind in ("json", "regex", "choice", "grammar")]
-    if structured is not None:
-        given = {
-            "json": structured.json_,
-            "regex": structured.regex,
-            "choice": structured.choice,
-            "grammar": structured.grammar,
-        }
-        named += [(f"structured_outputs.{kind}", value) for kind, value in given.items()]
-        named.append(("structured_outputs.json", {"type": "object"} if structured.json_object else None))
+def _grammars_of(body: SamplingFields) -> list[tuple[str, str, Any]]:
+    """Field, kind and value of every way to name a grammar."""
+    named: list[tuple[str, str, Any]] = [("response_format", "json", _format_schema(body))]
+    named += [(f"guided_{kind}", kind, vars(body)[f"guided_{kind}"]) for kind in ("json", "regex", "choice", "grammar")]
+    given = body.structured_outputs
+    if given is not None:
+        kinds = {"json": given.json_, "regex": given.regex, "choice": given.choice, "grammar": given.grammar}
+        named += [("structured_outputs", kind, value) for kind, value in kinds.items()]
+        named.append(("structured_outputs", "json", {"type": "object"} if given.json_object else None))
     return named
 
 

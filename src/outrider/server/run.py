@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from typing import final
+from functools import partial
+from typing import Any, cast, final
 
 import uvicorn
 
 from outrider.core.errors import OptionError
 from outrider.server.app import create_app
+from outrider.server.connections import Door, GuardedProtocol
+from outrider.server.logs import log_loop_errors
 from outrider.server.service import Service
-
-
-@final
-class _JsonLines(logging.Formatter):
-    """A JSON object per line; messages that are one already are merged in."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()
-        body = json.loads(message) if message.startswith("{") else {"event": message}
-        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "level": record.levelname.lower(), **body}
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
 
 
 @final
@@ -39,14 +26,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def log_as_json(level: str = "info") -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(_JsonLines())
-    logger = logging.getLogger("outrider")
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(level.upper())
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -71,8 +50,12 @@ def serve(service: Service, listener: socket.socket, *, page: str = "", on_ready
         access_log=False,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         timeout_keep_alive=30,
-        backlog=1024,
+        backlog=256,
         lifespan="on",
+        http=cast(Any, partial(GuardedProtocol, door=Door.of(settings))),
+        ws="none",
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
     asyncio.run(_serve(_Server(config), service, listener, on_ready))
 
@@ -84,6 +67,7 @@ async def _serve(server: _Server, service: Service, listener: socket.socket, on_
         service.is_draining = server.should_exit = True
 
     loop = asyncio.get_running_loop()
+    log_loop_errors(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, drain)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))

@@ -27,8 +27,10 @@ from outrider.engine.memory import MemoryModel
 from outrider.engine.scheduler import Scheduler, Slots
 from outrider.methods import METHODS
 from outrider.server.answers import Answer
+from outrider.server.audit import AuditLog
 from outrider.server.failures import ApiError, busy, late
 from outrider.server.intake import Intake
+from outrider.server.keys import KeyRing
 from outrider.server.learning import Lessons
 from outrider.server.metrics import Metrics
 from outrider.server.order import DEFAULT_LANE, Order, PredictedLane
@@ -51,6 +53,8 @@ class Service:
         """``learner`` is told what ended, and may exchange the draft model for a better one (``server/learning.py``)."""
         self.llm, self.settings = llm, settings
         self.name = name or ("outrider-bundled" if llm.model_name == bundled_path("target") else Path(llm.model_name).name)
+        self.keys = KeyRing(settings.api_keys, Path(settings.api_key_file) if settings.api_key_file else None)
+        self.audit = AuditLog(Path(settings.audit_log) if settings.audit_log else None)
         self.metrics = Metrics()
         self.intake = Intake(llm, settings, self.metrics)
         self._memory = _memory_model(llm, settings)
@@ -85,6 +89,7 @@ class Service:
         """Stop the engine and end the processes that compile grammars."""
         self.worker.stop()
         self.intake.close()
+        self.audit.close()
 
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.name):

@@ -42,11 +42,25 @@ class ServerSettings:
     grouping: str = "ragged"
     """Which rows share a round (``engine/grouping.py``)."""
 
+    api_key_file: str | None = None
+    """Keys with limits of their own (``keys.py``); read again when it changes."""
+    audit_log: str | None = None
+    """File that gets a line for every request: who asked what when, never the text."""
+    cors_origins: tuple[str, ...] = ()
+    """Sites whose pages may call the API from a browser; "*" for all."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    header_timeout_s: float = 10.0
+    """Longest that the headers of a request may take."""
+    max_connections: int = 2048
+    """Connections of all clients; fewer where the process may not have so many files."""
+    max_client_connections: int = 1024
+    """Connections of one address."""
     grammar_workers: int = 2
     """Grammars that are compiled at once, each tried in a process of its own first."""
     grammar_queue: int = 16
     """Grammars of one client that may wait to be compiled."""
-    grammar_s: float = 3.0
+    grammar_timeout_s: float = 3.0
     """Longest that compiling a grammar may take."""
     grammar_bytes: int = 512_000_000
     """Memory that compiling a grammar may take."""
@@ -58,6 +72,8 @@ class ServerSettings:
     """Deepest one."""
 
     def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise OptionError("TLS needs both --tls-cert and --tls-key; give the other one too")
         for item in fields(self):
             value = vars(self)[item.name]
             low = 0 if item.name in ("port", "prefix_bytes") else 1e-9

@@ -152,6 +152,7 @@ class Worker:
         try:
             choices = self._choices(ticket.order)
         except Exception as error:  # whatever it is, it came with this order
+            self._retire(ticket.order)
             ticket.tell(self._failure(error))
             return
         ticket.choices = choices
@@ -213,10 +214,13 @@ class Worker:
         return len(left)
 
     def _forget(self, number: int) -> None:
-        lane = self._tickets[number].order.lane
+        order = self._tickets[number].order
         del self._tickets[number], self._transcripts[number]
-        if isinstance(lane, PredictedLane):
-            self.scheduler.retire(lane)
+        self._retire(order)
+
+    def _retire(self, order: Order) -> None:
+        if isinstance(order.lane, PredictedLane):
+            self.scheduler.retire(order.lane)
 
     def _hand_out(self, reports: Sequence[RoundReport]) -> None:
         for report in reports:
@@ -230,14 +234,16 @@ class Worker:
         try:
             if step.state.failure is not None:
                 raise step.state.failure
-            ticket.tell(self._transcripts[step.request].advance(step))
+            added = self._transcripts[step.request].advance(step)
         except Exception as error:
             self._drop(ticket)
             ticket.tell(self._failure(error))
             return
         if step.state.is_finished:
-            self.lessons.ended(step.state)
             self._forget(step.request)
+        ticket.tell(added)
+        if step.state.is_finished:
+            self.lessons.ended(step.state)
 
     def _failure(self, error: Exception) -> ApiError:
         """What one order is told of its own failure: what it asked for was not possible, or we have a defect."""

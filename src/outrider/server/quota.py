@@ -1,0 +1,96 @@
+"""What one key may use: requests and tokens a minute, requests at once, tokens of an answer.
+
+Requests and tokens are buckets that fill up evenly over a minute. A request is let in while there is something in the bucket of
+tokens, and pays for what it took when it is over; a bucket below zero has to fill up before the next one is let in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from outrider.server.failures import ApiError
+
+
+@dataclass(frozen=True)
+class Client:
+    """Who asks."""
+
+    name: str
+    """The key's name, or the address where no key is asked for: who shares queues fairly with whom."""
+    max_tokens: int | None = None
+    """Most tokens of an answer, where the key has a limit of its own."""
+
+
+@final
+class Bucket:
+    """So much a minute, spent in bursts of up to a minute's worth."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self._most, self._clock = float(per_minute), clock
+        self._level, self._at = self._most, clock()
+
+    def wait_s(self, amount: float = 0.0) -> float:
+        """Seconds until there is so much and something left; 0 if there is."""
+        self._fill()
+        missing = max(amount - self._level, 0.0) if amount else float(self._level <= 0) - min(self._level, 0.0)
+        return missing * 60.0 / self._most
+
+    def take(self, amount: float) -> None:
+        self._fill()
+        self._level -= amount
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._level = min(self._most, self._level + (now - self._at) * self._most / 60.0)
+        self._at = now
+
+
+@final
+class Account:
+    """What a key has used."""
+
+    def __init__(self, name: str, limits: Mapping[str, int | None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name, self.num_running, self._clock = name, 0, clock
+        self.set_limits(limits)
+
+    def set_limits(self, limits: Mapping[str, int | None]) -> None:
+        """Begin a new minute with these limits; what runs goes on and is counted."""
+        self.limits = dict(limits)
+        requests, tokens = self.limits.get("requests_per_minute"), self.limits.get("tokens_per_minute")
+        self._requests = Bucket(requests, self._clock) if requests else None
+        self._tokens = Bucket(tokens, self._clock) if tokens else None
+
+    @property
+    def client(self) -> Client:
+        return Client(self.name, self.limits.get("max_tokens"))
+
+    def enter(self) -> None:
+        """Let a request in, or say when to come again. Whoever entered has to ``leave``."""
+        most = self.limits.get("max_concurrent")
+        if most is not None and self.num_running >= most:
+            raise _over(f"this key has {most} requests running already", 1.0)
+        if self._requests is not None:
+            self._check(self._requests, 1.0, "requests")
+        if self._tokens is not None:
+            self._check(self._tokens, 0.0, "tokens")
+        if self._requests is not None:
+            self._requests.take(1.0)
+        self.num_running += 1
+
+    def leave(self, num_tokens: int) -> None:
+        """A request is over, and took so many tokens, prompt and answer."""
+        self.num_running -= 1
+        if self._tokens is not None:
+            self._tokens.take(num_tokens)
+
+    def _check(self, bucket: Bucket, amount: float, noun: str) -> None:
+        wait = bucket.wait_s(amount)
+        if wait > 0:
+            raise _over(f"this key has used its {self.limits[f'{noun}_per_minute']} {noun} a minute", wait)
+
+
+def _over(what: str, retry_s: float) -> ApiError:
+    return ApiError(429, f"{what}; try again in {max(1, round(retry_s))} s", kind="rate_limit_error", retry_s=retry_s)
