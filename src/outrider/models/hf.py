@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from outrider.core.draft import Resume
 from outrider.core.errors import ModelError, OptionError
-from outrider.core.interfaces import Cache, Target
+from outrider.core.interfaces import Cache
+from outrider.core.resume import Resume
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.attention.padded import padded_bias
 from outrider.models.hf_cache import HFCache
-from outrider.models.hf_check import check_model
+from outrider.models.hf_check import AdaptedModel, check_model
 from outrider.models.prefill import chunks_of, joined_taps
 
 _CHUNK = 512
@@ -31,7 +31,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 @final
-class HFModel(Target):
+class HFModel(AdaptedModel):
     """A transformers model behind our interface."""
 
     def __init__(self, model: Any, name: str = "model", *, max_len: int | None = None) -> None:

@@ -11,17 +11,17 @@ A model that breaks one is refused with the reason; nothing is scored wrongly in
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.core.errors import ModelError
+from outrider.core.interfaces import Target
 from outrider.core.tree import TokenTree
-
-if TYPE_CHECKING:
-    from outrider.models.hf import HFModel
+from outrider.models.hf_cache import HFCache
 
 _BRANCHES, _DEEP = [-1, 0, 0, 1, 2, 4], [-1, 0, 1, 2, 3, 4, 5, 6, 7, 3, 9, 10]
 _PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4], [2, 7])
@@ -29,7 +29,20 @@ _FAR = 4
 """Tokens of the rows that are put at both ends of the context."""
 
 
-def check_model(model: HFModel, raw: Any) -> None:
+class AdaptedModel(Target, ABC):
+    """What the checks need of a model behind the adapter."""
+
+    name: str
+
+    @abstractmethod
+    def new_cache(self, batch_size: int) -> HFCache: ...
+
+    @abstractmethod
+    def masks_of(self, mask: Tensor) -> Any:
+        """The attention masks of a pass, as the model takes them, from an additive [B, 1, N, S] one."""
+
+
+def check_model(model: AdaptedModel, raw: Any) -> None:
     """Refuse a model that does not do what the adapter promises. ``raw`` is the transformers model."""
     reason = _known_reason(raw)
     if reason is not None:
@@ -51,7 +64,7 @@ def _known_reason(raw: Any) -> str | None:
     return None
 
 
-def _check_trees(model: HFModel, raw: Any, parents: Sequence[int]) -> None:
+def _check_trees(model: AdaptedModel, raw: Any, parents: Sequence[int]) -> None:
     """Two ragged rows of trees against their sequences written out, so that mask and positions both matter."""
     prompts = [prompt[: max(1, min(len(prompt), model.max_len - len(parents) - 1))] for prompt in _PROMPTS]
     rows = [[(token + row) % model.vocab_size for token in range(5, 5 + len(parents))] for row in range(2)]
@@ -79,7 +92,7 @@ def _check_trees(model: HFModel, raw: Any, parents: Sequence[int]) -> None:
                 )
 
 
-def _check_company(model: HFModel, raw: Any) -> None:
+def _check_company(model: AdaptedModel, raw: Any) -> None:
     """A row at the end of the context beside one at its beginning, against each of them alone."""
     near = torch.arange(_FAR, device=model.device)[None]
     far = near + max(0, model.max_len - _FAR)
