@@ -1,41 +1,25 @@
 """Which methods run as captured rounds on a GPU, and the choice between them and the engine.
 
-A method whose target, drafter, rule and policy all have a twin that stays on the device takes whole rounds as one graph
-(``engine/overlap.py``). Everything else, and every request that asks for more than a temperature, takes the engine, whose
-passes are graphs too. The text is the same either way.
+Target, drafter, rule and policy each declare whether they can be part of a captured round. A method whose parts all can takes
+whole rounds as one graph (``engine/overlap.py``). Everything else, and every request that asks for more than a temperature,
+takes the engine, whose passes are graphs too. The text is the same either way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, cast, final
 from weakref import WeakKeyDictionary
 
-from outrider.acceptance import Coupled
-from outrider.core.device_round import DeviceDrafter
-from outrider.core.draft import Draws
-from outrider.core.interfaces import Drafter, Target
+from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.report import Progress
 from outrider.core.request import Request
-from outrider.drafters.copying.prompt_lookup import PromptLookup
-from outrider.drafters.heads.eagle import Eagle
-from outrider.drafters.model.best_first import BestFirst, BestFirstOptions
-from outrider.drafters.model.draft_model import DraftModel
-from outrider.drafters.model.draft_tree import DraftTree
-from outrider.drafters.plain import NullDrafter
-from outrider.drafters.trees.shape import TreeShape
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
-from outrider.policies.adaptive import Adaptive
-from outrider.policies.fixed import Fixed
-from outrider.policies.heuristic import Heuristic
 
 if TYPE_CHECKING:
     from outrider.engine.graphs import RoundGraphs
-    from outrider.models.gpu.best_first import Search
-    from outrider.models.gpu.decoder import FastDecoder
 
 
 @final
@@ -71,9 +55,15 @@ class Rounds:
             return
         from outrider.engine.overlap import num_slots
 
-        guesses = [graphs.most_guesses] if isinstance(method.policy, Fixed) else [*range(graphs.most_guesses + 1)]
+        guesses = [*range(graphs.most_guesses + 1)] if self._varies(method) else [graphs.most_guesses]
         for count, _ in enumerate(graphs.prepare(num_slots(batch_size), num_tokens, guesses=guesses), 1):
             yield count, len(guesses)
+
+    @staticmethod
+    def _varies(method: Method) -> bool:
+        """The draft length changes from round to round, so that a round is captured for each."""
+        shape = method.policy.captured_shape()
+        return shape is not None and shape.nodes is None
 
     def _graphs_of(self, method: Method) -> RoundGraphs | None:
         if method not in self._graphs:
@@ -83,76 +73,13 @@ class Rounds:
 
 def captured(method: Method, target: Target) -> RoundGraphs | None:
     """The method as captured rounds; None where a part of it has no twin on the device."""
-    policy = method.policy
-    if not isinstance(method.rule, Coupled) or not isinstance(policy, Fixed | Adaptive | Heuristic):
+    shape = method.policy.captured_shape()
+    if shape is None or not method.rule.can_be_captured or not target.can_be_captured:
         return None
     from outrider.engine.graphs import RoundGraphs
-    from outrider.models.gpu.decoder import FastDecoder
 
-    if not isinstance(target, FastDecoder):
-        return None
-    if isinstance(method.drafter, NullDrafter):
-        return RoundGraphs(target, None, policy, most_guesses=0)
-    drafter = _twin(method.drafter, policy, target)
-    most = policy.options.num_draft_tokens
-    return None if drafter is None else RoundGraphs(target, drafter, policy, most_guesses=most)
-
-
-def _twin(drafter: Drafter, policy: Fixed | Adaptive | Heuristic, target: FastDecoder) -> DeviceDrafter | None:
-    from outrider.models.gpu.branches import DeviceTree
-    from outrider.models.gpu.chain import DeviceChain
-    from outrider.models.gpu.decoder import FastDecoder
-    from outrider.models.gpu.draft_search import DeviceBestFirst
-    from outrider.models.gpu.lookup import DeviceLookup
-
-    if isinstance(drafter, PromptLookup):
-        return DeviceLookup(min_ngram=drafter.options.min_ngram, max_ngram=drafter.options.max_ngram)
-    if isinstance(drafter, Eagle):
-        return _eagle(drafter, policy, target) if isinstance(policy, Fixed) else None
-    if not isinstance(drafter, DraftModel | DraftTree | BestFirst) or drafter.draws is not Draws.DETERMINISTIC:
-        return None
-    model = drafter.model
-    if not isinstance(model, FastDecoder):
-        return None
-    if isinstance(drafter, DraftModel):
-        return DeviceChain(model, vocab_size=drafter.vocab_size)
-    if not isinstance(policy, Fixed):  # a captured tree has one size
-        return None
-    if isinstance(drafter, BestFirst):
-        search = _search(drafter.options, policy)
-        fits = drafter.options.perturb and search.fits
-        return DeviceBestFirst(model, vocab_size=drafter.vocab_size, search=search) if fits else None
-    if not drafter.drawing.perturb:
-        return None
-    tree = _cut(drafter.tree, policy)
-    return DeviceTree(model, vocab_size=drafter.vocab_size, parents=tree.parents, ranks=_ranks(tree))
-
-
-def _eagle(drafter: Eagle, policy: Fixed, target: FastDecoder) -> DeviceDrafter | None:
-    from outrider.models.gpu.eagle import BestFirstEagle, StaticEagle
-    from outrider.models.gpu.head_layer import FastHead
-
-    if not FastHead.can_run(drafter.head):
-        return None
-    if drafter.static_tree is not None:
-        tree = _cut(drafter.static_tree, policy)
-        return StaticEagle(drafter.head, target, parents=tree.parents, ranks=_ranks(tree))
-    search = None if drafter.search is None else _search(drafter.search, policy)
-    return None if search is None or not search.fits else BestFirstEagle(drafter.head, target, search=search)
-
-
-def _search(options: BestFirstOptions, policy: Fixed) -> Search:
-    from outrider.models.gpu.best_first import Search
-
-    depth, nodes = policy.options.num_draft_tokens, policy.options.num_tree_nodes or policy.options.num_draft_tokens
-    search = Search(depth, nodes + 1, options.width, options.num_children, options.tau)
-    return replace(search, num_nodes=min(search.num_nodes, search.pool_size))
-
-
-def _cut(tree: TreeShape, policy: Fixed) -> TreeShape:
-    options = policy.options
-    return tree.within(options.num_tree_nodes or options.num_draft_tokens, options.num_draft_tokens)
-
-
-def _ranks(tree: TreeShape) -> list[int]:
-    return [path[-1] if path else 0 for path in tree.paths]
+    fast = cast(Any, target)
+    if method.drafter.never_guesses:
+        return RoundGraphs(fast, None, method.policy, most_guesses=0)
+    twin = method.drafter.device_twin(shape, target)
+    return None if twin is None else RoundGraphs(fast, twin, method.policy, most_guesses=shape.depth)

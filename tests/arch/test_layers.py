@@ -125,6 +125,21 @@ def test_engine_knows_no_method() -> None:
             assert found is None, f"{path} names {found and found.group()}"
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_nobody_asks_for_a_part_by_its_class(path: Path) -> None:
+    """What a drafter, rule or policy can do is declared by it; ``isinstance`` on its class is for its own folder."""
+    from outrider.methods import METHODS, POLICIES, RULES
+
+    homes = {row.drafter.__name__: "drafters" for row in METHODS.values()}
+    homes |= {row.rule.__name__: "acceptance" for row in RULES.values()}
+    homes |= {row.build.__name__: "policies" for row in POLICIES.values()}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            asked = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+            foreign = {name for name in asked & set(homes) if homes[name] != layer_of(path)}
+            assert not foreign, f"{path}:{node.lineno} asks for {foreign}"
+
+
 def test_public_names_are_pinned() -> None:
     import outrider
 

@@ -64,6 +64,16 @@ class SlotTrees:
     """[B, N, P] int32 ancestor-or-self at every depth; beyond a node's own, anything in the tree."""
 
 
+@dataclass(frozen=True)
+class CapturedShape:
+    """How large a policy lets captured rounds grow. A round is captured once for every size, so sizes are known beforehand."""
+
+    depth: int
+    """Most guesses along a path."""
+    nodes: int | None
+    """Guesses of trees that all have one size; None where the length changes from round to round."""
+
+
 class DeviceDrafter(ABC):
     """Guesses chains of any length, or trees of a fixed size, inside a captured round."""
 

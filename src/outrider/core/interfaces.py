@@ -20,12 +20,14 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.plan import Plan
 from outrider.core.random_source import RandomSource
 from outrider.core.resume import Resume
 from outrider.core.rng import Choose, GumbelStream, Noise, gumbel_stream
 from outrider.core.row_draft import RowDraft
+from outrider.core.row_state import RowState, Stateless
 from outrider.core.sampling import Law, Sampler
 from outrider.core.scores import Scores
 from outrider.core.stopping import Doubt, StopRule
@@ -99,6 +101,8 @@ class Target(ABC):
     is_invariant: bool = False
     """A node's scores are the same bits whatever shares its pass: other nodes, other requests, however many. Speculative text
     is then plain text, and a batch's text that of a request alone, in every number format."""
+    can_be_captured: bool = False
+    """Its passes can be part of a round that is captured as one graph (``core/device_round.py``)."""
     choose: Choose | None = None
     """How it makes choices with them, where it has a way of its own."""
 
@@ -187,32 +191,6 @@ class Observation:
         return self.draft_seconds + self.score_seconds if self.round_seconds is None else self.round_seconds
 
 
-class RowState(ABC):
-    """State of B rows that can be narrowed, repeated and joined as requests leave, fork and arrive."""
-
-    @abstractmethod
-    def fork(self, rows: Sequence[int]) -> RowState: ...
-
-    @abstractmethod
-    def join(self, other: Any) -> RowState: ...
-
-    def narrow(self, rows: Sequence[int]) -> RowState:
-        """As ``fork``, for a state that is given up (see ``Cache.narrow``)."""
-        return self.fork(rows)
-
-
-class Stateless(RowState):
-    """State of a part that remembers nothing."""
-
-    def fork(self, rows: Sequence[int]) -> Stateless:
-        del rows
-        return self
-
-    def join(self, other: Any) -> Stateless:
-        del other
-        return self
-
-
 class Drafter(ABC):
     """Proposes trees."""
 
@@ -222,6 +200,8 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
     """Target layers whose hidden states it reads: of the prompt, and of rounds unless ``round_taps`` says otherwise."""
     draws: Draws
+    never_guesses: ClassVar[bool] = False
+    """Rounds with it are plain decoding."""
 
     @abstractmethod
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Any:
@@ -240,6 +220,11 @@ class Drafter(ABC):
         draft = self.propose(state, context, plan)
         draft.tree.check(context.sampler.vocab_size, type(self).__name__)
         return draft
+
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        """This drafter as part of a captured round of ``target``; None where the host has to ask it."""
+        del shape, target
+        return None
 
     def round_taps(self, state: Any) -> tuple[int, ...]:
         """Those that it will read of this round, after ``propose``: states nobody reads take time to keep."""
@@ -267,6 +252,8 @@ class AcceptanceRule(ABC):
     shape: ClassVar[Shape]
     """TREE: walks any tree. CHAIN: only chains."""
     lossless: ClassVar[bool]
+    can_be_captured: ClassVar[bool] = False
+    """Captured rounds walk by this rule."""
     keeps_seed: ClassVar[bool] = False
     """The text is plain decoding's with the same seed, token for token, and not only drawn from the same law."""
 
@@ -290,3 +277,7 @@ class Policy(ABC):
     @abstractmethod
     def update(self, state: Any, observation: Observation) -> None:
         """Learn from a round."""
+
+    def captured_shape(self) -> CapturedShape | None:
+        """How large captured rounds get under this policy; None where a plan needs more than the last round's outcome."""
+        return None

@@ -18,6 +18,7 @@ class NullDrafter(Drafter):
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID, Draws.WITHOUT_REPLACEMENT)
     shape: ClassVar = Shape.CHAIN
+    never_guesses: ClassVar = True
 
     def __init__(self, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         self.draws = draws

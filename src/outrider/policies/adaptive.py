@@ -33,6 +33,7 @@ from itertools import accumulate
 from operator import mul
 from typing import final
 
+from outrider.core.device_round import CapturedShape
 from outrider.core.interfaces import Doubt, Observation, Plan, Policy, RowState
 from outrider.core.reason import Reason, ReasonCode
 from outrider.policies.checks import check_between, check_count, check_nodes
@@ -222,6 +223,9 @@ class Adaptive(Policy):
             state.is_probe = False
             return self._take(state, state.best, self._why(state))
         return state.plan
+
+    def captured_shape(self) -> CapturedShape:
+        return CapturedShape(self.options.num_draft_tokens, None)
 
     def _probe_or_not(self, state: _State, outlook: Outlook) -> Plan:
         probe = self._probe(state, outlook)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from outrider.core.device_round import CapturedShape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Observation, Plan, Policy, Stateless
 from outrider.core.reason import Reason, ReasonCode
@@ -46,6 +47,10 @@ class Fixed(Policy):
         lengths = (self.options.num_draft_tokens,) * num_rows
         nodes = self.options.num_tree_nodes
         return Plan(lengths, lengths if nodes is None else (nodes,) * num_rows, reason=self._reason)
+
+    def captured_shape(self) -> CapturedShape:
+        options = self.options
+        return CapturedShape(options.num_draft_tokens, options.num_tree_nodes or options.num_draft_tokens)
 
     def update(self, state: Stateless, observation: Observation) -> None:
         del state, observation

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from outrider.core.device_round import CapturedShape
 from outrider.core.interfaces import Observation, Plan, Policy, RowState
 from outrider.policies.checks import check_count, check_nodes, check_order
 from outrider.policies.lengths import depths_of, plan_of
@@ -77,6 +78,9 @@ class Heuristic(Policy):
         state.lengths = [
             self._next(length, drafted, accepted) for length, (drafted, accepted) in zip(state.lengths, outcomes, strict=True)
         ]
+
+    def captured_shape(self) -> CapturedShape:
+        return CapturedShape(self.options.num_draft_tokens, None)
 
     def _next(self, length: int, drafted: int, accepted: int) -> int:
         if drafted == 0:

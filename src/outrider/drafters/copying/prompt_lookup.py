@@ -15,9 +15,10 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 
@@ -104,6 +105,12 @@ class PromptLookup(Drafter):
 
     def __init__(self, options: PromptLookupOptions | None = None) -> None:
         self.options = options or PromptLookupOptions()
+
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter:
+        from outrider.models.gpu.lookup import DeviceLookup  # needs triton
+
+        del shape, target
+        return DeviceLookup(min_ngram=self.options.min_ngram, max_ngram=self.options.max_ngram)
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> NgramState:
         del taps

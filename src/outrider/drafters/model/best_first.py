@@ -17,10 +17,11 @@ ones are ordered by age, so what is kept is always a tree.
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 from torch import Tensor
 
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws
 from outrider.core.guessing_target import GuessingTarget, TreeSearch
 from outrider.core.interfaces import Context, Drafter, Plan, Target
@@ -43,6 +44,18 @@ class BestFirst(TreeDrafter):
     def __init__(self, model: Target, options: BestFirstOptions | None = None, *, vocab_size: int) -> None:
         super().__init__(model, vocab_size=vocab_size, draws=Draws.DETERMINISTIC)
         self.options = options or BestFirstOptions()
+
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        """Where the tree always has the same size, and candidates are ranked with the target's noise."""
+        del target
+        if shape.nodes is None or not self.model.can_be_captured or not self.options.perturb:
+            return None
+        from outrider.models.gpu.best_first import search_of  # needs triton
+        from outrider.models.gpu.draft_search import DeviceBestFirst
+
+        options = self.options
+        search = search_of(shape, width=options.width, num_children=options.num_children, tau=options.tau)
+        return DeviceBestFirst(cast(Any, self.model), vocab_size=self.vocab_size, search=search) if search.fits else None
 
     def _guessed(self, state: TreeState, context: Context, plan: Plan) -> tuple[TokenTree, Tensor] | None:
         """Sampling must be nothing but a temperature and a cut, and candidates ranked with the noise."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor
 
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.guessing_target import GuessingTarget
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
@@ -51,6 +52,14 @@ class DraftModel(Drafter):
         self.model = model
         self.vocab_size = vocab_size
         self.draws = draws
+
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        del shape, target
+        if not self.model.can_be_captured or self.draws is not Draws.DETERMINISTIC:
+            return None
+        from outrider.models.gpu.chain import DeviceChain  # needs triton
+
+        return DeviceChain(cast(Any, self.model), vocab_size=self.vocab_size)
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
         del taps

@@ -14,10 +14,11 @@ Lossless under every rule that is exact for the draws; coupled: same seed, same 
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 from torch import Tensor
 
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Drafter, Plan, Target
 from outrider.core.table import MethodRow, Parts
@@ -41,6 +42,18 @@ class DraftTree(TreeDrafter):
         options = options or DraftTreeOptions()
         self.tree = options.tree
         self.drawing = Drawing(draws, options.perturb)
+
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        """Where the plan is always the same tree, and children are ranked with the target's noise."""
+        del target
+        if shape.nodes is None or not self.model.can_be_captured:
+            return None
+        if self.draws is not Draws.DETERMINISTIC or not self.drawing.perturb:
+            return None
+        from outrider.models.gpu.branches import DeviceTree  # needs triton
+
+        tree = self.tree.within(shape.nodes, shape.depth)
+        return DeviceTree(cast(Any, self.model), vocab_size=self.vocab_size, parents=tree.parents, ranks=tree.ranks)
 
     def _grow(self, growth: DraftGrowth, plan: Plan) -> tuple[Draft, Tensor]:
         return grow_shape(growth, plan, tree=self.tree, drawing=self.drawing)

@@ -64,6 +64,11 @@ class TreeShape:
         return tuple(index[path[:-1]] if path else -1 for path in self.paths)
 
     @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Which of its parent's candidates each node is; 0 for the root."""
+        return tuple(path[-1] if path else 0 for path in self.paths)
+
+    @cached_property
     def widths(self) -> tuple[int, ...]:
         """Number of children of each node."""
         counts = [0] * len(self.paths)

@@ -13,7 +13,7 @@ are at each level is known beforehand; which ones, and so the tree's shape, is d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.core.device_round import Frame, SlotTrees
+from outrider.core.device_round import CapturedShape, Frame, SlotTrees
 from outrider.models.gpu.choose import Bests
 
 _RANKED = 16
@@ -57,6 +57,13 @@ class Search:
     def fits(self) -> bool:
         """Small enough for one word of bits, and enough looked at for a tree of that size."""
         return 2 <= self.num_nodes <= min(MOST, self.pool_size) and sum(self.num_expanded) <= MOST
+
+
+def search_of(shape: CapturedShape, *, width: int, num_children: int, tau: float) -> Search:
+    """The search for trees of one size, no larger than what it looks at."""
+    assert shape.nodes is not None, "a captured tree has one size"
+    search = Search(shape.depth, shape.nodes + 1, width, num_children, tau)
+    return replace(search, num_nodes=min(search.num_nodes, search.pool_size))
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,6 +57,8 @@ class Step:
 class FastDecoder(LayeredTarget):
     """A frozen decoder with one arena for all its caches; passes of one decoder must not run side by side."""
 
+    can_be_captured = True
+
     def __init__(
         self, config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16, page_len: int = 0
     ) -> None:
