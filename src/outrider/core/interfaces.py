@@ -7,7 +7,8 @@ Objects of these classes are frozen: hyper-parameters and weights. What evolves 
 requests of a batch and dies with them. Everything is batched: B requests, each with its own length, its own tree and its
 own number of committed tokens per round.
 
-What only some parts can do has files of its own: ``layered_target.py``, ``guessing_target.py``, ``stopping.py``, ``resume.py``.
+What only some parts can do has files of its own: ``layered_target.py``, ``guessing_target.py``, ``stopping.py``, ``resume.py``,
+``lasting_memory.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.lasting_memory import LastingMemory
 from outrider.core.plan import Plan
 from outrider.core.random_source import RandomSource
 from outrider.core.resume import Resume
@@ -214,6 +216,11 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
     """Target layers whose hidden states it reads: of the prompt, and of rounds unless ``round_taps`` says otherwise."""
     draws: Draws
+
+    @property
+    def memories(self) -> tuple[LastingMemory, ...]:
+        """What it learns across requests, and what the drafters it is made of do: the only things in it that change."""
+        return ()
 
     @abstractmethod
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Any:

@@ -28,6 +28,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless, Target
+from outrider.core.lasting_memory import LastingMemory
 from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.itself.successors import SuccessorTable
@@ -89,6 +90,10 @@ class TokenRecycling(Drafter):
         self.table = table
         self.options = options or TokenRecyclingOptions()
         self.taps = (target.num_layers,) if self.options.recycle_prompt else ()
+
+    @property
+    def memories(self) -> tuple[LastingMemory, ...]:
+        return (self.table,)
 
     @torch.inference_mode()
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Stateless:

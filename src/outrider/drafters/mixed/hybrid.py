@@ -25,6 +25,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.lasting_memory import LastingMemory
 from outrider.core.scores import Scores
 from outrider.core.table import MethodRow, Parts, names_in
 from outrider.core.tree import TokenTree
@@ -119,6 +120,10 @@ class Fused(Drafter):
         self.drafters = tuple(drafters)
         self.options = options or FusedOptions()
         self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
+
+    @property
+    def memories(self) -> tuple[LastingMemory, ...]:
+        return tuple(memory for drafter in self.drafters for memory in drafter.memories)
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> FusedState:
         rates = [[SourceRates(self.options.trust_rounds) for _ in self.drafters] for _ in rows]
