@@ -23,8 +23,8 @@ from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context
 from outrider.core.tree import TokenTree
+from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.drafters.heads.head_growth import HeadGrowth
-from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.layer import LayerCache
 

@@ -26,8 +26,8 @@ from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.layered_target import LayeredTarget
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.route import Route
-from outrider.core.table import MethodRow, Parts
 from outrider.drafters.itself.draft_verify import layers_of
 from outrider.drafters.itself.exit_statistics import ExitStatistics
 from outrider.drafters.itself.self_chain import UnsureStop, draft_along, layered

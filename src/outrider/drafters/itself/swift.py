@@ -26,7 +26,7 @@ from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.layered_target import LayeredTarget
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.drafters.itself.self_chain import UnsureStop, cache_of, draft_along, layered
 from outrider.drafters.itself.side_branches import draft_with_siblings
 from outrider.drafters.itself.skip_search import Probe, SearchLimits, SkipSearch, SkipSpace

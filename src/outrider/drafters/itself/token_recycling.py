@@ -29,7 +29,7 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless, Target
 from outrider.core.lasting_memory import LastingMemory
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.itself.successors import SuccessorTable
 from outrider.drafters.trees.best_first import grow_pool
