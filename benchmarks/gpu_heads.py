@@ -34,7 +34,7 @@ from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.method import Method  # noqa: E402
 from outrider.core.request import Request, RequestState  # noqa: E402
 from outrider.drafters.heads.eagle import Eagle  # noqa: E402
-from outrider.drafters.heads.head_tree import HeadOptions  # noqa: E402
+from outrider.drafters.heads.head_drafter import HeadOptions  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 

@@ -16,7 +16,7 @@ from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.methods import compose
-from outrider.models.heads import Packed
+from outrider.models.heads import PackedTexts
 from outrider.train.draft_lm import DraftLM
 
 
@@ -96,14 +96,14 @@ def walk(
     return Counts.from_rows(found, list(texts))
 
 
-def _laid(texts: Sequence[list[int]], device: torch.device) -> Packed:
+def _laid(texts: Sequence[list[int]], device: torch.device) -> PackedTexts:
     """A text in each row, without the target's states."""
     longest = max(map(len, texts))
     tokens = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=device)
     places = torch.arange(longest, device=device).expand_as(tokens)
     inside = places < torch.tensor([[len(text)] for text in texts], device=device)
     empty = torch.empty(*tokens.shape, 0, device=device)
-    return Packed(tokens, empty, empty, torch.where(inside, 0, -1), places, inside)
+    return PackedTexts(tokens, empty, empty, torch.where(inside, 0, -1), places, inside)
 
 
 def _rounds(hits: list[bool], longest: int) -> tuple[int, int, int]:

@@ -38,13 +38,13 @@ from safetensors.torch import load_file
 from outrider.api import LLM
 from outrider.bundled import bundled_path
 from outrider.core.interfaces import Target
-from outrider.models.heads import Packed
+from outrider.models.heads import PackedTexts
 from outrider.models.load import load_model
 from outrider.train.data import Corpus, Document, read_documents
 from outrider.train.distill import DistillObjective, DistillSettings
 from outrider.train.draft_lm import DraftLM
 from outrider.train.loop import Settings, train
-from outrider.train.objective import Objective, Outcome
+from outrider.train.objective import BatchOutcome, Objective
 
 SHAPE = {"intermediate_size": 1024}
 CHAT_IDS = (1, 2, 3)
@@ -139,7 +139,7 @@ class Stories(Objective):
     def __init__(self, inner: DistillObjective) -> None:
         self.inner, self.name, self.module, self.taps = inner, inner.name, inner.module, inner.taps
 
-    def __call__(self, batch: Packed) -> Outcome:
+    def __call__(self, batch: PackedTexts) -> BatchOutcome:
         chatty = torch.stack([batch.tokens == token for token in CHAT_IDS]).any(0).any(1, keepdim=True)
         return self.inner(replace(batch, supervised=batch.supervised & ~chatty))
 
@@ -165,7 +165,7 @@ class OwnText(Objective):
         half = len(documents) // 2
         return [*(self._pool[i] for i in random.integers(len(self._pool), size=half)), *documents[half:]]
 
-    def __call__(self, batch: Packed) -> Outcome:
+    def __call__(self, batch: PackedTexts) -> BatchOutcome:
         return self.inner(batch)
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from outrider.core.draft import Draws
 from outrider.core.errors import CompositionError
 from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method, agree_on_draws
-from outrider.core.table import MethodRow, Parts, PolicyRow, RuleRow, fill
+from outrider.core.method_rows import MethodRow, Parts, PolicyRow, RuleRow, fill
 from outrider.core.translation import Translation
 from outrider.drafters import plain
 from outrider.drafters.copying import ngram_cache, prompt_lookup, reference, rest, suffix

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import keyword
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,31 @@ def test_a_kind_of_heads_has_one_file_and_one_method() -> None:
         module = importlib.import_module(f"outrider.models.heads.{file_name(name)}")
         assert module.KIND is kind and kind.name == name and name in METHODS
         assert kind.module.__module__ == module.__name__, "the module of a kind is in the kind's own file"
+
+
+def test_drafters_are_frozen() -> None:
+    """A drafter sets attributes of itself only while it is made: what evolves is a request's state, or a lasting memory."""
+    from outrider.core.interfaces import Drafter
+
+    def below(cls: type) -> set[type]:
+        return {cls}.union(*(below(sub) for sub in cls.__subclasses__()))
+
+    ours = {(cls.__module__, cls.__name__) for cls in below(Drafter) if cls.__module__.startswith("outrider.drafters")}
+    assert len(ours) > 30
+    for path in DRAFTERS.rglob("*.py"):
+        module = ".".join(path.relative_to(DRAFTERS.parents[1]).with_suffix("").parts)
+        for cls in ast.walk(ast.parse(path.read_text())):
+            if isinstance(cls, ast.ClassDef) and (module, cls.name) in ours:
+                for method in cls.body:
+                    if isinstance(method, ast.FunctionDef) and method.name != "__init__":
+                        assert not list(changes_of_self(method)), f"{module}.{cls.name}.{method.name} changes the drafter"
+
+
+def changes_of_self(method: ast.FunctionDef) -> Iterator[ast.Attribute]:
+    """Attributes of ``self`` that a method assigns."""
+    for node in ast.walk(method):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else targets
+        for target in (part for whole in targets for part in ast.walk(whole)):
+            if isinstance(target, ast.Attribute) and isinstance(target.ctx, ast.Store) and ast.unparse(target.value) == "self":
+                yield target

@@ -23,7 +23,7 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.drafters.copying.prompt_lookup import PromptLookup
-from outrider.drafters.mixed.hybrid import Fused
+from outrider.drafters.mixed.hybrid import Hybrid
 from outrider.drafters.model.best_first import BestFirst, BestFirstOptions
 from outrider.drafters.model.draft_tree import DraftTree, DraftTreeOptions
 from outrider.drafters.model.rsd_s import StochasticBeam, StochasticBeamOptions
@@ -58,7 +58,7 @@ DRAFTERS: dict[str, Make] = {
     "stochastic beam": lambda model, size: StochasticBeam(model, StochasticBeamOptions(3), vocab_size=size),
     "chains apart": lambda model, size: ManyChains(model, ManyChainsOptions(3), vocab_size=size),
     "chains merged": lambda model, size: ManyChains(model, ManyChainsOptions(3), vocab_size=size, draws=WITHOUT),
-    "fused": lambda model, size: Fused([PromptLookup(), BestFirst(model, vocab_size=size), sequoia(model, size)]),
+    "fused": lambda model, size: Hybrid([PromptLookup(), BestFirst(model, vocab_size=size), sequoia(model, size)]),
 }
 PARAMS = {"greedy": SamplingParams(max_tokens=20), "sampled": SAMPLED, "everything": EVERYTHING}
 POLICY = Fixed(FixedOptions(num_draft_tokens=4, num_tree_nodes=14))

@@ -18,7 +18,7 @@ from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.eagle import Eagle
-from outrider.drafters.heads.head_tree import HeadOptions
+from outrider.drafters.heads.head_drafter import HeadOptions
 from outrider.models.attention.tree_triton import pack_words
 from outrider.models.decoder import Decoder
 from outrider.models.gpu.best_first import Search

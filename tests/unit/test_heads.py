@@ -20,9 +20,9 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
-from outrider.drafters.heads.head_tree import HeadDrafter
+from outrider.drafters.heads.head_drafter import HeadDrafter
 from outrider.methods import compose
-from outrider.models.heads import Packed, load_head, save_head
+from outrider.models.heads import PackedTexts, load_head, save_head
 from outrider.models.heads.folder import signature_of
 from outrider.train.data import Document
 from outrider.train.features import Rows, compute
@@ -32,12 +32,12 @@ TARGET = tiny_model()
 TEXT = [random.Random(5).randrange(VOCAB) for _ in range(23)]
 
 
-def packed(texts: list[list[int]], taps: tuple[int, ...]) -> Packed:
+def packed(texts: list[list[int]], taps: tuple[int, ...]) -> PackedTexts:
     """Texts in one row, with the target's states."""
     cache = TARGET.new_cache(len(texts))
     found = TARGET.prefill(texts, cache, taps=(*taps, TARGET.num_layers))
     rows = range(len(texts))
-    return Packed(
+    return PackedTexts(
         tokens=torch.tensor([[token for text in texts for token in text]]),
         features=torch.cat([torch.cat([found[tap][row] for tap in taps], -1) for row in rows])[None],
         last=torch.cat([found[TARGET.num_layers][row] for row in rows])[None],

@@ -16,7 +16,7 @@ from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
-from outrider.drafters.mixed.hybrid import Fused, FusedOptions
+from outrider.drafters.mixed.hybrid import Hybrid, SharingOptions
 from outrider.drafters.mixed.source_rates import SourceRates, share
 
 SIZE = 10
@@ -64,13 +64,13 @@ def texts_of(tree: TokenTree, row: int = 0) -> set[tuple[int, ...]]:
     return {tuple(tokens[n] for n in tree.path(row, node)) for node in range(1, tree.sizes[row])}
 
 
-def seen_by(drafter: Fused, state, draft: Draft, paths: list[list[int]]) -> None:
+def seen_by(drafter: Hybrid, state, draft: Draft, paths: list[list[int]]) -> None:
     scores = Scores(torch.arange(draft.tree.num_nodes).float()[None, :, None].expand(len(paths), -1, SIZE))
     drafter.observe(state, Observation(draft, scores, paths, [len(path) - 1 for path in paths], 0.0, 0.0))
 
 
 def test_equal_beginnings_are_stored_once() -> None:
-    fused = Fused([Fixed((1, 2, 3)), Fixed((1, 2, 4), (5,))])
+    fused = Hybrid([Fixed((1, 2, 3)), Fixed((1, 2, 4), (5,))])
     draft = fused.propose(fused.start([[0]], {}), context_of(1), Plan((3,), (20,)))
     assert texts_of(draft.tree) == {(1,), (1, 2), (1, 2, 3), (1, 2, 4), (5,)}
     assert draft.tree.tokens.tolist() == [[0, 1, 5, 2, 3, 4]] and draft.tree.parents.tolist() == [[-1, 0, 0, 1, 3, 3]]
@@ -79,7 +79,7 @@ def test_equal_beginnings_are_stored_once() -> None:
 def test_the_budget_holds_and_nothing_proposed_is_dropped() -> None:
     inner = [Fixed((1, 2, 3, 4, 5)), Fixed((1, 2, 9), (6, 7, 8)), Fixed((3, 3, 3))]
     for budget in range(8):
-        fused = Fused(inner)
+        fused = Hybrid(inner)
         draft = fused.propose(fused.start([[0]] * 2, {}), context_of(2), Plan((5, 2), (budget, 3)))
         assert draft.tree.sizes[0] <= budget + 1 and draft.tree.sizes[1] <= 4
         assert int(draft.tree.depths[1].max()) <= 2
@@ -89,14 +89,14 @@ def test_the_budget_holds_and_nothing_proposed_is_dropped() -> None:
 
 
 def test_a_drafter_that_finds_nothing_leaves_its_places_to_the_next() -> None:
-    fused = Fused([Fixed(), Fixed((1, 2, 3, 4, 5, 6))])
+    fused = Hybrid([Fixed(), Fixed((1, 2, 3, 4, 5, 6))])
     draft = fused.propose(fused.start([[0]], {}), context_of(1), Plan((6,), (6,)))
     assert draft.tree.sizes == (7,)
 
 
 def test_every_drafter_sees_its_own_tree() -> None:
     inner = [Fixed((1, 2, 3)), Fixed((1, 2, 4), (5,))]
-    fused = Fused(inner)
+    fused = Hybrid(inner)
     state = fused.start([[0]], {})
     draft = fused.propose(state, context_of(1), Plan((3,), (20,)))
     by_text = {
@@ -116,7 +116,7 @@ def test_every_drafter_sees_its_own_tree() -> None:
 
 def test_the_better_drafter_comes_first_and_gets_more() -> None:
     bad, good = Fixed((7, 7, 7, 7, 7, 7)), Fixed((1, 2, 3, 4, 5, 6))
-    fused = Fused([bad, good])
+    fused = Hybrid([bad, good])
     state = fused.start([[0]], {})
     for _ in range(6):
         draft = fused.propose(state, context_of(1), Plan((6,), (6,)))
@@ -135,7 +135,7 @@ def test_the_better_drafter_comes_first_and_gets_more() -> None:
 
 
 def test_states_fork_and_join() -> None:
-    fused = Fused([Fixed((1,))])
+    fused = Hybrid([Fixed((1,))])
     state = fused.start([[0], [0]], {})
     state.rates[1][0].asked = 5
     assert state.fork([1]).join(state.fork([0])).rates[0][0].asked == 5
@@ -173,7 +173,7 @@ def test_places_go_to_the_largest_chances() -> None:
 
 def test_a_drafter_that_often_finds_nothing_is_asked_first() -> None:
     rarely, always = Fixed(), Fixed((1, 2, 3))
-    fused = Fused([always, rarely], FusedOptions(min_chance=0.0))
+    fused = Hybrid([always, rarely], SharingOptions(min_chance=0.0))
     state = fused.start([[0]], {})
     for _ in range(3):
         draft = fused.propose(state, context_of(1), Plan((3,), (3,)))
@@ -184,10 +184,10 @@ def test_a_drafter_that_often_finds_nothing_is_asked_first() -> None:
 
 def test_sampled_guesses_cannot_be_fused() -> None:
     with pytest.raises(CompositionError, match="only chosen guesses"):
-        Fused([Fixed((1,), draws=Draws.IID)])
+        Hybrid([Fixed((1,), draws=Draws.IID)])
 
 
 @pytest.mark.parametrize("options", [{"trust_rounds": 1}, {"min_chance": 1.0}, {"min_chance": -0.1}])
 def test_bad_options(options) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
-        FusedOptions(**options)
+        SharingOptions(**options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from outrider.core.scores import StackedTaps
-from outrider.drafters.heads.pending_states import UnreadStates
+from outrider.drafters.heads.pending_states import PendingStates
 
 _TAPS = (3, 1)
 
@@ -23,7 +23,7 @@ def _at_once(rounds, row: int) -> torch.Tensor:
 
 def test_rounds_are_read_in_order():
     rounds = _rounds(4)
-    unread = UnreadStates([torch.zeros(0, 8)] * 2, _TAPS)
+    unread = PendingStates([torch.zeros(0, 8)] * 2, _TAPS)
     for i, (taps, paths) in enumerate(rounds):
         unread.note(taps, paths)
         if i == 1:
@@ -35,7 +35,7 @@ def test_rounds_are_read_in_order():
 
 
 def test_only_the_newest_are_kept_where_only_they_matter():
-    rounds, unread = _rounds(4), UnreadStates([torch.ones(5, 8)] * 2, _TAPS, num_kept=2)
+    rounds, unread = _rounds(4), PendingStates([torch.ones(5, 8)] * 2, _TAPS, num_kept=2)
     for taps, paths in rounds:
         unread.note(taps, paths)
     assert len(unread._noted) == 2
@@ -44,7 +44,7 @@ def test_only_the_newest_are_kept_where_only_they_matter():
 
 
 def test_rows_that_come_and_go_keep_what_was_noted():
-    rounds, unread = _rounds(2), UnreadStates([torch.zeros(0, 8)] * 2, _TAPS)
+    rounds, unread = _rounds(2), PendingStates([torch.zeros(0, 8)] * 2, _TAPS)
     for taps, paths in rounds:
         unread.note(taps, paths)
     moved = unread.fork([1]).join(unread)
@@ -53,7 +53,7 @@ def test_rows_that_come_and_go_keep_what_was_noted():
 
 
 def test_states_take_the_type_of_what_was_there():
-    unread = UnreadStates([torch.zeros(1, 4, dtype=torch.bfloat16)], (5,))
+    unread = PendingStates([torch.zeros(1, 4, dtype=torch.bfloat16)], (5,))
     unread.note({5: torch.ones(1, 2, 4)}, [[0, 1]])
     assert unread.rows[0].dtype == torch.bfloat16 and len(unread.rows[0]) == 3
 

@@ -22,7 +22,7 @@ from outrider.train.data import Corpus, Document, read_documents
 from outrider.train.divergence import DIVERGENCES
 from outrider.train.features import Rows, compute, places_of
 from outrider.train.loop import Settings, train
-from outrider.train.objective import HeadObjective, HeadSettings, Outcome, accepted_length
+from outrider.train.objective import BatchOutcome, HeadObjective, HeadSettings, accepted_length
 
 TARGET = tiny_model()
 SMALL = Settings(max_steps=6, batch_size=4, row_len=48, judge_every=3, save_every=2, learning_rate=3e-3, warmup_steps=1)
@@ -210,7 +210,7 @@ def test_a_method_that_no_longer_improves_stops(tmp_path: Path) -> None:
 def test_accepted_length_counts_until_the_first_miss() -> None:
     hits = [torch.tensor([[1, 1, 0, 1]]).bool(), torch.tensor([[1, 0, 1, 1]]).bool()]
     valid = [torch.tensor([[1, 1, 1, 1]]).bool(), torch.tensor([[1, 1, 1, 0]]).bool()]
-    outcome = Outcome(torch.zeros(()), hits, valid)
+    outcome = BatchOutcome(torch.zeros(()), hits, valid)
     assert accepted_length([outcome]) == pytest.approx(1 + (2 + 1 + 0) / 3)
     assert outcome.rates().tolist() == [[3, 4], [1, 2]]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.core.choice import agrees
 from outrider.core.errors import OptionError, nearest
-from outrider.core.table import MethodRow, PolicyRow, RuleRow
+from outrider.core.method_rows import MethodRow, PolicyRow, RuleRow
 from outrider.methods import METHODS, POLICIES, RULES
 
 _WIDTH = 112

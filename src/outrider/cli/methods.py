@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from outrider.cli.explain import explain
-from outrider.core.table import MethodRow, RuleRow
+from outrider.core.method_rows import MethodRow, RuleRow
 from outrider.methods import METHODS, POLICIES, RULES
 
 

@@ -14,7 +14,7 @@ from outrider.core.catalog import Catalog
 from outrider.core.draft import Draws, Shape
 from outrider.core.errors import CompositionError, OptionError, closest
 from outrider.core.method import agree_on_draws
-from outrider.core.table import MethodRow, PolicyRow, RuleRow, option_names
+from outrider.core.method_rows import MethodRow, PolicyRow, RuleRow, option_names
 
 
 def agrees(row: MethodRow, rule: RuleRow) -> bool:

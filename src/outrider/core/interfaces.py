@@ -7,7 +7,8 @@ Objects of these classes are frozen: hyper-parameters and weights. What evolves 
 requests of a batch and dies with them. Everything is batched: B requests, each with its own length, its own tree and its
 own number of committed tokens per round.
 
-What only some parts can do has files of its own: ``layered_target.py``, ``guessing_target.py``, ``stopping.py``, ``resume.py``.
+What only some parts can do has files of its own: ``layered_target.py``, ``guessing_target.py``, ``stopping.py``, ``resume.py``,
+``lasting_memory.py``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.lasting_memory import LastingMemory
 from outrider.core.plan import Plan
 from outrider.core.random_source import RandomSource
 from outrider.core.resume import Resume
@@ -202,6 +204,11 @@ class Drafter(ABC):
     draws: Draws
     never_guesses: ClassVar[bool] = False
     """Rounds with it are plain decoding."""
+
+    @property
+    def memories(self) -> tuple[LastingMemory, ...]:
+        """What it learns across requests, and what the drafters it is made of do: the only things in it that change."""
+        return ()
 
     @abstractmethod
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 
 
 @final

@@ -23,7 +23,7 @@ from outrider.models.checkpoint import write_checkpoint
 from outrider.models.config import config_of
 from outrider.models.heads.ends import Ends
 from outrider.models.heads.folder import signature_of
-from outrider.models.heads.head import Norm, Packed
+from outrider.models.heads.head import Norm, PackedTexts
 from outrider.models.heads.layer import HeadLayer, PackedAttending, Rotations
 from outrider.models.load import read_config
 from outrider.models.student import Student
@@ -56,7 +56,7 @@ class Adapter(Student):
             self._norm.weight.data.copy_(ends.norm)
             self._readout = ends.readout
 
-    def forward(self, batch: Packed) -> Tensor:
+    def forward(self, batch: PackedTexts) -> Tensor:
         return self.layer(batch.features, PackedAttending(batch, self._rotations, self.config))
 
     def logits(self, states: Tensor) -> Tensor:

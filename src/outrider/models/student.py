@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from outrider.models.heads.head import Packed
+from outrider.models.heads.head import PackedTexts
 
 
 class Student(nn.Module, ABC):
@@ -21,7 +21,7 @@ class Student(nn.Module, ABC):
     """Target layers it reads."""
 
     @abstractmethod
-    def forward(self, batch: Packed) -> Tensor:
+    def forward(self, batch: PackedTexts) -> Tensor:
         """[R, L, H] states of packed texts."""
 
     @abstractmethod

@@ -23,9 +23,9 @@ from torch import Tensor
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
 from outrider.models.acceptance_head import AcceptanceHead
-from outrider.models.heads import Packed
+from outrider.models.heads import PackedTexts
 from outrider.train.draft_lm import DraftLM
-from outrider.train.objective import Objective, Outcome
+from outrider.train.objective import BatchOutcome, Objective
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class AcceptanceObjective(Objective):
             config.hidden_size, config.vocab_size, width=settings.width, num_blocks=settings.num_blocks
         ).to(target.device)
 
-    def __call__(self, batch: Packed) -> Outcome:
+    def __call__(self, batch: PackedTexts) -> BatchOutcome:
         valid = batch.valid(0)
         with torch.no_grad():
             states = self.draft(batch).flatten(0, 1)
@@ -68,7 +68,7 @@ class AcceptanceObjective(Objective):
         pieces = [self._chunk(states[b : b + size], last[b : b + size]) for b in range(0, len(states), size)]
         losses, hits = (torch.cat(part).view_as(valid) for part in zip(*pieces, strict=True))
         loss = (losses * valid).sum() / valid.sum().clamp(min=1)
-        return Outcome(loss, [hits & valid], [valid])
+        return BatchOutcome(loss, [hits & valid], [valid])
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         self.head.folded(self.draft.readout).save(folder, {**notes, "draft": self.draft.origin.name})

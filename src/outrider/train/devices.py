@@ -23,9 +23,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from outrider.core.errors import OptionError
-from outrider.models.heads import Packed
+from outrider.models.heads import PackedTexts
 from outrider.train.data import Document
-from outrider.train.objective import Objective, Outcome
+from outrider.train.objective import BatchOutcome, Objective
 
 Value = TypeVar("Value")
 
@@ -64,13 +64,13 @@ class Team:
         dist.all_gather_object(found, value)
         return found
 
-    def divided(self, objective: Objective) -> Callable[[Packed], Outcome]:
+    def divided(self, objective: Objective) -> Callable[[PackedTexts], BatchOutcome]:
         """The objective with its module divided among the processes. Replaces the module's parameters."""
         if self.size == 1:
             return objective
         module = _Whole(objective)
         fully_shard(module)
-        return lambda batch: Outcome(*module(batch))
+        return lambda batch: BatchOutcome(*module(batch))
 
 
 def current_team() -> Team:
@@ -104,7 +104,7 @@ class _Whole(nn.Module):
         self.module = objective.module
         self._objective = objective
 
-    def forward(self, batch: Packed) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    def forward(self, batch: PackedTexts) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         found = self._objective(batch)
         return found.loss, found.hits, found.valid
 

@@ -34,7 +34,7 @@ from outrider.drafters.plain import NullDrafter
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.models.adapter import new_adapter
-from outrider.models.heads import Packed
+from outrider.models.heads import PackedTexts
 from outrider.models.heads.ends import read_target
 from outrider.models.student import Student
 from outrider.policies.fixed import Fixed, FixedOptions
@@ -42,7 +42,7 @@ from outrider.train.data import Document
 from outrider.train.devices import current_team
 from outrider.train.divergence import divergence
 from outrider.train.draft_lm import DraftLM
-from outrider.train.objective import Objective, Outcome
+from outrider.train.objective import BatchOutcome, Objective
 
 TEXT = "text"
 """The loss that asks the text, not the target."""
@@ -146,7 +146,7 @@ class DistillObjective(Objective):
                 written[done.request] = Document(tuple(done.state.tokens), len(requests[done.request].prompt_ids))
         return [*(written[index] for index in range(count)), *documents[count:]]
 
-    def __call__(self, batch: Packed) -> Outcome:
+    def __call__(self, batch: PackedTexts) -> BatchOutcome:
         valid = batch.valid(0)
         losses, hits = self.places(batch, self.student(batch), self.student)
         if self.reference is not None and self.module.training:
@@ -167,7 +167,7 @@ class DistillObjective(Objective):
         least = gain.masked_fill(~valid, -torch.inf).flatten().topk(count).values[-1]
         return valid & (gain >= least)
 
-    def places(self, batch: Packed, states: Tensor, model: Student) -> tuple[Tensor, Tensor]:
+    def places(self, batch: PackedTexts, states: Tensor, model: Student) -> tuple[Tensor, Tensor]:
         """[R, L] divergence, and where the likeliest tokens agree, at places that count; logits exist for a few at a time."""
         counted = batch.valid(0).flatten().nonzero()[:, 0]
         flat = (part.flatten(0, 1)[counted] for part in (states, batch.last, batch.shifted(batch.tokens, 1)))
@@ -210,9 +210,9 @@ def text_loss(logits: Tensor, teacher: Tensor, following: Tensor) -> tuple[Tenso
     return -log_q.gather(-1, following[:, None])[:, 0], logits.argmax(-1) == teacher.argmax(-1)
 
 
-def chain_outcome(batch: Packed, loss: Tensor, hits: Tensor, num_depths: int) -> Outcome:
+def chain_outcome(batch: PackedTexts, loss: Tensor, hits: Tensor, num_depths: int) -> BatchOutcome:
     """Of a drafter that answers for the token after every place [R, L]: a chain goes on from place to place."""
     valid, depths = batch.valid(0), range(num_depths)
-    return Outcome(
+    return BatchOutcome(
         loss, [batch.shifted(hits & valid, k) for k in depths], [batch.valid(k) & batch.shifted(valid, k) for k in depths]
     )

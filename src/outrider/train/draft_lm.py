@@ -20,7 +20,7 @@ from outrider.models.checkpoint import write_checkpoint
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.gpu import gpu_decoder
-from outrider.models.heads import Packed
+from outrider.models.heads import PackedTexts
 from outrider.models.heads.ends import read_target
 from outrider.models.heads.head import Norm
 from outrider.models.heads.layer import HeadLayer, PackedAttending, Rotations
@@ -98,12 +98,12 @@ class DraftLM(Student):
             module.model.embed_tokens.weight.data.copy_(ends.embedding)
         return module.to(device)
 
-    def forward(self, batch: Packed) -> Tensor:
+    def forward(self, batch: PackedTexts) -> Tensor:
         """[R, L, H] after the final norm."""
         *_, last = self.climb(batch)
         return self.model.norm(last)
 
-    def climb(self, batch: Packed, kept: Sequence[Tensor] | None = None) -> Iterator[Tensor]:
+    def climb(self, batch: PackedTexts, kept: Sequence[Tensor] | None = None) -> Iterator[Tensor]:
         """[R, L, H] after every layer, before the final norm; ``kept[l]`` [R] is 0 for the rows that skip layer l."""
         x = self.model.embed_tokens(batch.tokens)
         for index, layer in enumerate(self.model.layers):
@@ -111,10 +111,10 @@ class DraftLM(Student):
             x = after if kept is None else x + kept[index][:, None, None].to(x.dtype) * (after - x)
             yield x
 
-    def _layer(self, layer: nn.Module, x: Tensor, batch: Packed) -> Tensor:
+    def _layer(self, layer: nn.Module, x: Tensor, batch: PackedTexts) -> Tensor:
         return layer(x, PackedAttending(batch, self._rotations, self.config))
 
-    def _again(self, layer: nn.Module, x: Tensor, batch: Packed) -> Tensor:
+    def _again(self, layer: nn.Module, x: Tensor, batch: PackedTexts) -> Tensor:
         """The same, computed once more in the backward pass."""
         return cast("Tensor", checkpoint(self._layer, layer, x, batch, use_reentrant=False))
 

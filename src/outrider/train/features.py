@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.interfaces import Target
-from outrider.models.heads import Packed
+from outrider.models.heads import PackedTexts
 from outrider.train.data import Document
 
 
@@ -61,12 +61,12 @@ class Rows:
         self._laid = {tap: _laid(found, places, num_rows, row_len) for tap, found in states.items()}
         self._facts = [torch.from_numpy(facts).to(device) for facts in (tokens, segments, positions, supervised)]
 
-    def packed(self, taps: Sequence[int]) -> Packed:
+    def packed(self, taps: Sequence[int]) -> PackedTexts:
         """With the states of ``taps`` side by side."""
         tokens, segments, positions, supervised = self._facts
         last = self._laid[self._last]
         features = torch.cat([self._laid[tap].float() for tap in taps], -1) if taps else last[..., :0]
-        return Packed(tokens, features, last, segments, positions, supervised)
+        return PackedTexts(tokens, features, last, segments, positions, supervised)
 
 
 def _laid(states: Sequence[Tensor], places: Sequence[tuple[int, int]], num_rows: int, row_len: int) -> Tensor:

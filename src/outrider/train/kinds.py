@@ -42,7 +42,7 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class Trainable:
     """How an objective is made, and which options it has besides its settings."""
 
     build: Callable[[Asked], Objective]
@@ -101,12 +101,12 @@ def _acceptance(asked: Asked) -> Objective:
 
 _LEAN = ("recompute_layers",)
 
-OTHER_KINDS: Mapping[str, Kind] = {
-    "distill": Kind(_distill, DistillSettings, _LEAN),
-    "adaspec": Kind(_distill, DistillSettings, _LEAN),
-    "pretrain": Kind(_pretrain, DistillSettings, (*_LEAN, *DRAFT_SHAPE)),
-    "kangaroo": Kind(_kangaroo, DistillSettings, ("exit_layer",)),
-    "layerskip": Kind(_layerskip, LayerSkipSettings, _LEAN),
-    "medusa2": Kind(_medusa2, JointSettings),
-    "acceptance-head": Kind(_acceptance, AcceptanceSettings),
+OTHER_KINDS: Mapping[str, Trainable] = {
+    "distill": Trainable(_distill, DistillSettings, _LEAN),
+    "adaspec": Trainable(_distill, DistillSettings, _LEAN),
+    "pretrain": Trainable(_pretrain, DistillSettings, (*_LEAN, *DRAFT_SHAPE)),
+    "kangaroo": Trainable(_kangaroo, DistillSettings, ("exit_layer",)),
+    "layerskip": Trainable(_layerskip, LayerSkipSettings, _LEAN),
+    "medusa2": Trainable(_medusa2, JointSettings),
+    "acceptance-head": Trainable(_acceptance, AcceptanceSettings),
 }

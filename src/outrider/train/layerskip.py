@@ -25,12 +25,12 @@ from torch import Tensor
 
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
-from outrider.models.heads import Packed
+from outrider.models.heads import PackedTexts
 from outrider.train.data import Document
 from outrider.train.distill import TEXT, DistillObjective, DistillSettings, chain_outcome
 from outrider.train.divergence import divergence
 from outrider.train.draft_lm import DraftLM
-from outrider.train.objective import Objective, Outcome
+from outrider.train.objective import BatchOutcome, Objective
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,13 @@ class LayerSkipObjective(Objective):
         self._turn = step
         return documents
 
-    def __call__(self, batch: Packed) -> Outcome:
+    def __call__(self, batch: PackedTexts) -> BatchOutcome:
         return self._learn(batch) if self.module.training else self._judge(batch)
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         self.model.save(folder, {**notes, "layerskip": vars(self.settings)})
 
-    def _learn(self, batch: Packed) -> Outcome:
+    def _learn(self, batch: PackedTexts) -> BatchOutcome:
         count, valid = self.model.config.num_layers, batch.valid(0)
         kept = [torch.rand(len(batch.tokens), device=valid.device) >= rate for rate in self._rates]
         asked = {*range(self._turn % self.settings.rotation, count - 1, self.settings.rotation), count - 1}
@@ -111,7 +111,7 @@ class LayerSkipObjective(Objective):
                 weights += self._weights[layer]
         return chain_outcome(batch, total / weights, hits, self.settings.num_depths)
 
-    def _judge(self, batch: Packed) -> Outcome:
+    def _judge(self, batch: PackedTexts) -> BatchOutcome:
         """Where the exit and the last layer of this very model agree."""
         states = list(self.model.climb(batch))
         early, late = (self._likeliest(state) for state in (states[self._exit - 1], states[-1]))

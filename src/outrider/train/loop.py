@@ -22,7 +22,7 @@ from outrider.core.interfaces import Target
 from outrider.train.data import Corpus, Document
 from outrider.train.devices import Team, current_team
 from outrider.train.features import Rows, compute
-from outrider.train.objective import Objective, Outcome
+from outrider.train.objective import BatchOutcome, Objective
 from outrider.train.run import Run, Settings
 from outrider.train.state import load_state, save_state
 from outrider.train.stored import FeatureStore
@@ -112,7 +112,7 @@ class _Loop:
         return losses
 
     def judge(self, step: int, *, say: Callable[[str], object] | None) -> None:
-        held, found = self.corpus.held_out, dict[str, list[Outcome]]()
+        held, found = self.corpus.held_out, dict[str, list[BatchOutcome]]()
         for run in self.runs:
             run.objective.module.eval()
         with torch.no_grad():
@@ -126,7 +126,7 @@ class _Loop:
                 if say is not None:
                     say(f"step {step}: {run.objective.name} {length:.3f} tokens per pass, {run.history[-1]['by_depth']}")
 
-    def _outcomes(self, documents: Sequence[Document]) -> Iterator[tuple[Run, Outcome]]:
+    def _outcomes(self, documents: Sequence[Document]) -> Iterator[tuple[Run, BatchOutcome]]:
         """Every live run's outcome on the same documents, one after the other: no two are in memory at once."""
         last, device = self.target.num_layers, self.target.device
         rows = Rows(self._states(documents), documents, row_len=self.settings.row_len, last=last)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from outrider.core.errors import OptionError
-from outrider.models.heads import Head, Packed, save_head
+from outrider.models.heads import Head, PackedTexts, save_head
 from outrider.models.heads.eagle import EagleHead
 from outrider.train.data import Document
 from outrider.train.divergence import divergence
@@ -34,7 +34,7 @@ _CHUNK = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class BatchOutcome:
     """What one batch gave."""
 
     loss: Tensor
@@ -82,7 +82,7 @@ class Objective(ABC):
         return documents
 
     @abstractmethod
-    def __call__(self, batch: Packed) -> Outcome: ...
+    def __call__(self, batch: PackedTexts) -> BatchOutcome: ...
 
     @abstractmethod
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ class HeadObjective(Objective):
         if compiled:
             self._compare = torch.compile(self._compare, dynamic=False)
 
-    def __call__(self, batch: Packed) -> Outcome:
+    def __call__(self, batch: PackedTexts) -> BatchOutcome:
         settings, total = self.settings, batch.last.new_zeros((), dtype=torch.float32)
         hits, valids = list[Tensor](), list[Tensor]()
         for depth, states in enumerate(self.head.depths(self._noisy(batch), settings.num_depths)):
@@ -147,19 +147,19 @@ class HeadObjective(Objective):
             total = total + settings.decay**depth * loss
             hits.append(hit & valid)
             valids.append(valid)
-        return Outcome(total, hits, valids)
+        return BatchOutcome(total, hits, valids)
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         save_head(self.head, folder, notes=notes)
 
-    def _noisy(self, batch: Packed) -> Packed:
+    def _noisy(self, batch: PackedTexts) -> PackedTexts:
         if not self.settings.noise or not self.module.training:
             return batch
         size = batch.features.float().pow(2).mean(-1, keepdim=True).sqrt().to(batch.features.dtype)
         moved = batch.features + (torch.rand_like(batch.features) * 2 - 1) * self.settings.noise * size
-        return Packed(batch.tokens, moved, batch.last, batch.segments, batch.positions, batch.supervised)
+        return PackedTexts(batch.tokens, moved, batch.last, batch.segments, batch.positions, batch.supervised)
 
-    def _depth(self, batch: Packed, depth: int, states: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    def _depth(self, batch: PackedTexts, depth: int, states: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """Mean divergence over valid places, and the hits."""
         last = batch.shifted(batch.last, depth + 1)
         return in_chunks(partial(self._chunk, depth), states, last, valid, size=self._chunk_len, recompute=self._recompute)
@@ -169,7 +169,7 @@ class HeadObjective(Objective):
             teacher = self.target.logits(last)
         return self._compare(self.head.readout(depth, states), teacher, mask, self._ids)
 
-    def _distance(self, batch: Packed, depth: int, states: Tensor, valid: Tensor) -> Tensor:
+    def _distance(self, batch: PackedTexts, depth: int, states: Tensor, valid: Tensor) -> Tensor:
         """To the features that the target will have there."""
         assert isinstance(self.head, EagleHead), "only EAGLE's states are features"
         with torch.no_grad():
@@ -210,7 +210,7 @@ def comparison(loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., tup
     return compare
 
 
-def accepted_length(outcomes: Sequence[Outcome]) -> float:
+def accepted_length(outcomes: Sequence[BatchOutcome]) -> float:
     """Tokens per pass that a chain of all depths would get, the target's own token included."""
     sums = [outcome.accepted() for outcome in outcomes]
     runs, places = sum(int(s) for s, _ in sums), sum(int(n) for _, n in sums)

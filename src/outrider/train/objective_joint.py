@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Target
-from outrider.models.heads import Packed, new_head, save_head
+from outrider.models.heads import PackedTexts, new_head, save_head
 from outrider.models.heads.ends import Ends
 from outrider.models.heads.folder import new_config, signature_of
 from outrider.models.heads.medusa import MedusaHead
@@ -29,7 +29,7 @@ from outrider.train.data import Document
 from outrider.train.divergence import divergence
 from outrider.train.draft_lm import DraftLM
 from outrider.train.lora import add_adapters, merged_state
-from outrider.train.objective import HeadObjective, HeadSettings, Objective, Outcome, comparison, in_chunks
+from outrider.train.objective import BatchOutcome, HeadObjective, HeadSettings, Objective, comparison, in_chunks
 
 _CHUNK = 1 << 24
 
@@ -107,19 +107,19 @@ class JointObjective(Objective):
         warmup = self.settings.head_warmup
         return self.settings.head_weight * min(1.0, (self._step - warmup + 1) / max(1, warmup))
 
-    def __call__(self, batch: Packed) -> Outcome:
+    def __call__(self, batch: PackedTexts) -> BatchOutcome:
         module, only_heads = self.joint, self._step < self.settings.head_warmup
         with torch.set_grad_enabled(torch.is_grad_enabled() and not only_heads):
             *_, states = module.model.climb(batch)
         module.head.target_norm.weight.data.copy_(module.model.model.norm.weight.data)
-        seen = Packed(batch.tokens, states, states.detach(), batch.segments, batch.positions, batch.supervised)
+        seen = PackedTexts(batch.tokens, states, states.detach(), batch.segments, batch.positions, batch.supervised)
         heads = self._heads(seen)
         if only_heads:
             return heads
         size = max(1, _CHUNK // self.target.vocab_size)
         kept, _ = in_chunks(self._kept, states, batch.last, batch.valid(0), size=size, recompute=True)
         self.distance = float(kept.detach())
-        return Outcome(kept + self.weight * heads.loss, heads.hits, heads.valid)
+        return BatchOutcome(kept + self.weight * heads.loss, heads.hits, heads.valid)
 
     def _kept(self, states: Tensor, last: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

@@ -34,7 +34,7 @@ from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Target
 from outrider.core.request import Origin
 from outrider.engine.exchange import Learner
-from outrider.models.heads import Packed
+from outrider.models.heads import PackedTexts
 from outrider.train.data import Document
 from outrider.train.distill import CHUNK, DistillObjective, DistillSettings
 from outrider.train.draft_lm import DraftLM
@@ -219,7 +219,7 @@ class OnlineDraft(Learner):
             for mean, newest in zip(self._mean.parameters(), self._learner.parameters(), strict=True):
                 mean.lerp_(newest, 1 - self.settings.average)
 
-    def _judge(self, model: DraftLM, batches: Sequence[Packed]) -> float:
+    def _judge(self, model: DraftLM, batches: Sequence[PackedTexts]) -> float:
         with torch.no_grad():
             return accepted_length([self._objective(model)(batch) for batch in batches])
 
@@ -228,7 +228,7 @@ class OnlineDraft(Learner):
             "online", model, self._target, DistillSettings(loss=self.settings.loss, chunk=self.settings.chunk)
         )
 
-    def _packed(self, documents: Sequence[Document]) -> Packed:
+    def _packed(self, documents: Sequence[Document]) -> PackedTexts:
         return Rows(compute(self._target, documents, ()), documents, row_len=1, last=self._target.num_layers).packed(())
 
 

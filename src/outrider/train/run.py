@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from outrider.core.errors import ModelError, OptionError
-from outrider.models.heads import Packed
+from outrider.models.heads import PackedTexts
 from outrider.train.devices import Team, gathered
-from outrider.train.objective import Objective, Outcome, accepted_length
+from outrider.train.objective import BatchOutcome, Objective, accepted_length
 from outrider.train.plot import acceptance_plot
 
 
@@ -60,7 +60,7 @@ class Run:
 
     objective: Objective
     folder: Path
-    call: Callable[[Packed], Outcome]
+    call: Callable[[PackedTexts], BatchOutcome]
     """The objective, divided where there are many devices."""
     optimizer: torch.optim.Optimizer
     team: Team
@@ -86,7 +86,7 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         return value
 
-    def judge(self, outcomes: Sequence[Outcome], step: int, settings: Settings, notes: dict[str, Any]) -> float:
+    def judge(self, outcomes: Sequence[BatchOutcome], step: int, settings: Settings, notes: dict[str, Any]) -> float:
         """Accepted length on the held-out documents; keeps the best checkpoint."""
         length = accepted_length(outcomes)
         rates = sum(outcome.rates().double() for outcome in outcomes)

@@ -22,7 +22,8 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
-from outrider.core.table import MethodRow, Parts
+from outrider.core.lasting_memory import LastingMemory
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.ngram_memory import DEFAULT_ENTRIES, NgramMemory
 from outrider.drafters.trees.trie import Limits, Trie, best_first, follow
@@ -86,6 +87,10 @@ class NgramCacheDrafter(Drafter):
         self.options = options or NgramCacheOptions()
         self.memory = memory
         """Shared by all requests, and by every drafter it is given to."""
+
+    @property
+    def memories(self) -> tuple[LastingMemory, ...]:
+        return (self.memory,)
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
         del taps

@@ -1,18 +1,15 @@
 """The memory of the n-gram cache: for every n-gram of up to ``max_ngram`` tokens, what followed it and how often.
 
-It outlives requests, so it is an object of its own, with a lock, a bound, ``save``, ``load`` and ``clear``. An n-gram keeps
-its total and a few continuations: in a full one the rarest, of equals the oldest, gives way to a newcomer, whose count starts
-at 1, so counts are never too high. The bound is in n-grams, and those unused for longest go first: there are a young and an
-old generation, use brings an n-gram back into the young one, and when that holds half the bound the old one is dropped.
-
-What is remembered decides only what is guessed, never what is said; but how fast a text comes tells whether it was said
-before, so requests that must not learn of each other need memories of their own.
+It is a lasting memory, with a bound, ``save`` and ``load``. An n-gram keeps its total and a few continuations: in a full one
+the rarest, of equals the oldest, gives way to a newcomer, whose count starts at 1, so counts are never too high. The bound is
+in n-grams, and those unused for longest go first: there are a young and an old generation, use brings an n-gram back into the
+young one, and when that holds half the bound the old one is dropped.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import final
@@ -21,6 +18,7 @@ import numpy as np
 
 from outrider.core.errors import ModelError, OptionError
 from outrider.drafters.copying.memory_file import read_memory, write_memory
+from outrider.drafters.copying.saved_memory import SavedMemory, memory_of
 
 _KIND = "n-gram memory 1"
 _SHIFT = 32
@@ -34,7 +32,7 @@ _TOTAL = -1
 
 
 @final
-class NgramMemory:
+class NgramMemory(SavedMemory):
     """Counts of what followed n-grams, for n from 1 to ``max_ngram``."""
 
     def __init__(self, *, vocab_size: int, max_ngram: int = 4, max_entries: int = DEFAULT_ENTRIES) -> None:
@@ -42,11 +40,9 @@ class NgramMemory:
             raise OptionError(f"max_ngram = {max_ngram!r} is not valid; use a whole number from 1 to 16")
         if max_entries < 2:
             raise OptionError(f"max_entries = {max_entries} is not valid; use at least 2")
-        self.vocab_size = vocab_size
+        super().__init__(vocab_size)
         self.max_ngram = max_ngram
         self.max_entries = max_entries
-        self.lock = threading.RLock()
-        """Held by whoever reads or writes; drafters hold it while they propose."""
         self._young: dict[int, dict[int, int]] = {}
         self._old: dict[int, dict[int, int]] = {}
 
@@ -122,16 +118,9 @@ class NgramMemory:
     @staticmethod
     def of(given: NgramMemory | str | None, *, vocab_size: int, max_ngram: int, max_entries: int) -> NgramMemory:
         """A memory from what a user may give: one that exists, the file of a saved one, or nothing."""
-        if isinstance(given, NgramMemory):
-            if given.vocab_size != vocab_size:
-                raise ModelError(
-                    f"this memory was learned with a vocabulary of {given.vocab_size} tokens and the model has {vocab_size}; "
-                    "use a memory of the same model family"
-                )
-            return given
-        if given:
-            return NgramMemory.load(given, vocab_size=vocab_size, max_ngram=max_ngram, max_entries=max_entries)
-        return NgramMemory(vocab_size=vocab_size, max_ngram=max_ngram, max_entries=max_entries)
+        sizes = {"vocab_size": vocab_size, "max_ngram": max_ngram, "max_entries": max_entries}
+        new, load = partial(NgramMemory, **sizes), partial(NgramMemory.load, **sizes)
+        return memory_of(given, vocab_size=vocab_size, new=new, load=load)
 
     def _count(self, key: int, token: int) -> None:
         found = self._young.get(key)

@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.datastore import MAX_CONTINUATION, MAX_MATCH, Datastore
 from outrider.drafters.trees.trie import Trie

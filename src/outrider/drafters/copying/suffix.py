@@ -23,7 +23,8 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
-from outrider.core.table import MethodRow, Parts
+from outrider.core.lasting_memory import LastingMemory
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.suffix_automaton import SuffixAutomaton, Tail
 from outrider.drafters.copying.suffix_memory import MIN_TOKENS, SharedText, SuffixMemory
@@ -114,6 +115,10 @@ class SuffixDecoding(Drafter):
         self.options = options or SuffixOptions()
         self.memory = memory
         """Shared by all requests, and by every drafter it is given to; None looks at each request's own text only."""
+
+    @property
+    def memories(self) -> tuple[LastingMemory, ...]:
+        return () if self.memory is None else (self.memory,)
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
         del taps

@@ -1,20 +1,17 @@
 """The memory of suffix decoding: what all requests have said, finished or running, shared by everybody who holds it.
 
-It outlives requests, so it is an object of its own, with a lock, a bound, ``save``, ``load`` and ``clear``. The bound is in
-tokens and the oldest go first: an automaton cannot forget one text, so the memory is a queue of a few automata, each with
-its share of the bound; the newest one learns, and the oldest is dropped whole when a new one is begun.
-
-A memory decides only what is guessed, never what is said; but how fast a text comes tells whether it was said before, so
-requests that must not learn of each other need memories of their own.
+It is a lasting memory, with a bound, ``save`` and ``load``. The bound is in tokens and the oldest go first. An automaton cannot
+forget one text, so the memory is a queue of a few automata, each with its share of the bound; the newest one learns, and the
+oldest is dropped whole when a new one is begun.
 """
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -22,6 +19,7 @@ import numpy as np
 
 from outrider.core.errors import ModelError, OptionError
 from outrider.drafters.copying.memory_file import read_memory, write_memory
+from outrider.drafters.copying.saved_memory import SavedMemory, memory_of
 from outrider.drafters.copying.suffix_automaton import SuffixAutomaton, Tail
 
 _KIND = "suffix memory 1"
@@ -55,7 +53,7 @@ class SharedText:
 
 
 @final
-class SuffixMemory:
+class SuffixMemory(SavedMemory):
     """Texts of many requests as suffix automata, oldest forgotten first."""
 
     def __init__(self, *, vocab_size: int, max_tokens: int = 500_000, max_match: int = 64) -> None:
@@ -63,11 +61,9 @@ class SuffixMemory:
             raise OptionError(
                 f"memory_tokens = {max_tokens} is too few to learn from; use at least {MIN_TOKENS}, or 0 for none"
             )
-        self.vocab_size = vocab_size
+        super().__init__(vocab_size)
         self.max_tokens = max_tokens
         self.max_match = max_match
-        self.lock = threading.RLock()
-        """Held by whoever reads or writes; drafters hold it while they propose."""
         self._capacity = max_tokens // _NUM_SEGMENTS
         self._segments: deque[_Segment] = deque()
         self.clear()
@@ -123,16 +119,9 @@ class SuffixMemory:
     @staticmethod
     def of(given: SuffixMemory | str | None, *, vocab_size: int, max_tokens: int, max_match: int) -> SuffixMemory:
         """A memory from what a user may give: one that exists, the file of a saved one, or nothing."""
-        if isinstance(given, SuffixMemory):
-            if given.vocab_size != vocab_size:
-                raise ModelError(
-                    f"this memory was learned with a vocabulary of {given.vocab_size} tokens and the model has {vocab_size}; "
-                    "use a memory of the same model family"
-                )
-            return given
-        if given:
-            return SuffixMemory.load(given, vocab_size=vocab_size, max_tokens=max_tokens, max_match=max_match)
-        return SuffixMemory(vocab_size=vocab_size, max_tokens=max_tokens, max_match=max_match)
+        sizes = {"vocab_size": vocab_size, "max_tokens": max_tokens, "max_match": max_match}
+        new, load = partial(SuffixMemory, **sizes), partial(SuffixMemory.load, **sizes)
+        return memory_of(given, vocab_size=vocab_size, new=new, load=load)
 
     def _room(self, text: SharedText, history: Sequence[int]) -> int:
         """Let the text into the newest segment if it is not there, and begin a new one when that is full."""

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Drafter
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
+from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns
 from outrider.drafters.heads.head_growth import SharedLevels
-from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.dflash import KIND, DflashHead
 

@@ -24,8 +24,8 @@ from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Target
 from outrider.core.tree import TokenTree
+from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.drafters.heads.head_growth import HeadGrowth
-from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.layer import LayerCache
 

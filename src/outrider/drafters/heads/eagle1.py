@@ -12,9 +12,9 @@ Lossless under every rule that is exact for the draws.
 from __future__ import annotations
 
 from outrider.core.interfaces import Drafter
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.drafters.heads.eagle import Eagle
-from outrider.drafters.heads.head_tree import HeadOptions
+from outrider.drafters.heads.head_drafter import HeadOptions
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.eagle1 import KIND
 

@@ -14,9 +14,9 @@ from typing import final
 
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Drafter
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadOptions, HeadState, newest
 from outrider.drafters.heads.head_growth import SharedLevels
-from outrider.drafters.heads.head_tree import HeadDrafter, HeadOptions, HeadState, newest
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.medusa import KIND, MedusaHead
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import final
 
 from outrider.core.interfaces import Drafter
-from outrider.core.table import MethodRow, Parts
-from outrider.drafters.heads.head_tree import HeadOptions
+from outrider.core.method_rows import MethodRow, Parts
+from outrider.drafters.heads.head_drafter import HeadOptions
 from outrider.drafters.heads.recurrent import Recurrent
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.mlp_speculator import KIND

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Drafter
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
+from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.drafters.heads.head_growth import HeadGrowth
-from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
-from outrider.drafters.heads.pending_states import UnreadStates
+from outrider.drafters.heads.pending_states import PendingStates
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.layer import LayerCache
 from outrider.models.heads.mtp import KIND, CausalMtp
@@ -43,7 +43,7 @@ class Mtp(HeadDrafter):
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         first, count = super().start(rows, taps), len(rows)
         nothing = torch.zeros(0, self.head.config.hidden_size, dtype=self._dtype, device=self._device)
-        deeper = tuple(HeadState(UnreadStates([nothing] * count, ()), self._layer.new(count)) for _ in self.head.layers[1:])
+        deeper = tuple(HeadState(PendingStates([nothing] * count, ()), self._layer.new(count)) for _ in self.head.layers[1:])
         return HeadState(first.pending, first.cache, deeper=deeper)
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> MtpGrowth:

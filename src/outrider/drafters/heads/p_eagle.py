@@ -18,10 +18,10 @@ from torch import Tensor
 
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Drafter
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
+from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.drafters.heads.head_growth import SharedLevels
-from outrider.drafters.heads.head_tree import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.p_eagle import KIND, ParallelEagle
 

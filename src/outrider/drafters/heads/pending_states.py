@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @final
-class UnreadStates:
+class PendingStates:
     """[m, F] per row, the oldest first."""
 
     def __init__(self, rows: Sequence[Tensor], taps: Sequence[int], num_kept: int | None = None) -> None:
@@ -47,12 +47,12 @@ class UnreadStates:
         """So many of each row, the oldest, were read."""
         self._rows = [old[count:] for old, count in zip(self.rows, counts, strict=True)]
 
-    def fork(self, rows: Sequence[int]) -> UnreadStates:
+    def fork(self, rows: Sequence[int]) -> PendingStates:
         mine = self.rows
-        return UnreadStates([mine[row] for row in rows], self._taps, self._num_kept)
+        return PendingStates([mine[row] for row in rows], self._taps, self._num_kept)
 
-    def join(self, other: UnreadStates) -> UnreadStates:
-        return UnreadStates([*self.rows, *other.rows], self._taps, self._num_kept)
+    def join(self, other: PendingStates) -> PendingStates:
+        return PendingStates([*self.rows, *other.rows], self._taps, self._num_kept)
 
 
 def _of_row(states: Sequence[Tensor], row: int, path: Sequence[int]) -> Tensor:

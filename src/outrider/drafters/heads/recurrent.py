@@ -15,8 +15,8 @@ from torch import Tensor
 
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadOptions, HeadState, newest
 from outrider.drafters.heads.head_growth import HeadGrowth
-from outrider.drafters.heads.head_tree import HeadDrafter, HeadOptions, HeadState, newest
 from outrider.models.heads.recurrent import RecurrentHead
 
 

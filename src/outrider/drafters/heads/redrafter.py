@@ -16,9 +16,9 @@ from typing import final
 import torch
 
 from outrider.core.interfaces import Drafter, Plan
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.head_tree import HeadOptions
+from outrider.drafters.heads.head_drafter import HeadOptions
 from outrider.drafters.heads.recurrent import Recurrent
 from outrider.drafters.heads.trained import trained_head
 from outrider.drafters.trees.best_first import Pool

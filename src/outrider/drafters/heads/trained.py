@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from outrider.core.errors import ModelError
-from outrider.core.table import Parts
+from outrider.core.method_rows import Parts
 from outrider.models.heads import Head, load_head
 from outrider.models.heads.frozen import quicken
 from outrider.models.heads.kind import HeadKind

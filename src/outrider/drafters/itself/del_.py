@@ -24,9 +24,10 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.lasting_memory import LastingMemory
 from outrider.core.layered_target import LayeredTarget
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.route import Route
-from outrider.core.table import MethodRow, Parts
 from outrider.drafters.itself.draft_verify import layers_of
 from outrider.drafters.itself.exit_statistics import ExitStatistics
 from outrider.drafters.itself.self_chain import UnsureStop, draft_along, layered
@@ -108,6 +109,10 @@ class DynamicExit(Drafter):
         self.memory = self.options.new_memory(target.num_layers)
         """Shared by all requests, and by every drafter it is given to."""
         self.taps = (*self.memory.exits, target.num_layers)
+
+    @property
+    def memories(self) -> tuple[LastingMemory, ...]:
+        return (self.memory,)
 
     @torch.inference_mode()
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:

@@ -24,8 +24,8 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.layered_target import LayeredTarget
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.route import Route
-from outrider.core.table import MethodRow, Parts
 from outrider.drafters.itself.self_chain import UnsureStop, draft_along, layered
 
 _RATE, _STEP, _INERTIA, _GOAL = 0.5, 0.01, 0.9, 0.9

@@ -23,8 +23,8 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless
 from outrider.core.layered_target import LayeredTarget
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.route import Route
-from outrider.core.table import MethodRow, Parts
 from outrider.drafters.itself.self_chain import draft_along, layered
 from outrider.drafters.itself.self_growth import SelfGrowth
 from outrider.drafters.trees.candidates import Drawing

@@ -8,17 +8,18 @@ al. 2025, DEL, arXiv 2504.05598.)
     alpha_l = matches / positions                      TPL(l, d) = (1 + alpha_l + ... + alpha_l^d) / (L + d l)
     tau_l = (mean sureness where right + mean sureness where wrong) / 2
 
-The counts decide what is guessed, never what is said, so one object may serve all requests and outlive them.
+The counts are a lasting memory: one object may serve all requests and outlive them.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
+
+from outrider.core.lasting_memory import LastingMemory
 
 
 @dataclass
@@ -47,16 +48,21 @@ class Choice:
 
 
 @final
-class ExitStatistics:
-    """Tallies of the exits after some layers of a model. The only thing in a drafter that changes; has a lock."""
+class ExitStatistics(LastingMemory):
+    """Tallies of the exits after some layers of a model."""
 
     def __init__(self, exits: Sequence[int], num_layers: int, *, decay: float = 0.95) -> None:
+        super().__init__()
         self.exits = tuple(exits)
         self.num_layers = num_layers
         self.decay = decay
-        self.lock = threading.Lock()
         self.num_rounds = 0
         self._tallies = {layer: _Tally() for layer in self.exits}
+
+    def clear(self) -> None:
+        with self.lock:
+            self.num_rounds = 0
+            self._tallies = {layer: _Tally() for layer in self.exits}
 
     def learn(self, layer: int, right: Tensor, sure: Tensor) -> None:
         """An exit's shadow tokens [P]: which were right, and how sure it was of each."""

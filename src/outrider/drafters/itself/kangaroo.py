@@ -27,9 +27,9 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState, Stateless
 from outrider.core.layered_target import LayeredTarget
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.pending_states import UnreadStates
+from outrider.drafters.heads.pending_states import PendingStates
 from outrider.drafters.itself.early_exit import exit_route
 from outrider.drafters.itself.self_chain import UnsureStop, draft_along, layered
 from outrider.models.adapter import Adapter, load_adapter
@@ -87,7 +87,7 @@ class _Read(RowState):
     """What the adapter has read of each row, and what it has not."""
 
     cache: ContiguousCache
-    pending: UnreadStates
+    pending: PendingStates
     """Exit states of committed tokens that are not in the cache."""
 
     def fork(self, rows: Sequence[int]) -> _Read:
@@ -114,7 +114,7 @@ class AdaptedKangaroo(Drafter):
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _Read:
         states = [states.to(self._dtype) for states in taps[self.adapter.exit_layer]]
-        return _Read(self._layer.new(len(rows)), UnreadStates(states, self.taps))
+        return _Read(self._layer.new(len(rows)), PendingStates(states, self.taps))
 
     def propose(self, state: _Read, context: Context, plan: Plan) -> Draft:
         if any(min(depth, nodes) for depth, nodes in zip(plan.max_depth, plan.max_nodes, strict=True)):

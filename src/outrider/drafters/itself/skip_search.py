@@ -8,13 +8,12 @@ search offline. Searching near the best set is our addition.)
 
     promise(s) = mean(s) + 2.5 sd(s),     covariance(s, s') = v exp(-|s xor s'| / n),   noise 0.01
 
-What is found decides what is guessed, never what is said, so a search may be shared by all requests and outlive them.
+A search is a lasting memory: it may be shared by all requests and outlive them.
 """
 
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache
+from outrider.core.lasting_memory import LastingMemory
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
@@ -98,20 +98,26 @@ class SearchLimits:
 
 
 @final
-class SkipSearch:
-    """What has been tried and the best of it. One object for all requests of a method; it is the only thing that changes."""
+class SkipSearch(LastingMemory):
+    """What has been tried and the best of it. One object for all requests of a method."""
 
     def __init__(self, space: SkipSpace, limits: SearchLimits | None = None, *, seed: int = 0) -> None:
-        self.space = space
+        super().__init__()
+        self.space, self._seed = space, seed
         self.limits = limits or SearchLimits()
         self.best = space.first()
         self.score = 0.0
         """Matchness of the best set where it was last measured."""
         self.num_trials = 0
         self.num_stale = 0
-        self.lock = threading.RLock()
         self._source = random.Random(seed)
         self._tried: list[tuple[SkipSet, float]] = []
+
+    def clear(self) -> None:
+        with self.lock:
+            self.best, self.score = self.space.first(), 0.0
+            self.num_trials = self.num_stale = 0
+            self._source, self._tried = random.Random(self._seed), []
 
     @property
     def route(self) -> Route:

@@ -1,9 +1,7 @@
 """A memory of what the target last said after each token, shared by all requests of a method.
 
-Drafters are frozen and what evolves belongs to a request. This table is the one stated exception: it outlives requests,
-because what follows a token is much the same in all of them, and it is an object with a name that is handed to the drafter
-when it is built. It can only change how many guesses are right, never the text, so who wrote it in which order does not
-matter for exactness; for reproducible speed every write is deterministic all the same.
+The table outlives requests because what follows a token is much the same in all of them. Who wrote it in which order does not
+matter for the text; for reproducible speed every write is deterministic all the same.
 
     successors[v] = ids of the k largest logits the target gave after token v, the largest first;  -1 while v is unknown
 """
@@ -15,12 +13,15 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.core.lasting_memory import LastingMemory
+
 
 @final
-class SuccessorTable:
+class SuccessorTable(LastingMemory):
     """Top-k successors of every token, with their logits. Rows never written are empty and say so."""
 
     def __init__(self, vocab_size: int, num_successors: int, *, device: torch.device | str = "cpu") -> None:
+        super().__init__()
         self.num_successors = min(num_successors, vocab_size)
         shape = (vocab_size, self.num_successors)
         self.ids = torch.full(shape, -1, dtype=torch.int64, device=device)
@@ -38,6 +39,8 @@ class SuccessorTable:
     def clear(self) -> None:
         """Forget everything."""
         self.ids.fill_(-1)
+        self.logits.zero_()
+        self.num_idle = 0
 
     @torch.inference_mode()
     def write(self, tokens: Tensor, logits: Tensor, *, order: Tensor | None = None) -> None:

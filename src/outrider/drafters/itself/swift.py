@@ -24,8 +24,9 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.lasting_memory import LastingMemory
 from outrider.core.layered_target import LayeredTarget
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.drafters.itself.self_chain import UnsureStop, cache_of, draft_along, layered
 from outrider.drafters.itself.side_branches import draft_with_siblings
 from outrider.drafters.itself.skip_search import Probe, SearchLimits, SkipSearch, SkipSpace
@@ -105,6 +106,10 @@ class _Searching(Drafter, ABC):
         self.options = options or SwiftOptions()
         self.memory = self.options.new_memory(target.num_layers)
         """Shared by all requests, and by every drafter it is given to."""
+
+    @property
+    def memories(self) -> tuple[LastingMemory, ...]:
+        return (self.memory,)
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
         del taps

@@ -28,7 +28,8 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless, Target
-from outrider.core.table import MethodRow, Parts
+from outrider.core.lasting_memory import LastingMemory
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.itself.successors import SuccessorTable
 from outrider.drafters.trees.best_first import grow_pool
@@ -90,6 +91,10 @@ class TokenRecycling(Drafter):
         self.table = table
         self.options = options or TokenRecyclingOptions()
         self.taps = (target.num_layers,) if self.options.recycle_prompt and target.can_read_out else ()
+
+    @property
+    def memories(self) -> tuple[LastingMemory, ...]:
+        return (self.table,)
 
     @torch.inference_mode()
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Stateless:

@@ -26,8 +26,9 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
+from outrider.core.lasting_memory import LastingMemory
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.rng import Noise
-from outrider.core.table import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.model.catch_up import fit, room
 
@@ -93,6 +94,10 @@ class Cascade(Drafter):
         self.model, self.inner = model, inner
         self.options = options or CascadeOptions()
         self.vocab_size, self.draws = vocab_size, draws
+
+    @property
+    def memories(self) -> tuple[LastingMemory, ...]:
+        return self.inner.memories
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> CascadeState:
         return CascadeState(self.model.new_cache(len(rows)), self.inner.start(rows, taps))

@@ -25,15 +25,16 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.lasting_memory import LastingMemory
+from outrider.core.method_rows import MethodRow, Parts, names_in
 from outrider.core.scores import Scores
-from outrider.core.table import MethodRow, Parts, names_in
 from outrider.core.tree import TokenTree
 from outrider.drafters.mixed.source_rates import SourceRates, share
 from outrider.drafters.trees.trie import Trie
 
 
 @dataclass(frozen=True)
-class FusedOptions:
+class SharingOptions:
     """How the drafters share the places of a tree."""
 
     trust_rounds: float = 30.0
@@ -55,9 +56,9 @@ class HybridOptions:
     parts: tuple[str, ...] | str = ("suffix", "draft-model")
     """Methods whose guesses are fused, by name; "suffix,draft-model" on the command line. Their options are given beside
     this one, and one that several of them have goes to each."""
-    trust_rounds: float = FusedOptions.trust_rounds
+    trust_rounds: float = SharingOptions.trust_rounds
     """Rounds of a request by which a drafter is judged."""
-    min_chance: float = FusedOptions.min_chance
+    min_chance: float = SharingOptions.min_chance
     """A guess less likely than this gets no place."""
 
     @property
@@ -65,8 +66,8 @@ class HybridOptions:
         return names_in(self.parts)
 
     @property
-    def fused(self) -> FusedOptions:
-        return FusedOptions(self.trust_rounds, self.min_chance)
+    def sharing(self) -> SharingOptions:
+        return SharingOptions(self.trust_rounds, self.min_chance)
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < max(1, len(self.names)):
@@ -84,7 +85,7 @@ class _Round:
 
 
 @dataclass
-class FusedState(RowState):
+class HybridState(RowState):
     """The inner drafters' states, and how well each has done in every row."""
 
     inner: list[Any]
@@ -92,24 +93,24 @@ class FusedState(RowState):
     """[row][drafter]"""
     rounds: list[_Round | None] = field(default_factory=list)
 
-    def fork(self, rows: Sequence[int]) -> FusedState:
+    def fork(self, rows: Sequence[int]) -> HybridState:
         rates = [[source.copy() for source in self.rates[row]] for row in rows]
-        return FusedState([state.fork(rows) for state in self.inner], rates)
+        return HybridState([state.fork(rows) for state in self.inner], rates)
 
-    def join(self, other: FusedState) -> FusedState:
+    def join(self, other: HybridState) -> HybridState:
         inner = [mine.join(theirs) for mine, theirs in zip(self.inner, other.inner, strict=True)]
-        return FusedState(inner, [*self.rates, *other.rates])
+        return HybridState(inner, [*self.rates, *other.rates])
 
 
 @final
-class Fused(Drafter):
+class Hybrid(Drafter):
     """The union of several drafters' trees."""
 
     offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.TREE
     draws = Draws.DETERMINISTIC
 
-    def __init__(self, drafters: Sequence[Drafter], options: FusedOptions | None = None) -> None:
+    def __init__(self, drafters: Sequence[Drafter], options: SharingOptions | None = None) -> None:
         if not drafters:
             raise CompositionError("there is nothing to fuse; name at least one drafter")
         for drafter in drafters:
@@ -117,14 +118,18 @@ class Fused(Drafter):
                 name = type(drafter).__name__
                 raise CompositionError(f"{name} guesses {drafter.draws.value}; only chosen guesses can be fused")
         self.drafters = tuple(drafters)
-        self.options = options or FusedOptions()
+        self.options = options or SharingOptions()
         self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
 
-    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> FusedState:
-        rates = [[SourceRates(self.options.trust_rounds) for _ in self.drafters] for _ in rows]
-        return FusedState([drafter.start(rows, taps) for drafter in self.drafters], rates)
+    @property
+    def memories(self) -> tuple[LastingMemory, ...]:
+        return tuple(memory for drafter in self.drafters for memory in drafter.memories)
 
-    def propose(self, state: FusedState, context: Context, plan: Plan) -> Draft:
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HybridState:
+        rates = [[SourceRates(self.options.trust_rounds) for _ in self.drafters] for _ in rows]
+        return HybridState([drafter.start(rows, taps) for drafter in self.drafters], rates)
+
+    def propose(self, state: HybridState, context: Context, plan: Plan) -> Draft:
         tries = [Trie(root) for root in context.roots]
         state.rounds = [None] * len(self.drafters)
         waiting = self._order(state)
@@ -148,11 +153,11 @@ class Fused(Drafter):
         rows = [trie.row(order) for trie, order in zip(tries, orders, strict=True)]
         return Draft(TokenTree.of_rows(rows, context.device), self.draws)
 
-    def round_taps(self, state: FusedState) -> tuple[int, ...]:
+    def round_taps(self, state: HybridState) -> tuple[int, ...]:
         wanted = (drafter.round_taps(inner) for drafter, inner in zip(self.drafters, state.inner, strict=True))
         return tuple(sorted({tap for taps in wanted for tap in taps}))
 
-    def observe(self, state: FusedState, observation: Observation) -> None:
+    def observe(self, state: HybridState, observation: Observation) -> None:
         if not state.rounds:  # nobody was asked
             for drafter, inner in zip(self.drafters, state.inner, strict=True):
                 drafter.observe(inner, observation)
@@ -166,11 +171,11 @@ class Fused(Drafter):
             drafter.observe(state.inner[index], seen)
         state.rounds = []
 
-    def finish(self, state: FusedState, row: int, tokens: Sequence[int]) -> None:
+    def finish(self, state: HybridState, row: int, tokens: Sequence[int]) -> None:
         for drafter, inner in zip(self.drafters, state.inner, strict=True):
             drafter.finish(inner, row, tokens)
 
-    def _order(self, state: FusedState) -> list[int]:
+    def _order(self, state: HybridState) -> list[int]:
         """Those that use least of their places in the batch first, so that the others can have the rest."""
         fills = [sum(row[i].fill for row in state.rates) for i in range(len(self.drafters))]
         return sorted(range(len(self.drafters)), key=lambda index: fills[index])
@@ -198,13 +203,13 @@ def _own_view(seen: Observation, round_: _Round) -> Observation:
 
 def build(parts: Parts) -> Drafter:
     options = parts.options
-    return Fused([parts.drafter_of(name) for name in options.names], options.fused)
+    return Hybrid([parts.drafter_of(name) for name in options.names], options.sharing)
 
 
 ROW = MethodRow(
     summary="several drafters in one tree, places by their measured acceptance",
     paper="Quan et al. 2025, RASD's fusion (arXiv 2503.03434); the arbitration is our own",
-    drafter=Fused,
+    drafter=Hybrid,
     build=build,
     options=HybridOptions,
     defaults={"num_draft_tokens": 8, "num_tree_nodes": 16},

@@ -25,8 +25,8 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.sampling import Law
-from outrider.core.table import MethodRow, Parts
 from outrider.drafters.model.catch_up import room
 from outrider.drafters.model.draft_growth import DraftGrowth
 from outrider.drafters.trees.candidates import Drawing

@@ -26,7 +26,8 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
-from outrider.core.table import MethodRow, Parts
+from outrider.core.lasting_memory import LastingMemory
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.mixed.source_rates import SourceRates
 from outrider.drafters.model.catch_up import room
@@ -113,6 +114,10 @@ class Rasd(Drafter):
         self.model, self.retriever = model, retriever
         self.options = options or RasdOptions()
         self.vocab_size, self.trust_rounds = vocab_size, trust_rounds
+
+    @property
+    def memories(self) -> tuple[LastingMemory, ...]:
+        return self.retriever.memories
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> RasdState:
         holds = [SourceRates(self.trust_rounds) for _ in rows]

@@ -25,7 +25,7 @@ from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws
 from outrider.core.guessing_target import GuessingTarget, TreeSearch
 from outrider.core.interfaces import Context, Drafter, Plan, Target
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.model.catch_up import missing_from
 from outrider.drafters.model.draft_growth import DraftGrowth

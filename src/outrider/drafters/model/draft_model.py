@@ -19,7 +19,7 @@ from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.guessing_target import GuessingTarget
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.model.catch_up import catch_up, fit, missing_from, room
 from outrider.drafters.trees.chain import grow_chain

@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Drafter, Plan, Target
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.drafters.model.draft_growth import DraftGrowth
 from outrider.drafters.model.tree_drafter import TreeDrafter
 from outrider.drafters.trees.candidates import Drawing

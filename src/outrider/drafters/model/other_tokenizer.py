@@ -22,7 +22,7 @@ from outrider.core.tree import TokenTree
 
 
 @dataclass
-class ForeignState(RowState):
+class OtherTokenizerState(RowState):
     """The draft model's cache, and the draft's tokens in it."""
 
     cache: Cache
@@ -31,14 +31,16 @@ class ForeignState(RowState):
     known: list[Reading | None]
     """Of the committed text, as far as it was translated."""
 
-    def fork(self, rows: Sequence[int]) -> ForeignState:
-        return ForeignState(self.cache.fork(rows), [list(self.read[row]) for row in rows], [self.known[row] for row in rows])
+    def fork(self, rows: Sequence[int]) -> OtherTokenizerState:
+        return OtherTokenizerState(
+            self.cache.fork(rows), [list(self.read[row]) for row in rows], [self.known[row] for row in rows]
+        )
 
-    def join(self, other: ForeignState) -> ForeignState:
-        return ForeignState(self.cache.join(other.cache), [*self.read, *other.read], [*self.known, *other.known])
+    def join(self, other: OtherTokenizerState) -> OtherTokenizerState:
+        return OtherTokenizerState(self.cache.join(other.cache), [*self.read, *other.read], [*self.known, *other.known])
 
 
-class ForeignDrafter(Drafter, ABC):
+class OtherTokenizerDrafter(Drafter, ABC):
     """Chains from a draft model that has another tokenizer."""
 
     shape: ClassVar = Shape.CHAIN
@@ -47,11 +49,11 @@ class ForeignDrafter(Drafter, ABC):
         self.model, self.translation = model, translation
         self.vocab_size, self.draws = vocab_size, draws
 
-    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> ForeignState:
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> OtherTokenizerState:
         del taps
-        return ForeignState(self.model.new_cache(len(rows)), [[] for _ in rows], [None for _ in rows])
+        return OtherTokenizerState(self.model.new_cache(len(rows)), [[] for _ in rows], [None for _ in rows])
 
-    def propose(self, state: ForeignState, context: Context, plan: Plan) -> Draft:
+    def propose(self, state: OtherTokenizerState, context: Context, plan: Plan) -> Draft:
         planned = list(map(min, plan.max_depth, plan.max_nodes))
         texts = [self._read(state, row, context.tokens[row]) if depth else None for row, depth in enumerate(planned)]
         depths = [self._room(text, depth) for text, depth in zip(texts, planned, strict=True)]
@@ -60,14 +62,14 @@ class ForeignDrafter(Drafter, ABC):
         logits = self._catch_up(state, [text if depth else None for text, depth in zip(texts, depths, strict=True)])
         return self._guess(state, context, logits, depths)
 
-    def observe(self, state: ForeignState, observation: Observation) -> None:
+    def observe(self, state: OtherTokenizerState, observation: Observation) -> None:
         """Nothing to do: the next round compares what was read with what was written."""
 
     @abstractmethod
-    def _guess(self, state: ForeignState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
+    def _guess(self, state: OtherTokenizerState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
         """Chains of at most ``depths[b]`` guesses, from the draft's logits [B, 1, V] after the text."""
 
-    def _read(self, state: ForeignState, row: int, tokens: Sequence[int]) -> list[int] | None:
+    def _read(self, state: OtherTokenizerState, row: int, tokens: Sequence[int]) -> list[int] | None:
         found = self.translation.to_draft(tokens, state.known[row])
         state.known[row] = found or state.known[row]
         return None if found is None else found.ids
@@ -76,7 +78,7 @@ class ForeignDrafter(Drafter, ABC):
         """Guesses that fit into the draft's context; none where the text cannot be read (yet)."""
         return 0 if not text else max(0, min(depth, self.model.max_len - len(text)))
 
-    def _catch_up(self, state: ForeignState, texts: Sequence[list[int] | None]) -> Tensor:
+    def _catch_up(self, state: OtherTokenizerState, texts: Sequence[list[int] | None]) -> Tensor:
         """[B, 1, V] logits after every text; a row that drafts nothing keeps what it has read."""
         kept = [
             len(read) if text is None else min(_common(read, text), len(text) - 1)
@@ -89,13 +91,13 @@ class ForeignDrafter(Drafter, ABC):
             self.model.prefill([row[:-1] for row in missing], state.cache)
         return self._feed(state, [row[-1:] for row in missing])
 
-    def _advance(self, state: ForeignState, tokens: Sequence[int | None]) -> Tensor:
+    def _advance(self, state: OtherTokenizerState, tokens: Sequence[int | None]) -> Tensor:
         """[B, 1, V] logits after one more token of the draft's per row; None leaves a row where it is."""
         rows = [[] if token is None else [token] for token in tokens]
         state.read = [read + row for read, row in zip(state.read, rows, strict=True)]
         return self._feed(state, rows)
 
-    def _feed(self, state: ForeignState, rows: Sequence[Sequence[int]]) -> Tensor:
+    def _feed(self, state: OtherTokenizerState, rows: Sequence[Sequence[int]]) -> Tensor:
         fed = torch.tensor([[row[0] if row else 0] for row in rows], device=self.model.device)
         logits = self.model.score(TokenTree.chain(fed, [len(row) for row in rows]), state.cache).logits
         state.cache.commit([range(len(row)) for row in rows])

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Context, Drafter, Target
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.translation import Translation
 from outrider.core.tree import TokenTree
-from outrider.drafters.model.other_tokenizer import ForeignDrafter, ForeignState
+from outrider.drafters.model.other_tokenizer import OtherTokenizerDrafter, OtherTokenizerState
 
 
 @final
-class Reencode(ForeignDrafter):
+class Reencode(OtherTokenizerDrafter):
     """Chains of the target's tokens for what a foreign draft model writes."""
 
     offers: ClassVar = (Draws.DETERMINISTIC,)
@@ -35,7 +35,7 @@ class Reencode(ForeignDrafter):
     def __init__(self, model: Target, translation: Translation, *, vocab_size: int) -> None:
         super().__init__(model, translation, vocab_size=vocab_size, draws=Draws.DETERMINISTIC)
 
-    def _guess(self, state: ForeignState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
+    def _guess(self, state: OtherTokenizerState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
         texts = [list(read) for read in state.read]
         drafted: list[list[int]] = [[] for _ in depths]
         for drawn in range(1, max(depths) + 1):

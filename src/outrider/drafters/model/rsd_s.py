@@ -27,9 +27,9 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Plan, Target
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.rng import Purpose
 from outrider.core.sampling import Law
-from outrider.core.table import MethodRow, Parts
 from outrider.drafters.model.draft_growth import DraftGrowth
 from outrider.drafters.model.tree_drafter import TreeDrafter
 from outrider.drafters.trees.levels import kept_part

@@ -20,7 +20,7 @@ from functools import cache, lru_cache
 
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Drafter, Observation
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.drafters.model.draft_tree import DraftTree
 from outrider.drafters.trees.options import DraftTreeOptions
 from outrider.drafters.trees.shape import RankPath, TreeShape

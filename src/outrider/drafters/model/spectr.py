@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Drafter, Plan, Target
-from outrider.core.table import MethodRow, Parts
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.twins import first_twins
 from outrider.drafters.model.draft_growth import DraftGrowth
 from outrider.drafters.model.tree_drafter import TreeDrafter

@@ -22,15 +22,15 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import CompositionError
 from outrider.core.interfaces import Context, Drafter, Target
+from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.sampling import Law
-from outrider.core.table import MethodRow, Parts
 from outrider.core.translation import Translation
 from outrider.core.tree import TokenTree
-from outrider.drafters.model.other_tokenizer import ForeignDrafter, ForeignState
+from outrider.drafters.model.other_tokenizer import OtherTokenizerDrafter, OtherTokenizerState
 
 
 @final
-class SharedTokens(ForeignDrafter):
+class SharedTokens(OtherTokenizerDrafter):
     """Chains of tokens that both vocabularies have."""
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
@@ -44,7 +44,7 @@ class SharedTokens(ForeignDrafter):
             raise CompositionError("the two vocabularies share no token; use method 'reencode', which goes by text")
         self._draft_id_of = dict(zip(self._target_ids.tolist(), self._draft_ids.tolist(), strict=True))
 
-    def _guess(self, state: ForeignState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
+    def _guess(self, state: OtherTokenizerState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
         depths = list(depths)
         chain = torch.tensor(context.roots, device=context.device)[:, None]
         laws: list[Law] = []

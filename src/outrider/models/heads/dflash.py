@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from outrider.core.errors import OptionError
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.head import Head, Norm, PackedTexts
 from outrider.models.heads.kind import Exported, HeadKind, Raw, plain_keys
 from outrider.models.heads.layer import Attending, HeadLayer, Rotations, attend_beside, safe_sight
 from outrider.models.heads.layer_numbers import as_outputs, from_outputs
@@ -69,7 +69,7 @@ class DflashHead(Head):
             states = layer(states, sees)
         return states
 
-    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+    def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
         context = self.fuse(batch.features)
         attending = [PackedBlocks(self, batch, *entries) for entries in self.entries(context)]
         open_places = [torch.full_like(batch.tokens, self.config.mask_token)] * (self.num_places - 1)
@@ -87,7 +87,7 @@ class DflashHead(Head):
 class PackedBlocks(Attending):
     """Blocks behind all places of packed texts at once, in one layer: [R, heads, P L, D], a block's places L apart."""
 
-    def __init__(self, head: DflashHead, batch: Packed, keys: Tensor, values: Tensor) -> None:
+    def __init__(self, head: DflashHead, batch: PackedTexts, keys: Tensor, values: Tensor) -> None:
         """``keys`` and ``values`` of the target's features at every place."""
         assert head.config.layer is not None
         self._config, self._rotations, self._positions = head.config.layer, head.rotations, batch.positions

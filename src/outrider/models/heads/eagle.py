@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Packed
+from outrider.models.heads.head import Head, PackedTexts
 from outrider.models.heads.layer import Attending, PackedAttending, Rotations
 
 
@@ -32,7 +32,7 @@ class EagleHead(Head, ABC):
     def step(self, tokens: Tensor, states: Tensor, attending: Attending) -> Tensor:
         """[B, N, H] states after ``tokens`` [B, N], from the states before them."""
 
-    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+    def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
         assert self.config.layer is not None
         states, attending = self.fuse(batch.features), PackedAttending(batch, self.rotations, self.config.layer)
         for depth in range(count):

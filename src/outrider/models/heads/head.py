@@ -24,7 +24,7 @@ from outrider.models.heads.ends import Ends
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedTexts:
     """Texts laid end to end in rows of L places, with what the target computed for them."""
 
     tokens: Tensor
@@ -89,7 +89,7 @@ class Head(nn.Module, ABC):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     @abstractmethod
-    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+    def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
         """[R, L, H] states of depth 0, 1 .. at every place, at most ``count`` of them."""
 
     @abstractmethod

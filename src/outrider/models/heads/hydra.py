@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from outrider.models.heads.blocks import Blocks, new_readouts
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.head import Head, Norm, PackedTexts
 from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
 
@@ -62,7 +62,7 @@ class HydraHead(Head):
         """[..., H] what head ``depth`` makes of a state and the ``depth + 1`` embeddings after it."""
         return self.heads[depth](torch.cat([read, *embedded], -1))
 
-    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+    def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
         layer = self.config.layer
         read = self.read(batch.features, None if layer is None else PackedAttending(batch, self.rotations, layer))
         embedded: list[Tensor] = []

@@ -6,34 +6,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.core.errors import ModelError, nearest
-from outrider.models.heads import (
-    dflash,
-    eagle1,
-    eagle3,
-    hydra,
-    l_mtp,
-    medusa,
-    mlp_speculator,
-    mtp,
-    mtp_parallel,
-    p_eagle,
-    redrafter,
-)
+from outrider.models.heads.dflash import KIND as DFLASH
+from outrider.models.heads.eagle1 import KIND as EAGLE1
+from outrider.models.heads.eagle3 import KIND as EAGLE3
+from outrider.models.heads.hydra import KIND as HYDRA
 from outrider.models.heads.kind import HeadKind
+from outrider.models.heads.l_mtp import KIND as L_MTP
+from outrider.models.heads.medusa import KIND as MEDUSA
+from outrider.models.heads.mlp_speculator import KIND as MLP_SPECULATOR
+from outrider.models.heads.mtp import KIND as MTP
+from outrider.models.heads.mtp_parallel import KIND as MTP_PARALLEL
+from outrider.models.heads.p_eagle import KIND as P_EAGLE
+from outrider.models.heads.redrafter import KIND as REDRAFTER
 
-KINDS: Mapping[str, HeadKind[Any]] = {
-    "medusa": medusa.KIND,
-    "hydra": hydra.KIND,
-    "eagle1": eagle1.KIND,
-    "eagle3": eagle3.KIND,
-    "mlp-speculator": mlp_speculator.KIND,
-    "redrafter": redrafter.KIND,
-    "mtp": mtp.KIND,
-    "mtp-parallel": mtp_parallel.KIND,
-    "l-mtp": l_mtp.KIND,
-    "p-eagle": p_eagle.KIND,
-    "dflash": dflash.KIND,
-}
+_ALL: tuple[HeadKind[Any], ...] = (
+    MEDUSA,
+    HYDRA,
+    EAGLE1,
+    EAGLE3,
+    MLP_SPECULATOR,
+    REDRAFTER,
+    MTP,
+    MTP_PARALLEL,
+    L_MTP,
+    P_EAGLE,
+    DFLASH,
+)
+KINDS: Mapping[str, HeadKind[Any]] = {kind.name: kind for kind in _ALL}
 HEAD_KINDS = tuple(KINDS)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from outrider.models.heads.blocks import Blocks, new_readouts
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.head import Head, Norm, PackedTexts
 from outrider.models.heads.kind import HeadKind
 
 
@@ -43,7 +43,7 @@ class LMtpHead(Head):
         """[..., H] what the head of a depth makes of the target's state ``back(depth)`` places ago."""
         return self.blocks[depth // self.config.stride](self.target_norm(feature))
 
-    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+    def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
         assert self.config.num_depths is not None
         for depth in range(min(count, self.config.num_depths)):
             yield self.state(depth, _earlier(batch, self.back(depth)))
@@ -52,7 +52,7 @@ class LMtpHead(Head):
         return self.lm_heads[depth // self.config.stride if self.config.own_readouts else 0](state)
 
 
-def _earlier(batch: Packed, count: int) -> Tensor:
+def _earlier(batch: PackedTexts, count: int) -> Tensor:
     """[R, L, F] the features ``count`` places before, zero where the text had not begun."""
     if count == 0:
         return batch.features

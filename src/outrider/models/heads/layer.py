@@ -23,7 +23,7 @@ from outrider.cache.contiguous import ContiguousCache
 from outrider.core.tree import TokenTree
 from outrider.models.attention import Sight, SightMaker, attend
 from outrider.models.config import ModelConfig
-from outrider.models.heads.head import Norm, Packed
+from outrider.models.heads.head import Norm, PackedTexts
 from outrider.models.layers import rotate
 from outrider.models.rope import RotaryTable
 
@@ -129,7 +129,7 @@ class Rotations:
 class PackedAttending(Attending):
     """All places of packed texts. Each call is the next step: the first one is ordinary causal attention."""
 
-    def __init__(self, batch: Packed, rotations: Rotations, config: ModelConfig) -> None:
+    def __init__(self, batch: PackedTexts, rotations: Rotations, config: ModelConfig) -> None:
         self._positions, self._rotations, self._config = batch.positions, rotations, config
         self._sight = safe_sight(batch)
         self._keys: list[Tensor] = []
@@ -148,7 +148,7 @@ class PackedAttending(Attending):
         return attend_beside(queries * scale, self._keys, self._values, self._sight)
 
 
-def safe_sight(batch: Packed) -> Tensor:
+def safe_sight(batch: PackedTexts) -> Tensor:
     """[R, 1, L, L] where places look; padding looks at itself, so that no softmax is empty."""
     sight = batch.sight
     return sight | torch.eye(sight.shape[-1], dtype=torch.bool, device=sight.device)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from outrider.models.heads.blocks import Blocks, new_readouts
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.head import Head, Norm, PackedTexts
 from outrider.models.heads.kind import Exported, HeadKind, only
 
 _FIRST_RELEASE = re.compile(r"(?:medusa_heads\.)?(\d+)\.(\d+)(\.linear)?\.(weight|bias)")
@@ -40,7 +40,7 @@ class MedusaHead(Head):
         """[..., H] what head ``depth`` makes of the target's last state."""
         return self.blocks[depth](self.target_norm(feature))
 
-    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+    def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
         for depth in range(min(count, len(self.blocks))):
             yield self.state(depth, batch.features)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from outrider.models.config import ModelConfig
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.ends import Ends
-from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.head import Head, Norm, PackedTexts
 from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
 
@@ -68,7 +68,7 @@ class CausalMtp(Head):
         """[B, N, H] states of a depth, from those of the depth before it and the tokens between."""
         return self.layers[depth](self.embed_tokens(tokens).to(states.dtype), states, attending)
 
-    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+    def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
         assert self.config.layer is not None
         states = self.target_norm(batch.features)
         for depth in range(min(count, len(self.layers))):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.ends import Ends
-from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.head import Head, Norm, PackedTexts
 from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
 
@@ -42,7 +42,7 @@ class ParallelMtp(Head):
         """[B, N, H] what the layer of a depth makes of the target's states."""
         return self.layers[depth](features, attending)
 
-    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+    def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
         assert self.config.layer is not None
         for depth in range(min(count, len(self.layers))):
             yield self.state(depth, batch.features, PackedAttending(batch, self.rotations, self.config.layer))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from outrider.models.heads import eagle3
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.head import Head, Norm, PackedTexts
 from outrider.models.heads.kind import Exported, HeadKind, Raw
 from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
 
@@ -53,7 +53,7 @@ class ParallelEagle(Head):
             states = layer(states, attending[index], embedded) if index == 0 else layer(states, attending[index])
         return states
 
-    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+    def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
         assert self.config.layer is not None
         attending = [PackedAttending(batch, self.rotations, self.config.layer) for _ in self.layers]
         open_places = torch.full_like(batch.tokens, self.config.mask_token)

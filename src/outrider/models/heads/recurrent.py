@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, Packed
+from outrider.models.heads.head import Head, Norm, PackedTexts
 
 
 class RecurrentHead(Head, ABC):
@@ -29,7 +29,7 @@ class RecurrentHead(Head, ABC):
     def advance(self, depth: int, states: Tensor, tokens: Tensor) -> Tensor:
         """[..., S] states after ``tokens``, which are number ``depth`` after the target's state."""
 
-    def depths(self, batch: Packed, count: int) -> Iterator[Tensor]:
+    def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
         states = self.begin(batch.features)
         for depth in range(min(count, self.config.num_depths or count)):
             states = self.advance(depth, states, batch.shifted(batch.tokens, depth + 1))

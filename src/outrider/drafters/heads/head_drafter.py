@@ -25,7 +25,7 @@ from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.pending_states import UnreadStates
+from outrider.drafters.heads.pending_states import PendingStates
 from outrider.drafters.trees.best_first import Pool, grow_pool
 from outrider.drafters.trees.candidates import Drawing
 from outrider.drafters.trees.children import LikelyChildren
@@ -82,7 +82,7 @@ class HeadOptions:
 class HeadState(RowState):
     """What the heads have read of each row, and what they have not."""
 
-    pending: UnreadStates
+    pending: PendingStates
     """Of a head without a memory, the last few."""
     cache: ContiguousCache | None = None
     kept: list[int] | None = None
@@ -154,8 +154,8 @@ class HeadDrafter(Drafter, ABC):
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         states = [torch.cat([taps[tap][row] for tap in self.taps], -1).to(self._dtype) for row in range(len(rows))]
         if self._memory is None:
-            return HeadState(UnreadStates(states, self.taps, self.num_kept))
-        return HeadState(UnreadStates(states, self.taps), self._memory.new(len(rows)))
+            return HeadState(PendingStates(states, self.taps, self.num_kept))
+        return HeadState(PendingStates(states, self.taps), self._memory.new(len(rows)))
 
     def propose(self, state: HeadState, context: Context, plan: Plan) -> Draft:
         limits = zip(plan.max_depth, plan.max_nodes, strict=True)
