@@ -12,6 +12,7 @@ from typing import Any, TextIO, final
 from outrider.api import LLM
 from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of, with_grammar
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
+from outrider.cli.verdict import acceptance_of, share_text
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 from outrider.core.request import RequestState
@@ -106,7 +107,7 @@ class Chat:
         print(
             dim(
                 f"{stats.num_tokens} tokens, {stats.tokens_per_second:.0f} per second, {stats.tokens_per_pass:.2f} per pass, "
-                f"{stats.acceptance:.0%} of tested guesses accepted"
+                f"{share_text(acceptance_of([stats]))} of tested guesses accepted"
             ),
             file=sys.stderr,
         )
