@@ -116,7 +116,7 @@ class SamplingParams:
             raise RequestError(f"logprobs = {self.logprobs!r} is not valid; it must be between 0 and 1000, or None")
 
     def repeated(self, n: int) -> list[SamplingParams]:
-        """The parameters of ``n`` texts of one prompt: seeds seed, seed + 1 ..., so each is the same text when written alone."""
+        """The parameters of ``n`` texts of one prompt: seeds seed, seed + 1 ..., each the same text when written alone."""
         if not _is_whole(n) or n < 1:
             raise RequestError(f"n = {n!r} is not valid; give the number of texts per prompt, at least 1")
         seeds = [None if self.seed is None else (self.seed + i) % 2**63 if i else self.seed for i in range(n)]
