@@ -248,7 +248,7 @@ class LLM:
 
     def _request(self, prompt: Prompt, params: SamplingParams, streaming: bool) -> Request:
         ids = self.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        reads = streaming or bool(params.stop)
+        reads = self.codec.has_tokenizer and (streaming or bool(params.stop))
         stream = self.codec.new_stream(ids, skip_special_tokens=params.skip_special_tokens) if reads else None
         return Request(ids, params, self.codec.eos_ids, stream)
 
