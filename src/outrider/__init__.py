@@ -15,11 +15,13 @@ from outrider.core.version import VERSION
 
 if TYPE_CHECKING:
     from outrider.api import LLM
+    from outrider.async_api import AsyncLLM
     from outrider.core.errors import CompositionError, ModelError, OptionError, OutriderError, RequestError
     from outrider.core.method import Method
     from outrider.core.params import Grammar, SamplingParams
     from outrider.core.request import Origin, Stats
-    from outrider.methods import METHODS, POLICIES, RULES, compose
+    from outrider.core.table import MethodRow
+    from outrider.methods import METHODS, POLICIES, RULES, compose, register
     from outrider.outputs import RequestOutput, StreamChunk
 
 __version__ = VERSION
@@ -29,9 +31,11 @@ __all__ = [
     "METHODS",
     "POLICIES",
     "RULES",
+    "AsyncLLM",
     "CompositionError",
     "Grammar",
     "Method",
+    "MethodRow",
     "ModelError",
     "OptionError",
     "Origin",
@@ -43,15 +47,18 @@ __all__ = [
     "StreamChunk",
     "__version__",
     "compose",
+    "register",
 ]
 
 _HOMES = {
     "outrider.api": ("LLM",),
+    "outrider.async_api": ("AsyncLLM",),
     "outrider.core.errors": ("CompositionError", "ModelError", "OptionError", "OutriderError", "RequestError"),
     "outrider.core.method": ("Method",),
     "outrider.core.params": ("Grammar", "SamplingParams"),
     "outrider.core.request": ("Origin", "Stats"),
-    "outrider.methods": ("METHODS", "POLICIES", "RULES", "compose"),
+    "outrider.core.table": ("MethodRow",),
+    "outrider.methods": ("METHODS", "POLICIES", "RULES", "compose", "register"),
     "outrider.outputs": ("RequestOutput", "StreamChunk"),
 }
 """Which module each public name comes from."""

@@ -30,14 +30,14 @@ from outrider.core.method import Method
 from outrider.core.params import Grammar, SamplingParams, as_params
 from outrider.core.prompts import Message, Prompt, as_conversations, as_prompts
 from outrider.core.report import Progress
-from outrider.core.request import FinishReason, Request, RequestState
+from outrider.core.request import Request, RequestState
 from outrider.core.trace import Round
 from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, TABLES, compose, rows_of
 from outrider.models.load import Source, load_model, local_path
-from outrider.outputs import BeamOutput, RequestOutput, StreamChunk
+from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
 
 
 @final
@@ -91,6 +91,7 @@ class LLM:
         self.draft = self.drafts[0] if self.drafts else None
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)
         self.method = self._compose_default()
+        self._by_name: dict[str, Method] = {}
 
     def compose(self, name: str, *, acceptance: str | None = None, policy: str | None = None, **options: Any) -> Method:
         """Another method on the models already loaded, for the ``method=`` of a call. Without a policy, the draft length is
@@ -121,7 +122,7 @@ class LLM:
             raise OptionError(f"method {self.method_name!r} has no draft model to replace; load one with draft=")
         self.drafts = [draft, *self.drafts[1:]]
         self.draft = draft
-        self.method = self._compose_default()
+        self.method, self._by_name = self._compose_default(), {}
 
     def can_compose(self, name: str) -> bool:
         """Whether a method, with nothing but its defaults, can run on what is loaded."""
@@ -134,12 +135,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        method: Method | None = None,
+        method: Method | str | None = None,
+        n: int = 1,
         trace: bool = False,
         progress: bool = False,
     ) -> list[RequestOutput]:
-        """Continue every prompt; results come in the order of the prompts."""
-        requests = self.requests(prompts, params)
+        """Continue every prompt; results come in the order of the prompts. ``method`` is another one for this call, by name
+        (``"suffix"``) or composed; ``n`` texts of every prompt come one after the other, from the seeds seed, seed + 1 ..."""
+        requests = self.requests(prompts, params, n=n)
         rounds: list[list[Round]] = [[] for _ in requests]
         steps = self.steps(requests, method=method, traced=trace)
         outputs: dict[int, RequestOutput] = {}
@@ -152,10 +155,12 @@ class LLM:
                     bar.update()
         return [outputs[index] for index in range(len(requests))]
 
-    def steps(self, requests: Sequence[Request], *, method: Method | None = None, traced: bool = False) -> Iterator[Progress]:
+    def steps(
+        self, requests: Sequence[Request], *, method: Method | str | None = None, traced: bool = False
+    ) -> Iterator[Progress]:
         """Serve requests round by round. This is the loop under ``generate``, ``stream`` and ``outrider chat``. With ``traced``
         every round reports its tree (``Progress.trace``)."""
-        return self._rounds.run(method or self.method, requests, max_batch_size=self.max_batch_size, traced=traced)
+        return self._rounds.run(self._method_of(method), requests, max_batch_size=self.max_batch_size, traced=traced)
 
     def warm_up(self, *, method: Method | None = None, num_tokens: int = 1024, progress: bool = False) -> None:
         """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for.
@@ -172,15 +177,16 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        method: Method | None = None,
+        method: Method | str | None = None,
+        n: int = 1,
     ) -> Iterator[StreamChunk]:
         """As ``generate``, a chunk per request and round. Text that could still become a stop string is held back."""
-        requests = self.requests(prompts, params, streaming=True)
+        requests = self.requests(prompts, params, streaming=True, n=n)
         shown = [0] * len(requests)
         for step in self.steps(requests, method=method):
             state, index = step.state, step.request
             output = self._output(state, []) if state.is_finished else None
-            text = output.text if output else state.text[: len(state.text) - _held_back(state)]
+            text = output.text if output else state.text[: len(state.text) - held_back(state)]
             yield StreamChunk(index, text[shown[index] :], step.new_tokens, step.origins, output)
             shown[index] = max(shown[index], len(text))
 
@@ -189,6 +195,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, in the format of the model's chat template."""
         return self.generate([self.codec.encode_chat(one) for one in as_conversations(messages)], params, **options)
+
+    def stream_chat(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None, **options: Any
+    ) -> Iterator[StreamChunk]:
+        """As ``chat``, a chunk per conversation and round."""
+        return self.stream([self.codec.encode_chat(one) for one in as_conversations(messages)], params, **options)
 
     def grammar(
         self, *, json_schema: Mapping[str, Any] | str | None = None, regex: str | None = None, ebnf: str | None = None
@@ -210,7 +222,7 @@ class LLM:
         width: int | None = None,
         depth: int = 4,
     ) -> list[list[BeamOutput]]:
-        """The best continuations of every prompt, best first; the draft model, where there is one, searches ahead."""
+        """The best continuations of every prompt, best first; a draft model searches ahead."""
         options = options or BeamOptions()
         draft = self.draft if self.drafts and self.codec.same_vocabulary(self.draft_codecs[0]) else None
         forest = ModelForest(draft, width=width or 2 * options.num_beams, depth=depth) if draft else None
@@ -219,11 +231,7 @@ class LLM:
     def _beams(self, prompt: Prompt, options: BeamOptions, forest: ModelForest | None) -> list[BeamOutput]:
         ids = self.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
         found = beam_search(self.target, ids, options=options, end_ids=self.codec.eos_ids, forest=forest)
-        texts = [self.codec.decode(beam.token_ids, prompt_ids=ids) for beam in found.hypotheses]
-        return [
-            BeamOutput(text, list(beam.token_ids), beam.score, found.num_passes, found.num_levels)
-            for text, beam in zip(texts, found.hypotheses, strict=True)
-        ]
+        return beams_of(self.codec, found, ids)
 
     def engine(self) -> Engine:
         """The engine itself, to step by hand: ``batch = engine.start(llm.requests(...)); engine.step(batch)``."""
@@ -235,42 +243,32 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         streaming: bool = False,
+        n: int = 1,
     ) -> list[Request]:
-        """Prompts and parameters as the engine takes them."""
+        """Prompts and parameters as the engine takes them, ``n`` requests for each prompt."""
         many, each = as_prompts(prompts), as_params(params)
         each = each * len(many) if params is None or isinstance(params, SamplingParams) else each
         if len(each) != len(many):
             raise RequestError(f"{len(many)} prompts came with {len(each)} sampling parameters; give one, or one per prompt")
-        return [self._request(prompt, one, streaming) for prompt, one in zip(many, each, strict=True)]
+        pairs = [(prompt, again) for prompt, one in zip(many, each, strict=True) for again in one.repeated(n)]
+        return [self._request(prompt, one, streaming) for prompt, one in pairs]
 
     def _request(self, prompt: Prompt, params: SamplingParams, streaming: bool) -> Request:
         ids = self.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        reads = streaming or bool(params.stop)
+        reads = self.codec.has_tokenizer and (streaming or bool(params.stop))
         stream = self.codec.new_stream(ids, skip_special_tokens=params.skip_special_tokens) if reads else None
         return Request(ids, params, self.codec.eos_ids, stream)
 
     def _output(self, state: RequestState, rounds: list[Round]) -> RequestOutput:
-        assert state.finish_reason is not None
-        if state.failure is not None:
-            raise state.failure
-        text = state.text
-        if not isinstance(state.stop_match, str):
-            ended = state.finish_reason is FinishReason.STOP
-            ids = state.output_ids[:-1] if ended else state.output_ids
-            skip = state.params.skip_special_tokens
-            text = self.codec.decode(ids, prompt_ids=state.request.prompt_ids, skip_special_tokens=skip)
-        return RequestOutput(
-            prompt_token_ids=list(state.request.prompt_ids),
-            text=text,
-            token_ids=state.output_ids,
-            finish_reason=state.finish_reason.value,
-            stats=state.stats,
-            origins=state.origins,
-            logprobs=state.logprobs if state.params.logprobs is not None else None,
-            seed=state.seed,
-            is_invariant=self.target.is_invariant,
-            trace=rounds,
-        )
+        return output_of(self.codec, state, rounds, is_invariant=self.target.is_invariant)
+
+    def _method_of(self, method: Method | str | None) -> Method:
+        """A method by name is composed once, so that what it learns is kept."""
+        if not isinstance(method, str):
+            return method or self.method
+        if method not in self._by_name:
+            self._by_name[method] = self.compose(method)
+        return self._by_name[method]
 
     def _check_choice(self, acceptance: str | None, drafts: Sequence[str], options: Mapping[str, Any]) -> None:
         """Find mistakes in names and options before anything is loaded."""
@@ -306,13 +304,3 @@ def _named(name: Any) -> str:
 
 def _needs_draft(method: str, options: Mapping[str, Any]) -> bool:
     return any(row.needs_draft for row in rows_of(method, options).values())
-
-
-def _held_back(state: RequestState) -> int:
-    """Length of the longest end of the text with which a stop string begins."""
-    longest = 0
-    for stop in state.params.stop:
-        for size in range(1, min(len(stop), len(state.text)) + 1):
-            if state.text.endswith(stop[:size]):
-                longest = max(longest, size)
-    return longest

@@ -20,7 +20,8 @@ from outrider.acceptance.typical import Typical, TypicalOptions
 from outrider.core.catalog import Catalog
 from outrider.core.choice import Choice, Tables
 from outrider.core.draft import Draws
-from outrider.core.errors import CompositionError
+from outrider.core.entry_points import each_entry_point
+from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method, agree_on_draws
 from outrider.core.method_rows import MethodRow, Parts, PolicyRow, RuleRow, fill
@@ -134,6 +135,17 @@ TABLES = Tables(METHODS, RULES, POLICIES)
 rows_of = TABLES.rows_of
 
 
+def register(name: str, row: MethodRow) -> None:
+    """Add a method from outside: ``LLM(method=name)``, the command line, bench, tune, audit and the server then know it.
+
+    A package does the same without a call, by an entry point of the group ``outrider.methods`` whose object is the row."""
+    if not isinstance(row, MethodRow):
+        raise OptionError(f"method {name!r} is registered as {row!r}; give a MethodRow (see docs/extending.md)")
+    agree_on_draws(row.drafter, RULES[row.acceptance].rule)
+    POLICIES[row.policy]
+    METHODS.add(name, row)
+
+
 def compose(
     name: str,
     target: Target,
@@ -170,3 +182,6 @@ def _build_part(
         )
     first = left[0] if left else None
     return row.build(Parts(target, first, Draws.DETERMINISTIC, fill(row.options, mine), left))
+
+
+each_entry_point("outrider.methods", register)

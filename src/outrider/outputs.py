@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.core.request import Origin, Stats, TokenLogprob
+from outrider.codecs.text import TextCodec
+from outrider.core.request import FinishReason, Origin, RequestState, Stats, TokenLogprob
 from outrider.core.trace import Round
+from outrider.engine.beam import BeamResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,3 +56,45 @@ class BeamOutput:
     """Target passes of the whole search."""
     num_levels: int
     """Levels that the passes settled; plain search needs as many passes."""
+
+
+def output_of(codec: TextCodec, state: RequestState, rounds: list[Round], *, is_invariant: bool) -> RequestOutput:
+    """A finished request as it is handed out: its tokens as text, without the token that ended it."""
+    assert state.finish_reason is not None
+    text = state.text
+    if not isinstance(state.stop_match, str):
+        ended = state.finish_reason is FinishReason.STOP
+        ids = state.output_ids[:-1] if ended else state.output_ids
+        skip = state.params.skip_special_tokens
+        text = codec.decode(ids, prompt_ids=state.request.prompt_ids, skip_special_tokens=skip)
+    return RequestOutput(
+        prompt_token_ids=list(state.request.prompt_ids),
+        text=text,
+        token_ids=state.output_ids,
+        finish_reason=state.finish_reason.value,
+        stats=state.stats,
+        origins=state.origins,
+        logprobs=state.logprobs if state.params.logprobs is not None else None,
+        seed=state.seed,
+        is_invariant=is_invariant,
+        trace=rounds,
+    )
+
+
+def held_back(state: RequestState) -> int:
+    """Length of the longest end of the text with which a stop string begins: not to be shown yet."""
+    longest = 0
+    for stop in state.params.stop:
+        for size in range(1, min(len(stop), len(state.text)) + 1):
+            if state.text.endswith(stop[:size]):
+                longest = max(longest, size)
+    return longest
+
+
+def beams_of(codec: TextCodec, found: BeamResult, prompt_ids: Sequence[int]) -> list[BeamOutput]:
+    """The texts of a finished beam search, best first."""
+    texts = [codec.decode(beam.token_ids, prompt_ids=prompt_ids) for beam in found.hypotheses]
+    return [
+        BeamOutput(text, list(beam.token_ids), beam.score, found.num_passes, found.num_levels)
+        for text, beam in zip(texts, found.hypotheses, strict=True)
+    ]

@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine", "drafters", "acceptance", "policies", "codecs", "bundled"),
     ("methods", "captured", "outputs"),
     ("api",),
-    ("server", "bench", "train", "viz"),
+    ("server", "bench", "train", "viz", "async_api"),
     ("cli",),
     ("__main__",),
 )
@@ -144,8 +144,8 @@ def test_public_names_are_pinned() -> None:
     import outrider
 
     assert sorted(outrider.__all__) == sorted(
-        """LLM METHODS POLICIES RULES CompositionError Grammar Method ModelError OptionError Origin OutriderError RequestError
-        RequestOutput SamplingParams Stats StreamChunk __version__ compose""".split()
+        """LLM METHODS POLICIES RULES AsyncLLM CompositionError Grammar Method MethodRow ModelError OptionError Origin
+        OutriderError RequestError RequestOutput SamplingParams Stats StreamChunk __version__ compose register""".split()
     )
     for name in outrider.__all__:
         assert getattr(outrider, name) is not None

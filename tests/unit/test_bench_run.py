@@ -9,9 +9,11 @@ from argparse import Namespace
 import pytest
 import torch
 
+import outrider.bench.runner as runner_module
 from outrider.api import LLM
 from outrider.bench.curves import Curve
 from outrider.bench.decode import decode
+from outrider.bench.limits import Cost, Limit, fit
 from outrider.bench.memory import added_bytes
 from outrider.bench.report import report
 from outrider.bench.runner import RunConfig, Runner
@@ -52,7 +54,7 @@ def test_figures_add_up(outcome: Outcome) -> None:
         assert sum(line.split.values()) == pytest.approx(1, abs=0.02) and min(line.split.values()) >= 0
         assert line.speed.low <= line.speed.value <= line.speed.high
         assert len(line.times) == 2 and line.identical == 1.0 and line.lossless
-        assert 0 <= line.waste <= 1 and 0 < line.bandwidth_fraction < 5
+        assert 0 <= line.waste <= 1 and line.bandwidth_fraction > 0  # how much depends on what else runs here
         if line.label == "plain":
             assert line.tokens_per_pass == 1.0 and line.speedup.value == 1.0 and not line.by_depth
         if line.label.startswith("draft-model"):
@@ -152,3 +154,65 @@ def test_a_time_limit_takes_fewer_prompts(llm: LLM) -> None:
     bench = Bench(Grid(methods=["jacobi"]), load_suites(["stories"]), run=config, curves=False)
     outcome = run_bench(llm, bench, say=said.append)
     assert any("to fit into" in text for text in said) and outcome.document["rounds"] < 9
+
+
+def test_a_limit_holds_from_the_first_round(llm: LLM) -> None:
+    """A limit that nothing fits into still ends: one chunk of prompts, by plain decoding and what little there was time for."""
+    said: list[str] = []
+    config = RunConfig(num_rounds=5, max_tokens=12, seconds=1e-6, batch_sizes=(1, 2))
+    bench = Bench(Grid(methods=["jacobi", "prompt-lookup", "lookahead"]), load_suites(["stories", "chat"]), run=config)
+    outcome = run_bench(llm, bench, say=said.append)
+    assert outcome.document["rounds"] == 1 and outcome.document["curves"] == []
+    assert {line.label for line in outcome.lines} == {"plain", "jacobi"} and {line.batch_size for line in outcome.lines} == {1}
+    assert {skip.label for skip in outcome.skipped} == {"prompt-lookup", "lookahead"}
+    assert all("1e-06 s" in skip.reason for skip in outcome.skipped)
+    assert outcome.document["suites"] == {"stories": {"prompts": 1, "tokens": len(outcome.prompts["stories"][0])}}
+
+
+def test_what_fits_is_reckoned_with_prefill() -> None:
+    settings = [Setting("plain"), Setting("suffix"), Setting("swift")]
+    costs = {"plain": Cost(0.0, 0.01), "suffix": Cost(0.0, 0.01), "swift": Cost(0.0, 0.05)}
+    suites = {"a": [[1] * 100] * 10, "b": [[1] * 100] * 10}
+
+    def fitted(seconds: float, **more: Cost) -> tuple[int, int, int]:
+        limit = Limit(seconds)
+        found = fit(settings, suites, {**costs, **more}, limit=limit, max_tokens=10, say=lambda _: None)
+        return sum(map(len, found.suites.values())), len(found.suites), len(found.settings)
+
+    assert fitted(1000) == (20, 2, 3)
+    assert fitted(23) == (10, 2, 3), "half of the prompts: 3 rounds of 20 prompts take 42 s"
+    assert fitted(21.5, plain=Cost(0.007, 0.01)) == (4, 2, 3), "reading 100 tokens takes 0.7 s more"
+    assert fitted(3.0) == (1, 1, 3) and fitted(0.7) == (1, 1, 2) and fitted(0.0) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("after", [3, 9])
+def test_ctrl_c_keeps_what_was_measured(llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys, after: int) -> None:
+    """Interrupted in the first or the second round: whole chunks and whole rounds are reported, and written to the file."""
+    calls, real = 0, runner_module.decode
+
+    def interrupted(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls > 2 + after:  # two warm up
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(runner_module, "decode", interrupted)
+    path = tmp_path / "part.json"
+    common = ["bench", "--methods", "jacobi", "--suites", "stories", "--prompts", "2", "-n", "6", "--rounds", "5"]
+    assert main([*common, "--no-curves", "--dtype", "float32", "--json", str(path)]) == 130
+    captured = capsys.readouterr()
+    written = json.loads(path.read_text())
+    assert "interrupted" in captured.err and written["interrupted"] and written["rounds"] == (1 if after == 3 else 2)
+    assert {line["label"] for line in written["lines"]} == {"plain", "jacobi"}
+    assert all(len(line["times"]) == written["rounds"] for line in written["lines"])
+    assert written["suites"]["stories"]["prompts"] == (1 if after == 3 else 2)
+
+
+def test_ctrl_c_before_anything_was_measured(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner_module, "decode", interrupted)
+    assert main(["bench", "--methods", "jacobi", "--suites", "stories", "--prompts", "1", "--no-curves", "--quiet"]) == 130
+    assert capsys.readouterr().out == ""

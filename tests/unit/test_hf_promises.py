@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_hf_adapter import LLAMA, VOCAB, random_model
+from test_hf_adapter import LLAMA, MODELS, VOCAB, random_model
 
 import outrider.models.hf as hf
-from outrider.core.errors import ModelError, OptionError
+from outrider import LLM
+from outrider.core.errors import ModelError, OptionError, RequestError
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.engine.generate import run
@@ -140,3 +142,19 @@ def test_layers_that_share_keys_are_fine() -> None:
     }
     target = HFModel(random_model("gemma3n_text", options), "gemma3n")
     assert texts(target, "token-recycling", num_tokens=16, batch=4) == generated(target, num_tokens=16)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "gpt_neox", "llama"])
+def test_a_folder_without_a_tokenizer_takes_token_ids(kind: str, tmp_path: Path) -> None:
+    """Whatever the family: token ids need no tokenizer, and text says what is missing."""
+    family, options = MODELS.get(kind, ("llama", {**LLAMA, "hidden_size": 64, "num_attention_heads": 4}))
+    random_model(family, options).save_pretrained(tmp_path)
+    llm = LLM(tmp_path, method="token-recycling", dtype="float32")
+    output = llm.generate([5, 9, 33], SamplingParams(max_tokens=6, ignore_eos=True))[0]
+    assert len(output.token_ids) == 6 and output.text == ""
+    chunks = list(llm.stream([5, 9, 33], SamplingParams(max_tokens=6, ignore_eos=True)))
+    assert [token for chunk in chunks for token in chunk.token_ids] == output.token_ids
+    with pytest.raises(RequestError, match="token ids"):
+        llm.generate("hi")
+    with pytest.raises(RequestError, match="stop strings need a tokenizer"):
+        llm.generate([5], SamplingParams(stop="end"))

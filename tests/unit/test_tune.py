@@ -8,7 +8,7 @@ import pytest
 
 from outrider.api import LLM
 from outrider.bench.curves import Curve
-from outrider.bench.runner import Cell, Results
+from outrider.bench.results import Cell, Results
 from outrider.bench.settings import Setting
 from outrider.bench.stats import Estimate
 from outrider.bench.tally import Tally
@@ -29,7 +29,7 @@ def probe(setting: Setting, rounds: int, accepted: list[int], *, length: int, dr
     tally.num_accepted, tally.accepted, tally.drafted = sum(accepted), accepted, [rounds] * length
     tally.draft_seconds, tally.verify_seconds = draft * rounds, verify * rounds
     seconds = (0.001 + verify + draft) * rounds
-    return Cell(setting, "prompts", 1, tokens=[rounds + sum(accepted)], times=[[seconds]], tally=tally)
+    return Cell(setting, "prompts", 1, tokens=[rounds + sum(accepted)], times=[[seconds]], tallies=[tally])
 
 
 def forecasts(reach: list[float], *, per_guess: float, slope: float) -> dict[str, float]:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from outrider.bundled import bundled_path
 from outrider.core.interfaces import Target
+from outrider.core.version import VERSION
 from outrider.models.load import local_path
 
 
@@ -38,7 +42,7 @@ def describe_target(name: str, target: Target) -> dict[str, Any]:
     """Which weights, and how they ran."""
     path = local_path(name)
     return {
-        "name": path.name if path.is_absolute() else name,
+        "name": model_name(name),
         "digest": _digest(path),
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
@@ -49,14 +53,53 @@ def describe_target(name: str, target: Target) -> dict[str, Any]:
     }
 
 
+def model_name(name: str) -> str:
+    """What a reader knows a model by: its hub name, the name of its folder or file, or that it came with the package."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        return name
+    bundled = Path(bundled_path("target")).parent
+    return f"bundled {path.name} of outrider {VERSION}" if path.resolve().parent == bundled.resolve() else path.resolve().name
+
+
+_GENERIC = re.compile(r"Processor @|^unknown|^0*$|QEMU|Common|Virtual|^[0-9a-f/]+$", re.IGNORECASE)
+"""Names that a virtual machine gives instead of its processor's."""
+_ARM_PARTS = {
+    "0xd0c": "Neoverse N1", "0xd40": "Neoverse V1", "0xd49": "Neoverse N2", "0xd4f": "Neoverse V2", "0xd83": "Neoverse V3",
+    "0xd8e": "Neoverse N3", "0xd08": "Cortex-A72", "0xd0b": "Cortex-A76", "0xd41": "Cortex-A78", "0xd44": "Cortex-X1",
+}  # fmt: skip
+"""Part numbers of Arm's own cores (Arm's technical reference manuals, register MIDR_EL1)."""
+
+
 def cpu_name() -> str:
+    """The processor: its own name; where the system gives a generic one, family and model with it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor() or platform.machine()
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return name + "".join(f", {flag}" for flag in ("avx512f", "amx_bf16") if f" {flag}" in flags)
+        return _brand() or platform.processor() or platform.machine()
+    return cpu_name_of(lines)
+
+
+def cpu_name_of(lines: Sequence[str]) -> str:
+    """The same from the lines of ``/proc/cpuinfo``."""
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    name = facts.get("model name") or _ARM_PARTS.get(facts.get("CPU part", ""), "")
+    if not name and "CPU part" in facts:
+        name = f"{platform.machine()}, implementer {facts.get('CPU implementer')}, part {facts['CPU part']}"
+    if not name or _GENERIC.search(name):
+        family = f"{facts.get('vendor_id')} family {facts.get('cpu family')} model {facts.get('model')}"
+        name = f"{name or platform.machine()} ({family})"
+    flags = facts.get("flags", "").split()
+    return name + "".join(f", {flag}" for flag in ("avx512f", "avx512_vnni", "amx_bf16") if flag in flags)
+
+
+def _brand() -> str | None:
+    """On a Mac."""
+    try:
+        done = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
 
 
 def _digest(path: Path) -> str:

@@ -11,7 +11,7 @@ _DARK = """
 --whisker:#dfe9f7;--c0:#5da2f0;--c1:#f2a33c;--c2:#3cc79d;--c3:#b18bf0;--c4:#f078a0;--c5:#c2d14a;--c6:#4cc3dc;--c7:#a4aab4
 """
 _PAGE = """
-body{font:15px/1.55 system-ui,sans-serif;max-width:1200px;margin:2rem auto 4rem;padding:0 1.2rem;background:var(--ground);
+body{font:15px/1.55 system-ui,sans-serif;max-width:1560px;margin:2rem auto 4rem;padding:0 1.2rem;background:var(--ground);
 color:var(--ink)}
 h1{font-size:1.6rem;margin-bottom:.4rem}h2{font-size:1.2rem;margin:2.6rem 0 .6rem}h3{font-size:1rem;margin:1.2rem 0 .3rem}
 .note{color:var(--quiet);font-size:13px;max-width:75ch}
@@ -21,7 +21,8 @@ h1{font-size:1.6rem;margin-bottom:.4rem}h2{font-size:1.2rem;margin:2.6rem 0 .6re
 .wide{overflow-x:auto}
 table{border-collapse:collapse;font-size:13px;margin:.4rem 0 1rem;font-variant-numeric:tabular-nums}
 th,td{padding:.24rem .5rem;text-align:right;white-space:nowrap}
-th{color:var(--quiet);font-weight:600;border-bottom:1px solid var(--rule)}
+th{color:var(--quiet);font-weight:600;border-bottom:1px solid var(--rule);white-space:normal;vertical-align:bottom}
+td:first-child{white-space:normal;overflow-wrap:anywhere;min-width:9rem;max-width:22rem;position:sticky;left:0;background:var(--ground)}
 td{border-bottom:1px solid var(--rule)}td:first-child,th:first-child{text-align:left}
 table.heat td{border:2px solid var(--ground);border-radius:4px;min-width:3.2rem}
 td.up{background:color-mix(in srgb,var(--up) calc(var(--v)*1%),var(--ground))}
@@ -41,5 +42,5 @@ _SERIES = "".join(f"g.c{i} polyline{{stroke:var(--c{i})}}g.c{i} circle{{fill:var
 
 STYLE = (
     f":root{{color-scheme:light dark;{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}{_PAGE}{_PLOTS}{_SERIES}"
-    f"@media print{{:root{{{_LIGHT}}}}}"
+    f"@media print{{:root{{{_LIGHT}}}.wide{{overflow:visible}}table{{font-size:9px}}th,td{{padding:.1rem .2rem}}}}"
 )

@@ -9,21 +9,25 @@ no text, only costs and rates, and are kept from the warm-up to the end, as an `
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from outrider.api import LLM
 from outrider.bench.decode import Decoded, decode
+from outrider.bench.limits import Cost, Limit, fit
 from outrider.bench.memory import added_bytes
-from outrider.bench.settings import BASELINE, Setting
-from outrider.bench.tally import Tally
+from outrider.bench.results import Cell, Results
+from outrider.bench.settings import BASELINE, Setting, Skipped
 from outrider.core.interfaces import Policy
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 
 _RULER_SIZE = 192
+_WARM_TOKENS = 8
+_WARM_SHARE = 0.35
+"""Of a time limit: settings that could not be warmed up within it are left out."""
 
 
 @dataclass(frozen=True)
@@ -37,45 +41,12 @@ class RunConfig:
     ignore_eos: bool = True
     batch_sizes: tuple[int, ...] = (1,)
     seconds: float | None = None
-    """Stop starting rounds (after the second) when the next would end later than this."""
+    """Measure as much as fits into this time, from the warm-up on."""
 
     def params(self, index: int) -> SamplingParams:
         return SamplingParams(
             max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed + index, ignore_eos=self.ignore_eos
         )
-
-
-@dataclass
-class Cell:
-    """One setting on one suite at one batch size: a figure per round, and counts over all of them."""
-
-    setting: Setting
-    suite: str
-    batch_size: int
-    tokens: list[int] = field(default_factory=list)
-    """Of every round."""
-    times: list[list[float]] = field(default_factory=list)
-    """Seconds of decoding by round and chunk, prefill excluded."""
-    prefill_seconds: float = 0.0
-    tally: Tally = field(default_factory=Tally)
-    memory: int = 0
-    num_prompts: int = 0
-    num_identical: int = 0
-    """Prompts whose text was that of plain decoding."""
-
-
-@dataclass
-class Results:
-    """Everything measured."""
-
-    cells: dict[tuple[str, str, int], Cell]
-    ruler: dict[tuple[str, int], list[list[float]]]
-    """Seconds of a fixed piece of work, by suite and batch size, round and chunk: tells a slower machine from slower code."""
-    num_rounds: int = 0
-    seconds: float = 0.0
-
-    def cell(self, label: str, suite: str, batch_size: int) -> Cell:
-        return self.cells[label, suite, batch_size]
 
 
 class Runner:
@@ -88,13 +59,20 @@ class Runner:
         suites: dict[str, list[list[int]]],
         *,
         config: RunConfig,
+        limit: Limit | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """``limit`` began before the models were prepared; without one, the time of ``config`` begins now."""
         assert settings and settings[0].method == BASELINE, "plain decoding comes first"
         self.llm, self.settings, self.suites, self.config, self._say = llm, list(settings), suites, config, say
         keys = [(s, name, size) for s in settings for name in suites for size in config.batch_sizes]
         self.results = Results({(s.label, name, size): Cell(s, name, size) for s, name, size in keys}, {})
+        self.limit = limit or Limit(config.seconds)
+        self.skipped: list[Skipped] = []
+        """Settings that there was no time for."""
         self._policies: dict[str, Policy] = {}
+        self.has_results = False
+        """Some chunk of prompts was taken by every setting."""
 
     def _fresh(self, setting: Setting) -> Method:
         """The method with an empty drafter and the policy of the rounds before."""
@@ -102,70 +80,85 @@ class Runner:
         return Method(made.drafter, made.rule, self._policies.setdefault(setting.label, made.policy))
 
     def run(self) -> Results:
+        """Every round that fits. However it ends, by Ctrl+C too, ``results`` holds whole rounds of what was measured."""
         began = time.perf_counter()
-        self._warm_up()
-        rounds_began, longest = time.perf_counter(), 0.0
-        for number in range(self.config.num_rounds):
-            now = time.perf_counter()
-            if number >= 2 and self.config.seconds is not None and now - began + longest > self.config.seconds:
-                self._say(f"stopped after {number} rounds: the next would pass {self.config.seconds:g} s")
-                break
-            self._round(number)
-            longest = max(longest, time.perf_counter() - now)
-            self.results.num_rounds = number + 1
-            self._say(f"round {number + 1} of {self.config.num_rounds}: {time.perf_counter() - now:.1f} s")
-        self.results.seconds = time.perf_counter() - rounds_began
+        try:
+            self._warm_up()
+            began = time.perf_counter()
+            self._rounds()
+        finally:
+            self.results.seconds = time.perf_counter() - began
+            if self.has_results:
+                self.suites = self.results.keep_whole(self.suites, self.config.batch_sizes)
         return self.results
 
+    def _rounds(self) -> None:
+        longest = 0.0
+        for number in range(self.config.num_rounds):
+            began = time.perf_counter()
+            if number and self.limit.left() < longest:
+                self._say(f"stopped after {number} rounds: the next would pass {self.limit.seconds:g} s")
+                return
+            if not self._round(number):
+                self._say(f"stopped in round {number + 1}: {self.limit.seconds:g} s are over")
+                return
+            longest = max(longest, time.perf_counter() - began)
+            self._say(f"round {number + 1} of {self.config.num_rounds}: {time.perf_counter() - began:.1f} s")
+
     def _warm_up(self) -> None:
-        """Every setting once at every batch size, and, given a limit, fewer prompts if three rounds would not fit into it."""
+        """Every setting once at every batch size; given a limit, settings and prompts that do not fit are left out."""
         prompts = next(iter(self.suites.values()))
-        small = SamplingParams(max_tokens=8, ignore_eos=True, seed=0, temperature=self.config.temperature)
-        began, num_tokens = time.perf_counter(), 0
+        small = SamplingParams(max_tokens=_WARM_TOKENS, ignore_eos=True, seed=0, temperature=self.config.temperature)
+        costs: dict[str, Cost] = {}
         for setting in self.settings:
-            for size in self.config.batch_sizes:
-                chunk = _padded(prompts[:size], size)
-                done = decode(self.llm, self._fresh(setting), chunk, [small] * len(chunk))
-                num_tokens += sum(map(len, done.outputs))
-        if self.config.seconds is None:
-            return
-        per_token = (time.perf_counter() - began) / num_tokens
-        planned = sum(len(prompts) for prompts in self.suites.values()) * len(self.settings) * len(self.config.batch_sizes)
-        needed = 3 * planned * self.config.max_tokens * per_token
-        if needed > self.config.seconds:
-            share = self.config.seconds / needed
-            self.suites = {name: prompts[: max(1, int(len(prompts) * share))] for name, prompts in self.suites.items()}
-            count = sum(len(prompts) for prompts in self.suites.values())
-            self._say(f"{count} prompts instead of {planned // len(self.settings)}, to fit into {self.config.seconds:g} s")
+            if len(costs) > 1 and self.limit.passed(_WARM_SHARE):
+                break
+            chunks = [_padded(prompts[:size], size) for size in self.config.batch_sizes]
+            done = [decode(self.llm, self._fresh(setting), chunk, [small] * len(chunk)) for chunk in chunks]
+            prefill = sum(one.prefill_seconds for one in done) / sum(len(prompt) for chunk in chunks for prompt in chunk)
+            costs[setting.label] = Cost(prefill, sum(one.seconds for one in done) / _WARM_TOKENS)
+        if self.config.seconds is not None:
+            self._fit(costs)
 
-    def _round(self, number: int) -> None:
-        for size in self.config.batch_sizes:
-            for suite, prompts in self.suites.items():
-                self._suite(number, suite, prompts, size=size)
+    def _fit(self, costs: Mapping[str, Cost]) -> None:
+        warm = [one for one in self.settings if one.label in costs]
+        reason = f"the warm-up of the others took too long; allow more than {self.config.seconds:g} s"
+        self.skipped += [Skipped(one.label, reason) for one in self.settings if one.label not in costs]
+        found = fit(warm, self.suites, costs, limit=self.limit, max_tokens=self.config.max_tokens, say=self._say)
+        self.settings, self.suites = found.settings, found.suites
+        self.skipped += found.skipped
+        labels = {one.label for one in self.settings}
+        cells = self.results.cells
+        self.results.cells = {key: cell for key, cell in cells.items() if key[0] in labels and key[1] in self.suites}
 
-    def _suite(self, number: int, suite: str, prompts: list[list[int]], *, size: int) -> None:
+    def _round(self, number: int) -> bool:
+        """Whether the time was enough for all of it."""
+        suites = [(suite, prompts, size) for size in self.config.batch_sizes for suite, prompts in self.suites.items()]
+        return all(self._suite(number, suite, prompts, size=size) for suite, prompts, size in suites)
+
+    def _suite(self, number: int, suite: str, prompts: list[list[int]], *, size: int) -> bool:
         running = {s.label: self._fresh(s) for s in self.settings}
         cells = {s.label: self.results.cell(s.label, suite, size) for s in self.settings}
-        ruler: list[float] = []
-        for cell in cells.values():
-            cell.tokens.append(0)
-            cell.times.append([])
+        ruler = self.results.new_round(cells.values(), suite, size)
         for start in range(0, len(prompts), size):
+            if self.has_results and self.limit.passed():
+                return False
             chunk = _padded(prompts[start : start + size], size)
             params = [self.config.params(start + i) for i in range(len(chunk))]
             shift = (number + start // size) % len(self.settings)
-            outputs: dict[str, list[list[int]]] = {}
+            done: dict[str, Decoded] = {}
             for setting in [*self.settings[shift:], *self.settings[:shift]]:
                 method = running[setting.label]
-                done = decode(self.llm, method, chunk, params)
-                _note(cells[setting.label], done)
-                outputs[setting.label] = done.outputs
+                decoded = done[setting.label] = decode(self.llm, method, chunk, params)
                 if number == 0:
-                    parts, without = [method.drafter, done.batch.drafter_state], [self.llm.target, done.batch.cache]
+                    parts, without = [method.drafter, decoded.batch.drafter_state], [self.llm.target, decoded.batch.cache]
                     cells[setting.label].memory = max(cells[setting.label].memory, added_bytes(parts, without))
-            _compare(cells, outputs)
+            for label, decoded in done.items():  # a chunk counts when every setting has taken it
+                _note(cells[label], decoded)
+            _compare(cells, {label: decoded.outputs for label, decoded in done.items()})
             ruler.append(ruler_seconds())
-        self.results.ruler.setdefault((suite, size), []).append(ruler)
+            self.has_results = True
+        return True
 
 
 def _padded(chunk: list[list[int]], size: int) -> list[list[int]]:
@@ -177,7 +170,7 @@ def _note(cell: Cell, done: Decoded) -> None:
     cell.tokens[-1] += sum(map(len, done.outputs))
     cell.times[-1].append(done.seconds)
     cell.prefill_seconds += done.prefill_seconds
-    cell.tally = cell.tally + done.tally
+    cell.tallies[-1] += done.tally
 
 
 def _compare(cells: dict[str, Cell], outputs: dict[str, list[list[int]]]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from outrider.api import LLM
 from outrider.bench.bandwidth import measure_bandwidth
 from outrider.bench.curves import measure_curves
+from outrider.bench.limits import Limit
 from outrider.bench.provenance import describe_target, provenance
 from outrider.bench.runner import RunConfig, Runner
 from outrider.bench.settings import BASELINE, Grid, Provider, Setting, Skipped, runnable
@@ -61,14 +62,24 @@ class Outcome:
 
 
 def run_bench(llm: LLM, bench: Bench, *, drafts: Sequence[str] = (), say: Say = lambda _: None) -> Outcome:
-    """Measure, and write down where it was measured."""
+    """Measure, and write down where it was measured. The time limit begins here, before anything is prepared."""
+    limit = Limit(bench.run.seconds)
     prompts = encode_suites(llm, bench)
     with tempfile.TemporaryDirectory() as folder:
         provider = Provider(llm, [prompt for many in prompts.values() for prompt in many], Path(folder))
         settings, skipped = runnable(llm, bench.grid.settings(), provider)
         say(f"{len(settings)} settings, {sum(map(len, prompts.values()))} prompts in {len(prompts)} suites")
-        runner = Runner(llm, settings, prompts, config=bench.run, say=say)
-        results = runner.run()
+        runner = Runner(llm, settings, prompts, config=bench.run, limit=limit, say=say)
+        try:
+            runner.run()
+        except KeyboardInterrupt:
+            if not runner.has_results:
+                raise
+            say("interrupted: what was measured until now is reported")
+            runner.results.interrupted = True
+    results = runner.results
+    settings, skipped = runner.settings, [*skipped, *runner.skipped]
+    with_curves = bench.curves and not results.interrupted and not limit.passed()
     bandwidth = measure_bandwidth(llm.model_name, llm.target)
     found = lines_of(results, bandwidth)
     about: dict[str, Any] = {
@@ -79,7 +90,8 @@ def run_bench(llm: LLM, bench: Bench, *, drafts: Sequence[str] = (), say: Say = 
         "bandwidth": bandwidth.to_json(),
         "suites": {name: {"prompts": len(many), "tokens": sum(map(len, many))} for name, many in runner.suites.items()},
         "settings": [setting.to_json() for setting in settings],
-        "curves": [curve.to_json() for curve in _curves(llm, bench)] if bench.curves else [],
+        "curves": [curve.to_json() for curve in _curves(llm, bench)] if with_curves else [],
+        "interrupted": results.interrupted,
     }
     return Outcome(found, skipped, document(found, results, skipped, about), runner.suites, settings)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.bench.bandwidth import Bandwidth
-from outrider.bench.runner import Cell, Results
+from outrider.bench.results import Cell, Results
 from outrider.bench.settings import BASELINE, Skipped
 from outrider.bench.stats import Estimate, ratio_of, speed_of
 

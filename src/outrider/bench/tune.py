@@ -18,7 +18,8 @@ from typing import Any
 
 from outrider.api import LLM
 from outrider.bench.curves import Curve, measure_curves
-from outrider.bench.runner import Cell, Results, RunConfig, Runner
+from outrider.bench.results import Cell, Results
+from outrider.bench.runner import RunConfig, Runner
 from outrider.bench.settings import BASELINE, Setting, Skipped, runnable
 from outrider.bench.stats import Estimate, ratio_of
 from outrider.bench.tally import Tally
@@ -272,7 +273,7 @@ def _race(
 ) -> list[Raced]:
     """Measured in turns, the fastest first."""
     results = _run(llm, [Setting(BASELINE), *settings], prompts, config, num_rounds=config.num_rounds)
-    cells = [results.cell(s.label, _SUITE, config.batch_size) for s in (Setting(BASELINE), *settings)]
+    cells = list(results.cells.values())  # plain decoding first; a time limit may have left others out
     raced = [
         Raced(
             cell.setting,

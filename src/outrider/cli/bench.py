@@ -84,7 +84,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how much, and where it goes")
     group.add_argument("--rounds", type=int, default=5, help="times that everything is measured")
     group.add_argument("--prompts", type=int, help="most prompts of a suite (default: all)")
-    group.add_argument("--seconds", type=float, help="take fewer prompts and rounds to end in about this time")
+    group.add_argument("--seconds", type=float, help="end in about this time, with fewer prompts, rounds and settings")
     group.add_argument(
         "--peer",
         action="append",
@@ -106,11 +106,12 @@ def run(arguments: argparse.Namespace) -> int:
     llm, drafts = load_pair(arguments)
     outcome = run_bench(llm, bench, drafts=drafts, say=_progress(arguments))
     print(table(outcome.lines, outcome.skipped))
-    if arguments.peer:
+    interrupted = bool(outcome.document["interrupted"])
+    if arguments.peer and not interrupted:
         outcome.document["peers"] = _peers(llm, outcome, arguments, drafts)
         print(f"\n{peers_table(outcome.document['peers'])}")
     finish(outcome, arguments)
-    return 0
+    return 130 if interrupted else 0
 
 
 def _peers(llm: LLM, outcome: Outcome, arguments: argparse.Namespace, drafts: list[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO, final
@@ -12,26 +13,29 @@ from typing import Any, TextIO, final
 from outrider.api import LLM
 from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of, with_grammar
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
+from outrider.cli.verdict import acceptance_of, share_text
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 from outrider.core.request import RequestState
 from outrider.core.trace import Round
 from outrider.viz.trace_file import with_words
 
-_HELP = "/plain and /fast switch speculation, /temperature X, /new starts over, /quit or Ctrl+D ends"
+_HELP = "/plain and /fast switch speculation, /temperature X, /system TEXT, /new starts over, /quit or Ctrl+D ends"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("chat", description=__doc__)
     add_model_options(parser)
     add_sampling_options(parser)
+    parser.add_argument("--system", metavar="TEXT", help="a system message that every conversation begins with")
     parser.add_argument("--save-trace", type=Path, metavar="FILE", help="append every round, for `outrider viz`")
     parser.set_defaults(run=run, temperature=0.7)
 
 
 def run(arguments: argparse.Namespace) -> int:
     llm = load_llm(arguments)
-    chat = Chat(llm, with_grammar(sampling_of(arguments), llm, arguments), trace_file=arguments.save_trace)
+    params = with_grammar(sampling_of(arguments), llm, arguments)
+    chat = Chat(llm, params, trace_file=arguments.save_trace, system=arguments.system)
     print(dim(_HELP), *([legend()] if can_colour() else []), sep="\n", file=sys.stderr)
     while chat.turn(sys.stdin):
         continue
@@ -42,17 +46,20 @@ def run(arguments: argparse.Namespace) -> int:
 class Chat:
     """A conversation, and how it is held."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, *, trace_file: Path | None = None) -> None:
+    def __init__(self, llm: LLM, params: SamplingParams, *, trace_file: Path | None = None, system: str | None = None) -> None:
         self.llm, self.params, self.trace_file = llm, params, trace_file
         self.methods = {"/fast": llm.method, "/plain": llm.compose("plain")}
         self.method = llm.method
-        self.messages: list[dict[str, str]] = []
+        self.system = system
+        self.messages = self._beginning()
         self.num_turns = 0
+
+    def _beginning(self) -> list[dict[str, str]]:
+        return [{"role": "system", "content": self.system}] if self.system else []
 
     def turn(self, source: TextIO) -> bool:
         """Read a line and answer it; False at the end."""
-        print(bold("> "), end="", flush=True, file=sys.stderr)
-        line = source.readline()
+        line = _read_line(source)
         if not line or line.strip() == "/quit":
             return False
         text = line.strip()
@@ -68,8 +75,9 @@ class Chat:
     def _command(self, name: str, value: str = "") -> None:
         if name in self.methods:
             self.method = self.methods[name]
-        elif name == "/new":
-            self.messages = []
+        elif name in ("/new", "/system"):
+            self.system = value or None if name == "/system" else self.system
+            self.messages = self._beginning()
         elif name == "/temperature":
             try:
                 self.params = replace(self.params, temperature=float(value))
@@ -104,7 +112,7 @@ class Chat:
         print(
             dim(
                 f"{stats.num_tokens} tokens, {stats.tokens_per_second:.0f} per second, {stats.tokens_per_pass:.2f} per pass, "
-                f"{stats.acceptance:.0%} of tested guesses accepted"
+                f"{share_text(acceptance_of([stats]))} of tested guesses accepted"
             ),
             file=sys.stderr,
         )
@@ -113,3 +121,16 @@ class Chat:
                 for seen in rounds:
                     line = with_words(seen.to_json(), self.llm.codec.token_text)
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _read_line(source: TextIO) -> str:
+    """A line; in a terminal with the arrow keys and the history of GNU readline, where Python has it."""
+    if not source.isatty():
+        print(bold("> "), end="", flush=True, file=sys.stderr)
+        return source.readline()
+    with suppress(ImportError):
+        import readline  # noqa: F401  # importing it is what makes input() editable
+    try:
+        return input("> ") + "\n"
+    except EOFError:
+        return ""

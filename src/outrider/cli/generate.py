@@ -14,6 +14,7 @@ from typing import Any, Literal
 from outrider.api import LLM, RequestOutput
 from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of, with_grammar
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
+from outrider.cli.verdict import acceptance_of, share_text, verdict
 from outrider.core.errors import RequestError
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
@@ -142,6 +143,15 @@ class Comparison:
     def identical(self) -> bool:
         return [o.token_ids for o in self.plain] == [o.token_ids for o in self.fast]
 
+    @property
+    def speedup(self) -> float:
+        return self.fast_speed / self.plain_speed
+
+    def verdict(self, device: str) -> str:
+        """Whether speculation paid, and why not."""
+        plain, fast = ([output.stats for output in side] for side in (self.plain, self.fast))
+        return verdict(plain, fast, speedup=self.speedup, device=device, identical=self.identical)
+
 
 def measure(llm: LLM, prompts: list[Any], params: SamplingParams) -> Comparison:
     """Median speeds of interleaved runs, one warm-up each."""
@@ -177,9 +187,8 @@ def _compare(llm: LLM, texts: list[str], prompts: list[Any], params: SamplingPar
     name = llm.method_name
     print(f"{'':<14}{'tokens/s':>10}{'tokens/pass':>13}{'acceptance':>12}")
     for label, speed, outputs in (("plain", result.plain_speed, result.plain), (name, result.fast_speed, result.fast)):
-        print(f"{label:<14}{speed:>10.1f}{_per_pass(outputs):>13.2f}{_acceptance(outputs):>12.0%}")
-    same = "identical text" if result.identical else "DIFFERENT text (see docs/lossless.md on rounding)"
-    print(bold(f"{result.fast_speed / result.plain_speed:.2f}x") + f" faster than plain decoding, {same}")
+        print(f"{label:<14}{speed:>10.1f}{_per_pass(outputs):>13.2f}{_acceptance(outputs):>12}")
+    print(bold(result.verdict("CPU" if llm.target.device.type == "cpu" else "GPU")))
     return 0
 
 
@@ -187,16 +196,15 @@ def _per_pass(outputs: list[RequestOutput]) -> float:
     return sum(o.stats.num_tokens for o in outputs) / sum(o.stats.num_passes for o in outputs)
 
 
-def _acceptance(outputs: list[RequestOutput]) -> float:
-    tested = sum(o.stats.num_tested for o in outputs)
-    return sum(o.stats.num_accepted for o in outputs) / tested if tested else 0.0
+def _acceptance(outputs: list[RequestOutput]) -> str:
+    return share_text(acceptance_of([output.stats for output in outputs]))
 
 
 def _stats_line(name: str, outputs: list[RequestOutput]) -> str:
     stats = outputs[0].stats
     return (
         f"{name}: {stats.num_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, "
-        f"{_per_pass(outputs):.2f} tokens per target pass, acceptance {_acceptance(outputs):.0%}"
+        f"{_per_pass(outputs):.2f} tokens per target pass, acceptance {_acceptance(outputs)}"
     )
 
 
@@ -208,7 +216,7 @@ def _print_all(outputs: list[RequestOutput]) -> None:
 def _as_json(output: RequestOutput) -> dict[str, Any]:
     stats = asdict(output.stats)
     stats |= {"tokens_per_second": output.stats.tokens_per_second, "tokens_per_pass": output.stats.tokens_per_pass}
-    stats["acceptance"] = output.stats.acceptance
+    stats["acceptance"] = acceptance_of([output.stats])
     return {
         "text": output.text,
         "token_ids": output.token_ids,
@@ -224,7 +232,8 @@ def _comparison_json(llm: LLM, result: Comparison) -> dict[str, Any]:
     return {
         "method": llm.method_name,
         "identical": result.identical,
-        "speedup": result.fast_speed / result.plain_speed,
+        "speedup": result.speedup,
+        "verdict": result.verdict("CPU" if llm.target.device.type == "cpu" else "GPU"),
         "plain": {"tokens_per_second": result.plain_speed, "outputs": [_as_json(o) for o in result.plain]},
         "fast": {"tokens_per_second": result.fast_speed, "outputs": [_as_json(o) for o in result.fast]},
     }

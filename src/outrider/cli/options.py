@@ -34,6 +34,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     group.add_argument("--numerics", default="fast", help="fast, or invariant: bit for bit the text of plain decoding (GPU)")
+    group.add_argument("--max-len", type=int, metavar="N", help="open the model for so many tokens (default: all it knows)")
+    group.add_argument("--revision", metavar="REV", help="branch, tag or commit of a model on the hub")
+    group.add_argument("--trust-remote-code", action="store_true", help="let a checkpoint run Python code of its own")
     group.add_argument("--no-fast", dest="fast", action="store_false", help="run the plain PyTorch decoder")
 
 
@@ -110,6 +113,9 @@ def load_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
         device=arguments.device or config.get("device"),
         fast=arguments.fast,
         numerics=arguments.numerics,
+        max_len=arguments.max_len,
+        revision=arguments.revision,
+        trust_remote_code=arguments.trust_remote_code,
         **more,
         **options,
     )

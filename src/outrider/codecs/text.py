@@ -14,10 +14,13 @@ from typing import Any, final
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+from tokenizers.models import WordLevel
 
 from outrider.codecs.chat_template import render_chat
 from outrider.core.errors import ModelError, RequestError
 
+_OLDER_FILES = ("*.model", "vocab.*", "merges.txt", "*.tiktoken", "tekken.json")
+"""Tokenizers in other formats than tokenizer.json. A folder with none of them has no tokenizer, whatever its family."""
 _PREFIX = 6
 """Prompt tokens decoded in front of a continuation: more than the tokens any one character takes."""
 _LETTERS_PER_TOKEN = 4
@@ -30,9 +33,11 @@ class TextCodec:
     """A tokenizer with what its folder says about it."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, settings: Mapping[str, Any] | None = None, chat_template: str | None = None
+        self, tokenizer: Tokenizer | None, *, settings: Mapping[str, Any] | None = None, chat_template: str | None = None
     ) -> None:
-        self.tokenizer = tokenizer
+        """Without a tokenizer, prompts are token ids and texts are empty."""
+        self.has_tokenizer = tokenizer is not None
+        self.tokenizer = tokenizer or Tokenizer(WordLevel({}, unk_token=""))
         self.settings = dict(settings or {})
         self.chat_template = chat_template
         self.eos_ids = frozenset(self._ids_of(self.settings.get("eos_token")))
@@ -48,8 +53,10 @@ class TextCodec:
                 tokenizer = Tokenizer.from_file(str(path))
             except Exception as error:  # the library raises bare Exception
                 raise ModelError(f"{path} cannot be read as a tokenizer ({error}); fetch it again") from None
-        else:
+        elif any(list(folder.glob(pattern)) for pattern in _OLDER_FILES):
             tokenizer = _convert(folder)
+        else:
+            tokenizer = None
         template_file = folder / "chat_template.jinja"
         template = template_file.read_text() if template_file.exists() else settings.get("chat_template")
         codec = TextCodec(tokenizer, settings=settings, chat_template=template if isinstance(template, str) else None)
@@ -94,6 +101,8 @@ class TextCodec:
         return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if not self.has_tokenizer:
+            raise RequestError("this model came without a tokenizer; give prompts as token ids, or add its tokenizer.json")
         ids = self._ids(text, add_special_tokens=add_special_tokens)
         if add_special_tokens and self.settings.get("add_bos_token") and ids[:1] != self.bos_ids[:1]:
             ids = [*self.bos_ids, *ids]

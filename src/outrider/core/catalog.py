@@ -1,7 +1,8 @@
-"""A read-only table of named things whose look-up error says the nearest valid name."""
+"""A table of named things whose look-up error says the nearest valid name. Names can be added, never changed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
@@ -21,6 +22,14 @@ class Catalog(Mapping[str, Item], Generic[Item]):
         if name not in self._items:
             raise OptionError(f"unknown {self.noun} {name!r}; {nearest(name, self._items)}")
         return self._items[name]
+
+    def add(self, name: str, item: Item) -> None:
+        """One more; a name that is taken is refused."""
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+            raise OptionError(f"{self.noun} {name!r} is no name; use small letters and digits with hyphens, as in 'my-method'")
+        if name in self._items:
+            raise OptionError(f"there is a {self.noun} {name!r} already; choose another name")
+        self._items[name] = item
 
     def __contains__(self, name: object) -> bool:
         return name in self._items

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from typing import Any, Protocol, TypeVar
 
@@ -114,6 +114,13 @@ class SamplingParams:
             raise RequestError(f"seed = {self.seed!r} is not valid; it must be a whole number of 64 bits, or None")
         if self.logprobs is not None and (not _is_whole(self.logprobs) or not 0 <= self.logprobs <= 1000):
             raise RequestError(f"logprobs = {self.logprobs!r} is not valid; it must be between 0 and 1000, or None")
+
+    def repeated(self, n: int) -> list[SamplingParams]:
+        """The parameters of ``n`` texts of one prompt: seeds seed, seed + 1 ..., each the same text when written alone."""
+        if not _is_whole(n) or n < 1:
+            raise RequestError(f"n = {n!r} is not valid; give the number of texts per prompt, at least 1")
+        seeds = [None if self.seed is None else (self.seed + i) % 2**63 if i else self.seed for i in range(n)]
+        return [replace(self, seed=seed) for seed in seeds]
 
     @property
     def forced_token_ids(self) -> list[int]:

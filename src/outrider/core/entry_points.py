@@ -1,0 +1,24 @@
+"""Parts that other packages bring: what they declare in their metadata is added when the tables are made.
+
+    [project.entry-points."outrider.methods"]
+    my-method = "my_package.drafting:ROW"
+
+A package that cannot be loaded is named in a warning and left out: it must not take everything else down with it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+
+def each_entry_point(group: str, add: Callable[[str, Any], None]) -> None:
+    """Hand every entry point of a group to ``add``, by name."""
+    for point in entry_points(group=group):
+        try:
+            add(point.name, point.load())
+        except Exception as error:  # foreign code may raise anything
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            warnings.warn(f"{group}: {point.name} = {point.value} was left out ({reason})", stacklevel=2)
