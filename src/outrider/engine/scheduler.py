@@ -66,6 +66,7 @@ class Job:
     """Requests with a larger one wait behind those with a smaller one."""
     shares_prefix: bool = True
     """Its tokens may be read from, and kept among, the shared beginnings."""
+    created: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ class Scheduler:
         self._failed: list[Progress] = []
         """Requests that failed before they had a round."""
         self.num_preempted = 0
+        self.last_waits: list[float] = []
+        """Seconds that those waited who got a slot in the latest ``round``."""
         self.watched: set[int] = set()
         """Requests whose rounds the observer is shown."""
         self.last_rounds: list[LaneRound] = []
@@ -141,6 +144,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests that hold a slot."""
         return len(self._jobs) - len(self._waiting)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of those who hold a slot, as it is counted against the budget."""
+        return sum(self.memory.bytes_of(size, 1) for size in self._sizes())
 
     @property
     def is_idle(self) -> bool:
@@ -175,6 +183,7 @@ class Scheduler:
     @torch.inference_mode()
     def round(self) -> list[Progress]:
         """One round of every lane; what it did to each of its requests."""
+        self.last_waits = []
         self._make_room()
         self._admit()
         self._read()
@@ -254,6 +263,7 @@ class Scheduler:
             if self.memory.largest_tree(self._sizes((job.lane, BatchSize(1, size, size)))) is None:
                 return
             self._waiting.popleft()
+            self.last_waits += [time.perf_counter() - job.created] if not job.state.num_output else []
             budget -= size
             self._arrive(job)
 

@@ -56,7 +56,7 @@ class Service:
         self.name = name or ("outrider-bundled" if llm.model_name == bundled_path("target") else Path(llm.model_name).name)
         self.keys = KeyRing(settings.api_keys, Path(settings.api_key_file) if settings.api_key_file else None)
         self.audit = AuditLog(Path(settings.audit_log) if settings.audit_log else None)
-        self.metrics = Metrics()
+        self.metrics = Metrics(model=self.name, method=llm.method_name, replica=settings.replica)
         self.intake = Intake(llm, settings, self.metrics)
         self._memory = _memory_model(llm, settings)
         lessons = Lessons(learner, self.metrics, swap=self._swap_draft)

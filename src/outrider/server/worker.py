@@ -117,7 +117,7 @@ class Worker:
     def _run(self) -> None:
         while self._take_orders():
             try:
-                self._metrics.queue(self.scheduler.num_waiting, self.scheduler.num_running, self.scheduler.num_preempted)
+                self._metrics.engine(self.scheduler)
                 self.lessons.between_rounds()
                 if self._scoring:
                     self._score()
@@ -205,7 +205,9 @@ class Worker:
 
     def _leave(self, ticket: Ticket) -> None:
         self._scoring = [waiting for waiting in self._scoring if waiting[0] is not ticket]
-        self._metrics.cancelled.inc(self._drop(ticket))
+        num_left = self._drop(ticket)
+        self._metrics.cancelled.inc(num_left)
+        self._metrics.finished.labels("abort").inc(num_left)
 
     def _drop(self, ticket: Ticket) -> int:
         """Forget all choices of an order that are still here; returns how many there were."""
@@ -233,6 +235,8 @@ class Worker:
     def _hand_out(self, progress: Sequence[Progress]) -> None:
         for seen in self.scheduler.last_rounds:
             self._metrics.round(seen)
+        for seconds in self.scheduler.last_waits:
+            self._metrics.queue_time.observe(seconds)
         for step in progress:
             ticket = self._tickets.get(step.request)  # None: another choice of its order failed in this round
             if ticket is not None:
@@ -244,11 +248,12 @@ class Worker:
                 raise step.state.failure
             added = self._transcripts[step.request].advance(step.state, step.new_tokens)
         except Exception as error:
-            self._drop(ticket)
+            self._metrics.finished.labels("error").inc(self._drop(ticket))
             ticket.tell(self._failure(error))
             return
         if step.state.is_finished:
             self._forget(step.request)
+            self._metrics.finished.labels(added.finish_reason or "").inc()
         ticket.tell(added)
         if step.state.is_finished:
             self.lessons.ended(step.state)
