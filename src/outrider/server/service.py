@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
@@ -198,16 +197,17 @@ class _Run:
         try:
             while True:
                 self._add(delta)
-                yield _event(self.answer.chunk(delta))
+                for text in self.answer.stream_events(delta):
+                    yield text
                 if self.answer.is_finished:
                     break
                 delta = await self._next(deltas)
         except ApiError as error:
-            yield _event(error.body)
+            for text in self.answer.error_events(error):
+                yield text
             return
-        if self.answer.include_usage:
-            yield _event(self.answer.usage_chunk())
-        yield "data: [DONE]\n\n"
+        for text in self.answer.closing_events():
+            yield text
 
     def _note(self) -> None:
         """Histograms, and what the log says of it."""
@@ -255,10 +255,6 @@ async def _unless_left(http: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any
 async def _disconnect(http: HttpRequest) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         continue
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
 def _memory_model(llm: LLM, settings: ServerSettings) -> MemoryModel:
