@@ -236,6 +236,10 @@ def _routes() -> list[Case]:
     return [
         Case("route: nowhere", "/v1/../../etc/passwd", {}, (404,)),
         Case("route: another way", COMPLETIONS, {}, (405,), "GET"),
+        Case("responses: a million letters", "/v1/responses", {"input": "a b " * 300_000}),
+        Case("responses: items that are none", "/v1/responses", {"input": [{"type": "x" * 2000}]}),
+        Case("responses: nothing", "/v1/responses", {"input": []}),
+        Case("responses: a response of before", "/v1/responses", {"input": "x", "previous_response_id": "resp_1"}),
         Case("route: a model far away", "/v1/models/..%2f..%2fetc", None, (404,), "GET"),
         Case("route: tokens of a million letters", "/tokenize", {"prompt": "a b " * 300_000}),
         Case("route: text of a token below zero", "/detokenize", {"tokens": [-5]}),
