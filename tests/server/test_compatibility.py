@@ -200,6 +200,9 @@ def test_a_salted_prompt_is_not_shared_and_priorities_wait() -> None:
             assert (await client.post("/v1/completions", json=body)).status_code == 200
         prefixes = service.worker.scheduler.prefixes
         assert prefixes is not None and prefixes.num_hits == 0
+        for _ in range(2):
+            await client.post("/v1/completions", json={"prompt": _PROMPT * 8, "max_tokens": 2})
+        assert prefixes.num_hits == 1
         assert (await client.post("/v1/completions", json={**body, "priority": -1})).status_code == 400
 
     run(work)

@@ -13,13 +13,15 @@ pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 pytest.importorskip("llguidance")
 
-from inprocess import bystander, run
+from inprocess import bundled, bystander, run
 
-from outrider.codecs.grammar_source import regex_source
+from outrider.codecs.grammar import serialised_tokenizer
+from outrider.codecs.grammar_source import json_schema_source, regex_source
 from outrider.server.failures import ApiError
 from outrider.server.fairness import FairSlots
 from outrider.server.grammars import GrammarCache
 from outrider.server.service import Service
+from outrider.server.trial import Trial, TrialEnded
 
 
 def _optional(count: int) -> dict[str, Any]:
@@ -96,6 +98,26 @@ def test_who_leaves_stops_the_compilation() -> None:
         assert await grammars.get(regex_source("b"), "me") is not None
 
     run(work, grammar_timeout_s=100.0)
+
+
+def test_a_process_that_was_killed_while_it_waited_is_replaced() -> None:
+    async def work(service: Service, client: Any) -> None:
+        for pattern in ("a", "b"):
+            body = {"prompt": "Say", "guided_regex": pattern, "max_tokens": 4}
+            assert (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"] == pattern
+            trial = service.intake.grammars._idle[0]
+            os.kill(trial._process.pid, signal.SIGKILL)
+            trial._process.wait()
+
+    run(work)
+
+
+def test_a_trial_has_only_so_much_memory() -> None:
+    trial = Trial(serialised_tokenizer(bundled().codec), sorted(bundled().codec.eos_ids), max_bytes=4_000_000)
+    with pytest.raises(TrialEnded):
+        trial.ask(json_schema_source(_optional(3000)).text, seconds=60)
+    trial.close()
+    assert not trial.is_alive
 
 
 def test_clients_take_turns() -> None:

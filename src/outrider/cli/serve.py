@@ -47,6 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--host", default=defaults["host"], help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=defaults["port"], help="0 takes any that is free")
     parser.add_argument("--name", help="what the model is called in the API")
+    parser.add_argument("--replica", default=defaults["replica"], help="which of several servers this is, for its metrics")
     _add_access(parser)
     parser.add_argument(
         "--learn", action="store_true", help="let the draft model learn from requests; a copy of it, used once it is better"
@@ -79,7 +80,9 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
 def _settings(arguments: argparse.Namespace) -> ServerSettings:
     keys = [*arguments.api_key, *filter(None, [os.environ.get("OUTRIDER_API_KEY")])]
     limits = {name: vars(arguments)[name] for name, *_ in _FLAGS}
-    access = {name: vars(arguments)[name] for name in ("api_key_file", "audit_log", "tls_cert", "tls_key", "grouping")}
+    access = {
+        name: vars(arguments)[name] for name in ("api_key_file", "audit_log", "tls_cert", "tls_key", "grouping", "replica")
+    }
     origins = tuple(arguments.cors_origin)
     return ServerSettings(
         host=arguments.host, port=arguments.port, api_keys=tuple(keys), cors_origins=origins, **limits, **access

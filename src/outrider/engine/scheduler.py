@@ -68,6 +68,7 @@ class Job:
     """Requests with a larger one wait behind those with a smaller one."""
     shares_prefix: bool = True
     """Its tokens may be read from, and kept among, the shared beginnings."""
+    created: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(eq=False)
@@ -116,6 +117,8 @@ class Scheduler:
         self._failed: list[RoundReport] = []
         """Requests that failed before they had a round."""
         self.num_preempted = 0
+        self.last_waits: list[float] = []
+        """Seconds that those waited who got a slot in the latest ``round``."""
 
     @property
     def num_waiting(self) -> int:
@@ -125,6 +128,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests that hold a slot."""
         return len(self._jobs) - len(self._waiting)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of those who hold a slot, as it is counted against the budget."""
+        return sum(self.memory.bytes_of(size, 1) for size in self._sizes())
 
     @property
     def is_idle(self) -> bool:
@@ -165,6 +173,7 @@ class Scheduler:
     @torch.inference_mode()
     def arrive(self) -> None:
         """Admit waiting requests and read prompts, as every ``round`` does before its passes."""
+        self.last_waits = []
         self._make_room()
         self._admit()
         self._read()
@@ -243,6 +252,7 @@ class Scheduler:
             if self.memory.largest_tree(self._sizes((job.lane, BatchSize(1, size, size)))) is None:
                 return
             self._waiting.popleft()
+            self.last_waits += [time.perf_counter() - job.created] if not job.state.num_output else []
             budget -= size
             self._arrive(job)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -12,6 +13,7 @@ from typing import Any, final
 
 from outrider.codecs.text import TextCodec
 from outrider.core.request import Stats, TokenLogprob
+from outrider.server.failures import ApiError
 from outrider.server.order import Order
 from outrider.server.prompt_scores import PromptToken
 from outrider.server.transcript import Added
@@ -20,48 +22,29 @@ from outrider.server.transcript import Added
 class Answer(ABC):
     """Builds the answer to one order from its deltas."""
 
-    prefix: str
-    kind: str
-    chunk_kind: str
-
     def __init__(self, order: Order, *, model: str, codec: TextCodec, include_usage: bool = False) -> None:
         self.order, self.model, self.codec = order, model, codec
-        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
-        self.created = int(time.time())
         self.include_usage = include_usage
         self.deltas: list[list[Added]] = [[] for _ in order.requests]
-        self.num_prompts = 1
-        """Prompts that the choices belong to, each to as many."""
 
     def add(self, delta: Added) -> None:
         self.deltas[delta.choice].append(delta)
 
+    @abstractmethod
     def whole(self) -> dict[str, Any]:
-        choices = [{**self._choice(kept, self.deltas[kept]), "index": index} for index, kept in enumerate(self._kept())]
-        return {**self._frame(self.kind), "choices": choices, "usage": self.usage(), "speculation": self.speculation()}
+        """The answer, when all of it is here."""
 
-    def _kept(self) -> list[int]:
-        """The choices that are answered: all, or of each prompt the ones with the most probable tokens."""
-        best = self.order.num_best
-        if best is None:
-            return list(range(len(self.deltas)))
-        size = len(self.deltas) // self.num_prompts
-        groups = [range(first, first + size) for first in range(0, len(self.deltas), size)]
-        return [choice for group in groups for choice in sorted(group, key=self._mean_logprob, reverse=True)[:best]]
+    @abstractmethod
+    def stream_events(self, delta: Added) -> list[str]:
+        """Server-sent events of the delta that was added last."""
 
-    def _mean_logprob(self, choice: int) -> float:
-        values = [entry.logprob for delta in self.deltas[choice] for entry in delta.logprobs]
-        return sum(values) / len(values) if values else 0.0
+    @abstractmethod
+    def closing_events(self) -> list[str]:
+        """Those that end a stream."""
 
-    def chunk(self, delta: Added) -> dict[str, Any]:
-        choice = self._chunk_choice(delta, is_first=len(self.deltas[delta.choice]) == 1)
-        frame = {**self._frame(self.chunk_kind), "choices": [choice]}
-        if self.is_finished:
-            frame["speculation"] = self.speculation()
-        return frame
-
-    def usage_chunk(self) -> dict[str, Any]:
-        return {**self._frame(self.chunk_kind), "choices": [], "usage": self.usage()}
+    @abstractmethod
+    def error_events(self, error: ApiError) -> list[str]:
+        """Those that end a stream whose request failed."""
 
     @property
     def stats(self) -> list[Stats]:
@@ -95,6 +78,55 @@ class Answer(ABC):
             "seeds": [parts[-1].seed for parts in self.deltas if parts],
         }
 
+
+class ChoicesAnswer(Answer, ABC):
+    """An answer that is a list of choices, or chunks of them."""
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+
+    def __init__(self, order: Order, *, model: str, codec: TextCodec, include_usage: bool = False) -> None:
+        super().__init__(order, model=model, codec=codec, include_usage=include_usage)
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.num_prompts = 1
+        """Prompts that the choices belong to, each to as many."""
+
+    def whole(self) -> dict[str, Any]:
+        choices = [{**self._choice(kept, self.deltas[kept]), "index": index} for index, kept in enumerate(self._kept())]
+        return {**self._frame(self.kind), "choices": choices, "usage": self.usage(), "speculation": self.speculation()}
+
+    def stream_events(self, delta: Added) -> list[str]:
+        return [event(self.chunk(delta))]
+
+    def closing_events(self) -> list[str]:
+        usage = [event({**self._frame(self.chunk_kind), "choices": [], "usage": self.usage()})] if self.include_usage else []
+        return [*usage, "data: [DONE]\n\n"]
+
+    def error_events(self, error: ApiError) -> list[str]:
+        return [event(error.body)]
+
+    def chunk(self, delta: Added) -> dict[str, Any]:
+        choice = self._chunk_choice(delta, is_first=len(self.deltas[delta.choice]) == 1)
+        frame = {**self._frame(self.chunk_kind), "choices": [choice]}
+        if self.is_finished:
+            frame["speculation"] = self.speculation()
+        return frame
+
+    def _kept(self) -> list[int]:
+        """The choices that are answered: all, or of each prompt the ones with the most probable tokens."""
+        best = self.order.num_best
+        if best is None:
+            return list(range(len(self.deltas)))
+        size = len(self.deltas) // self.num_prompts
+        groups = [range(first, first + size) for first in range(0, len(self.deltas), size)]
+        return [choice for group in groups for choice in sorted(group, key=self._mean_logprob, reverse=True)[:best]]
+
+    def _mean_logprob(self, choice: int) -> float:
+        values = [entry.logprob for delta in self.deltas[choice] for entry in delta.logprobs]
+        return sum(values) / len(values) if values else 0.0
+
     @abstractmethod
     def _choice(self, index: int, parts: Sequence[Added]) -> dict[str, Any]: ...
 
@@ -110,7 +142,7 @@ class Answer(ABC):
 
 
 @final
-class CompletionAnswer(Answer):
+class CompletionAnswer(ChoicesAnswer):
     """/v1/completions"""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
@@ -173,3 +205,8 @@ def prompt_entry(token: PromptToken, codec: TextCodec) -> dict[str, Any] | None:
 def finite(logprob: float) -> float:
     """The API's word for "impossible" is -9999: JSON has no infinity."""
     return max(logprob, -9999.0)
+
+
+def event(body: dict[str, Any]) -> str:
+    """A server-sent event without a name."""
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -24,6 +25,8 @@ from outrider.server.information import add_information, add_tokens
 from outrider.server.intake import num_prompts
 from outrider.server.protocol import ChatRequest, CompletionRequest
 from outrider.server.quota import Client
+from outrider.server.responses import ResponseAnswer
+from outrider.server.responses_protocol import ResponsesRequest
 from outrider.server.service import Service
 
 _LOG = logging.getLogger("outrider.server")
@@ -73,6 +76,14 @@ def client_of(http: HttpRequest) -> Client:
     return http.scope["outrider.client"]
 
 
+def as_chat(body: ResponsesRequest) -> ChatRequest:
+    """What a request of the newer API asks for, in the words of the older one."""
+    try:
+        return body.as_chat()
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+
+
 def _add_generation(app: FastAPI, service: Service) -> None:
     intake, codec = service.intake, service.llm.codec
 
@@ -83,6 +94,12 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         shown = {"echo": body.echo, "logprobs": body.logprobs, "num_prompts": num_prompts(body.prompt)}
         answer = partial(CompletionAnswer, model=service.name, codec=codec, include_usage=usage, **shown)
         return await service.answer(http, intake.completion(body, client_of(http)), answer, stream=body.stream)
+
+    @app.post("/v1/responses", responses=_ERRORS)
+    async def responses(body: ResponsesRequest, http: HttpRequest) -> Response:
+        service.check_model(body.model)
+        answer = partial(ResponseAnswer, asked=body, model=service.name, codec=codec)
+        return await service.answer(http, intake.chat(as_chat(body), client_of(http)), answer, stream=body.stream)
 
     @app.post("/v1/chat/completions", responses=_ERRORS)
     async def chat_completions(body: ChatRequest, http: HttpRequest) -> Response:

@@ -9,7 +9,7 @@ from typing import Any, final
 from outrider.codecs.chat_formats import Reader
 from outrider.codecs.json_calls import Meaning, Piece
 from outrider.core.request import TokenLogprob
-from outrider.server.answers import Answer, finite, prompt_entry
+from outrider.server.answers import ChoicesAnswer, finite, prompt_entry
 from outrider.server.order import Order
 from outrider.server.transcript import Added
 
@@ -36,7 +36,7 @@ class Message:
 
 
 @final
-class ChatAnswer(Answer):
+class ChatAnswer(ChoicesAnswer):
     """/v1/chat/completions"""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"

@@ -24,6 +24,8 @@ class ApiError(Exception):
     ) -> None:
         """``retry_s``: when to try again, for an answer that says so (429, 503)."""
         super().__init__(message)
+        if len(message) > _LONGEST:  # what was wrong is quoted, and may be long
+            message = message[: _LONGEST // 2] + " ... " + message[-_LONGEST // 2 :]
         self.status, self.message, self.kind, self.param = status, message, kind, param
         self.code, self.retry_s = code or _CODES.get(status), retry_s
 
@@ -38,6 +40,7 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, headers)
 
 
+_LONGEST = 1000
 _CODES = {401: "invalid_api_key", 404: "not_found", 413: "request_too_large", 429: "rate_limit_exceeded", 504: "timeout"}
 
 

@@ -93,7 +93,7 @@ class Grammars:
         return grammar
 
     async def _try(self, source: GrammarSource, compiler: GrammarCompiler) -> Tried:
-        trial = self._idle.pop() if self._idle else self._new_trial(compiler)
+        trial = await self._living_trial() or self._new_trial(compiler)
         seconds = self._settings.grammar_timeout_s
         asked = asyncio.get_running_loop().run_in_executor(self._threads, lambda: trial.ask(source.text, seconds=seconds))
         is_well = False
@@ -111,6 +111,15 @@ class Grammars:
                 trial.kill()
                 await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, trial.close))
         return tried
+
+    async def _living_trial(self) -> Trial | None:
+        """A process that waits for work; one that somebody killed meanwhile is nobody's fault who asks now."""
+        while self._idle:
+            trial = self._idle.pop()
+            if trial.is_alive:
+                return trial
+            await asyncio.get_running_loop().run_in_executor(None, trial.close)
+        return None
 
     def _new_trial(self, compiler: GrammarCompiler) -> Trial:
         return Trial(serialised_tokenizer(self._codec), compiler.end_ids, max_bytes=self._settings.grammar_bytes)

@@ -64,7 +64,7 @@ def add_information(app: FastAPI, service: Service) -> None:
         state = "ok" if is_well else "draining" if service.is_draining else "the engine is not running"
         return JSONResponse({"status": state, "requests": service.num_active}, 200 if is_well else 503)
 
-    @app.api_route("/ping", methods=["GET", "POST"])
+    @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
     async def ping() -> Response:
         return Response(status_code=200 if service.worker.is_alive else 503)
 

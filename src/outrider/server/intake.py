@@ -68,6 +68,7 @@ class Intake:
         if num_each > body.n and body.stream:
             raise ApiError(400, "best_of chooses among whole answers, so it cannot stream; leave one out", param="best_of")
         prompts = _prompts(body.prompt)
+        self._check_choices(len(prompts), num_each)
         grammar = await self._grammar(body, client, ToolPlan())
         most = self._most_tokens(client)
         tokens = min(_COMPLETION_TOKENS, most) if body.max_tokens is None else self._checked(body.max_tokens, most)
@@ -81,6 +82,7 @@ class Intake:
 
     async def chat(self, body: ChatRequest, client: Client) -> Order:
         plan = plan_tools(body)
+        self._check_choices(1, body.n)
         grammar = await self._grammar(body, client, plan)
         asked, most = body.max_completion_tokens or body.max_tokens, self._most_tokens(client)
         tokens = min(self._settings.default_tokens, most) if asked is None else self._checked(asked, most)
@@ -132,11 +134,13 @@ class Intake:
         make = partial(sampling_params, body, codec, max_tokens=max(1, max_tokens), logprobs=logprobs, vocab_size=size)
         return _refusing(lambda: make(grammar=grammar))
 
-    async def _finish(self, draft: _Draft, encode: Sequence[Callable[[], tuple[list[int], str]]]) -> Order:
-        count, most = len(encode) * draft.num_each, self._settings.max_choices
+    def _check_choices(self, num_prompts: int, num_each: int) -> None:
+        count, most = num_prompts * num_each, self._settings.max_choices
         if count > most:
-            message = f"{len(encode)} prompts times {draft.num_each} make {count} choices; at most {most} are taken"
+            message = f"{num_prompts} prompts times {num_each} make {count} choices; at most {most} are taken"
             raise ApiError(400, message, param="n")
+
+    async def _finish(self, draft: _Draft, encode: Sequence[Callable[[], tuple[list[int], str]]]) -> Order:
         return await self._off_loop(lambda: self._complete(draft, [make() for make in encode]))
 
     def _complete(self, draft: _Draft, encoded: Sequence[tuple[list[int], str]]) -> Order:

@@ -14,6 +14,7 @@ from typing import final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from outrider.core.report import RoundReport
+from outrider.engine.scheduler import Scheduler
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _MOST_POSITIONS = 16
@@ -52,10 +53,23 @@ class Speed:
 
 
 @final
+class Growing:
+    """A counter of something whose own total begins again at 0 when the engine is started anew: the counter does not."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter, self._last = counter, 0
+
+    def see(self, total: int) -> None:
+        self._counter.inc(total - self._last if total >= self._last else total)
+        self._last = total
+
+
+@final
 class Metrics:
     """The server's counters, in a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, model: str = "", method: str = "", replica: str = "0") -> None:
+        """What is served, by which method, by which of several servers: labels of ``outrider:server_info``."""
         self.registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -84,23 +98,40 @@ class Metrics:
         self.grammar_bytes = gauge("grammar_cache_bytes", "Compiled grammars that are kept")
         self.waiting = gauge("num_requests_waiting", "Choices in the queue")
         self.running = gauge("num_requests_running", "Choices that hold a slot")
-        self.preempted = gauge("num_preemptions", "Times a choice gave up its slot for memory")
+        self._preempted = Growing(counter("num_preemptions", "Times a choice gave up its slot for memory"))
+        self._prefix_hits = Growing(counter("prefix_cache_hits", "Prompts whose beginning was known"))
+        self._prefix_tokens = Growing(counter("prefix_cache_hit_tokens", "Prompt tokens that need not be read again"))
+        self.cache_bytes = gauge("cache_bytes", "Memory of keys, values and logits, as counted against the budget")
+        self.cache_usage = gauge("kv_cache_usage_perc", "The same over the budget, 0 to 1; 0 without a budget")
+        self.reasons = counter("rounds_by_reason", "Target passes by why the policy planned them so", ("reason",))
+        self.finished = counter("request_success", "Choices by how they ended", ("finished_reason",))
+        self.by_method = {
+            noun: counter(f"method_{noun}", f"{noun} by method".capitalize(), ("method",))
+            for noun in ("rounds", "tokens", "draft_tokens", "accepted_tokens", "wasted_tokens")
+        }
         self.net = gauge("spec_decode_net_speedup", "Tokens per second over that of decoding without guesses, live")
         self.acceptance = gauge("spec_decode_acceptance", "Accepted over drafted, in all")
         self.round_seconds = histogram("round_seconds", "Time of a round")
+        self.queue_time = histogram("request_queue_time_seconds", "Time a choice waited for its slot")
         self.first_token = histogram("time_to_first_token_seconds", "Time from request to first token")
         self.per_token = histogram("time_per_output_token_seconds", "Time per further token of a request")
         self.latency = histogram("e2e_request_latency_seconds", "Time from request to answer")
+        info = Gauge("outrider:server_info", "What is served", ("model", "method", "replica"), registry=registry)
+        info.labels(model, method, replica).set(1)
         self.speed = Speed()
         self._totals = [0, 0]
 
     def round(self, seen: RoundReport) -> None:
-        """Count a round of a lane."""
+        """Count a round of a lane. Requests that failed before they had a round have none."""
+        if not seen.num_tokens:
+            return
         drafted, accepted = sum(seen.drafted), sum(seen.accepted)
         self.rounds.inc()
         self.round_seconds.observe(seen.seconds)
         self.generation_tokens.inc(seen.num_tokens)
         self.speed.add(seen)
+        self._count_method(seen, drafted, accepted)
+        self.reasons.labels(seen.reason.code.value if seen.reason else "none").inc()
         if not drafted:
             return
         self.drafts.inc(sum(count > 0 for count in seen.drafted))
@@ -112,10 +143,22 @@ class Metrics:
         self._totals[0] += drafted
         self._totals[1] += accepted
 
-    def queue(self, num_waiting: int, num_running: int, num_preempted: int) -> None:
-        self.waiting.set(num_waiting)
-        self.running.set(num_running)
-        self.preempted.set(num_preempted)
+    def _count_method(self, seen: RoundReport, drafted: int, accepted: int) -> None:
+        name = str(seen.lane) if isinstance(seen.lane, str) and seen.lane else "default" if seen.lane == "" else "prediction"
+        counts = {"rounds": 1, "tokens": seen.num_tokens, "draft_tokens": drafted, "accepted_tokens": accepted}
+        for noun, amount in {**counts, "wasted_tokens": drafted - accepted}.items():
+            self.by_method[noun].labels(name).inc(amount)
+
+    def engine(self, scheduler: Scheduler) -> None:
+        """Look at the engine between two rounds."""
+        self.waiting.set(scheduler.num_waiting)
+        self.running.set(scheduler.num_running)
+        self.cache_bytes.set(scheduler.cache_bytes)
+        self.cache_usage.set(scheduler.cache_bytes / scheduler.memory.budget if scheduler.memory.budget else 0)
+        self._preempted.see(scheduler.num_preempted)
+        if scheduler.prefixes is not None:
+            self._prefix_hits.see(scheduler.prefixes.num_hits)
+            self._prefix_tokens.see(scheduler.prefixes.num_hit_tokens)
 
     def text(self) -> bytes:
         """Prometheus' exposition format."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
@@ -55,7 +54,7 @@ class Service:
         self.name = name or ("outrider-bundled" if llm.model_name == bundled_path("target") else Path(llm.model_name).name)
         self.keys = KeyRing(settings.api_keys, Path(settings.api_key_file) if settings.api_key_file else None)
         self.audit = AuditLog(Path(settings.audit_log) if settings.audit_log else None)
-        self.metrics = Metrics()
+        self.metrics = Metrics(model=self.name, method=llm.method_name, replica=settings.replica)
         self.intake = Intake(llm, settings, self.metrics)
         self._memory = _memory_model(llm, settings)
         lessons = Lessons(learner, self.metrics, swap=self._swap_draft)
@@ -196,16 +195,17 @@ class _Run:
         try:
             while True:
                 self._add(delta)
-                yield _event(self.answer.chunk(delta))
+                for text in self.answer.stream_events(delta):
+                    yield text
                 if self.answer.is_finished:
                     break
                 delta = await self._next(deltas)
         except ApiError as error:
-            yield _event(error.body)
+            for text in self.answer.error_events(error):
+                yield text
             return
-        if self.answer.include_usage:
-            yield _event(self.answer.usage_chunk())
-        yield "data: [DONE]\n\n"
+        for text in self.answer.closing_events():
+            yield text
 
     def _note(self) -> None:
         """Histograms, and what the log says of it."""
@@ -253,10 +253,6 @@ async def _unless_left(http: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any
 async def _disconnect(http: HttpRequest) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         continue
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
 def _memory_model(llm: LLM, settings: ServerSettings) -> MemoryModel:

@@ -50,6 +50,8 @@ class ServerSettings:
     """Sites whose pages may call the API from a browser; "*" for all."""
     tls_cert: str | None = None
     tls_key: str | None = None
+    replica: str = "0"
+    """Which of several servers this is: a label of its metrics."""
     header_timeout_s: float = 10.0
     """Longest that the headers of a request may take."""
     max_connections: int = 2048

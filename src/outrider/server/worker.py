@@ -116,7 +116,7 @@ class Worker:
     def _run(self) -> None:
         while self._take_orders():
             try:
-                self._metrics.queue(self.scheduler.num_waiting, self.scheduler.num_running, self.scheduler.num_preempted)
+                self._metrics.engine(self.scheduler)
                 self.lessons.between_rounds()
                 if self._scoring:
                     self._score()
@@ -203,7 +203,9 @@ class Worker:
 
     def _leave(self, ticket: Ticket) -> None:
         self._scoring = [waiting for waiting in self._scoring if waiting[0] is not ticket]
-        self._metrics.cancelled.inc(self._drop(ticket))
+        num_left = self._drop(ticket)
+        self._metrics.cancelled.inc(num_left)
+        self._metrics.finished.labels("abort").inc(num_left)
 
     def _drop(self, ticket: Ticket) -> int:
         """Forget all choices of an order that are still here; returns how many there were."""
@@ -223,6 +225,8 @@ class Worker:
             self.scheduler.retire(order.lane)
 
     def _hand_out(self, reports: Sequence[RoundReport]) -> None:
+        for seconds in self.scheduler.last_waits:
+            self._metrics.queue_time.observe(seconds)
         for report in reports:
             self._metrics.round(report)
             for step in report.progress():
@@ -236,11 +240,12 @@ class Worker:
                 raise step.state.failure
             added = self._transcripts[step.request].advance(step)
         except Exception as error:
-            self._drop(ticket)
+            self._metrics.finished.labels("error").inc(self._drop(ticket))
             ticket.tell(self._failure(error))
             return
         if step.state.is_finished:
             self._forget(step.request)
+            self._metrics.finished.labels(added.finish_reason or "").inc()
         ticket.tell(added)
         if step.state.is_finished:
             self.lessons.ended(step.state)

@@ -1,0 +1,157 @@
+"""POST /v1/responses: the fields that are understood, and how they become a request of the chat API.
+
+Nothing is stored here, so a response cannot be continued by its number: send the whole conversation as ``input``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictInt
+
+from outrider.server.failures import ApiError
+from outrider.server.messages import joined_text
+from outrider.server.protocol import ChatRequest, Speculation, StreamOptions, Strict
+from outrider.server.tool_protocol import FunctionSpec
+
+
+class TextFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str = "schema"
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Strict):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(Strict):
+    effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class FlatTool(FunctionSpec):
+    """A function as this API writes it: without an object around it."""
+
+    type: Literal["function"] = "function"
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedFlatTools(Strict):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=128)]
+
+
+class ResponsesRequest(Strict):
+    """POST /v1/responses."""
+
+    model: str | None = None
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=16_384)]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    seed: StrictInt | None = None
+    tools: list[FlatTool] = Field(default_factory=list, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedFlatTools = "auto"
+    parallel_tool_calls: bool = True
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    background: bool = False
+    truncation: Literal["auto", "disabled"] = "disabled"
+    include: list[str] = Field(default_factory=list, max_length=16)
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    speculation: Literal["off", "auto"] | Speculation = "auto"
+
+    def as_chat(self) -> ChatRequest:
+        """The same as a request of the chat API."""
+        for name, is_used in (
+            ("previous_response_id", self.previous_response_id),
+            ("conversation", self.conversation),
+            ("background", self.background),
+        ):
+            if is_used:
+                message = f"{name} needs responses that are stored, and none are here; send the whole conversation as input"
+                raise ApiError(400, message, param=name)
+        chat: dict[str, Any] = {"messages": self._messages(), "max_completion_tokens": self.max_output_tokens}
+        chat |= self.model_dump(include={"model", "temperature", "top_p", "seed", "stream", "parallel_tool_calls"})
+        chat |= {"tools": [{"type": "function", "function": _spec(tool)} for tool in self.tools] or None}
+        chat |= {"tool_choice": _choice(self.tool_choice) if self.tools else None, "response_format": self._format()}
+        chat |= {"reasoning_effort": self.reasoning.effort if self.reasoning else None, "speculation": self.speculation}
+        return ChatRequest.model_validate(chat)
+
+    def _format(self) -> dict[str, Any] | None:
+        wanted = self.text.format if self.text else None
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return {"type": "json_object"}
+        if wanted.schema_ is None:
+            raise ApiError(400, "text.format of type json_schema needs the field schema", param="text")
+        return {"type": "json_schema", "json_schema": {"name": wanted.name, "schema": wanted.schema_}}
+
+    def _messages(self) -> list[dict[str, Any]]:
+        said: list[dict[str, Any]] = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        if isinstance(self.input, str):
+            return [*said, {"role": "user", "content": self.input}]
+        for item in self.input:
+            said += _message(item)
+        return said
+
+
+def _spec(tool: FlatTool) -> dict[str, Any]:
+    return tool.model_dump(exclude={"type"}, exclude_none=True)
+
+
+def _choice(choice: str | NamedTool | AllowedFlatTools) -> Any:
+    if isinstance(choice, NamedTool):
+        return {"type": "function", "function": {"name": choice.name}}
+    if isinstance(choice, AllowedFlatTools):
+        tools = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+    return choice
+
+
+def _message(item: dict[str, Any]) -> list[dict[str, Any]]:
+    """The message that an item of the input is; none for what the model has thought."""
+    kind = item.get("type", "message")
+    if kind == "reasoning":
+        return []
+    if kind == "function_call":
+        function = {"name": str(item.get("name", "")), "arguments": str(item.get("arguments", "{}"))}
+        call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
+        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    if kind == "function_call_output":
+        output = item.get("output", "")
+        text = output if isinstance(output, str) else joined_text(_parts(output), "input")
+        return [{"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": text}]
+    if kind != "message":
+        message = f"input holds an item of type {kind!r}; messages, function_call and function_call_output are understood"
+        raise ApiError(400, message, param="input")
+    content = item.get("content", "")
+    text = content if isinstance(content, str) else joined_text(_parts(content), "input")
+    return [{"role": item.get("role", "user"), "content": text}]
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise ApiError(400, "the content of an item of input must be a text or a list of parts", param="input")
+    return content
