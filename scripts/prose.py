@@ -75,7 +75,8 @@ def paragraphs(text: str) -> Iterator[Paragraph]:
     begin, lines, fenced = 0, [], False
     for number, line in enumerate([*text.splitlines(), ""], 1):
         is_fence = bool(_FENCE.match(line))
-        ends = fenced or is_fence or not line.strip() or bool(_NO_PROSE.match(line))
+        is_code = fenced or is_fence or (not lines and line.startswith("    ") and not _ITEM.match(line))
+        ends = is_code or not line.strip() or bool(_NO_PROSE.match(line))
         if lines and (ends or _ITEM.match(line)):
             yield Paragraph(begin, lines)
             lines = []

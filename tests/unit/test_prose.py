@@ -63,7 +63,7 @@ def test_banned_words_are_found_as_words() -> None:
     assert not messages("Leveraged and oversimply are other words.")
 
 
-@pytest.mark.parametrize("text", ["```\n{}\n```", "| {} |", "# {}", "![{}](a.svg)"])
+@pytest.mark.parametrize("text", ["```\n{}\n```", "    {}", "| {} |", "# {}", "![{}](a.svg)"])
 def test_code_tables_headings_and_pictures_are_no_prose(text: str) -> None:
     assert not messages(text.format("simply " * 40))
 
