@@ -66,7 +66,7 @@ class OnlineSettings:
     requests are noise for the most part, and the mean has little of it."""
     loss: str = "forward"
     rejected_only: bool = False
-    """Learn only where guesses were rejected. At the learning rates tried that unlearns more than it teaches (docs/log.md)."""
+    """Learn only where guesses were rejected. At the learning rates tried this lowered acceptance (docs/decisions/0025)."""
     prompts: bool = True
     """Learn at the prompts' places too, whose laws the target has as well: from answers alone too little is learned to pass
     the gate (docs/train.md)."""

@@ -4,7 +4,7 @@ Programmatic dependent launch (Hopper and later) hides the launch of a kernel be
 ``begin`` before it reads what the kernel in front of it wrote, and ``end`` when its own reading is done; without the feature
 both are nothing. What was written two kernels earlier (lengths, the shape of a tree) may be read before ``begin``: the one in
 front calls ``end`` after its own ``begin``, so everything before it is complete. Worth 0.15 to 0.3 ms of an 8B pass on an H200
-(docs/log.md); ``OUTRIDER_EARLY_LAUNCH=0`` turns it off.
+(docs/decisions/0015); ``OUTRIDER_EARLY_LAUNCH=0`` turns it off.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false

@@ -1,0 +1,168 @@
+"""Check the prose of the documents: ``python scripts/prose.py [FILE ...]`` prints what to mend and fails if there is anything.
+
+It looks at paragraphs and list items of Markdown files, not at code, tables or headings. A sentence has at most 30 words, a
+line at most 120 characters, and no word of ``BANNED``. Files in ``prose_waiting.txt`` were written before the rules and are
+left out; ``--waiting`` prints how much each of them has to mend. Files named in the numbered lists of CONTRIBUTING.md must
+exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WAITING = Path(__file__).with_name("prose_waiting.txt")
+MOST_WORDS = 30
+MOST_CHARACTERS = 120
+BANNED = {
+    "blazing": "give a figure",
+    "in order to": "write 'to'",
+    "leverage": "write 'use'",
+    "obviously": "leave it out",
+    "of course": "leave it out",
+    "seamless": "say what happens",
+    "seamlessly": "say what happens",
+    "simply": "leave it out",
+    "utilise": "write 'use'",
+    "utilize": "write 'use'",
+}
+"""A word, and what to do instead."""
+
+_FENCE = re.compile(r"^\s*(```|~~~)")
+_NO_PROSE = re.compile(r"^\s*(\||#|<|!\[|---\s*$|\[[^\]]+\]:)")
+_ITEM = re.compile(r"^\s*([-*+]|\d+\.)\s+")
+_IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_CODE = re.compile(r"`[^`]+`")
+_END = re.compile(r"(?<=[.!?])[\"'”*)]*\s+(?=[\"“'*(\[]*[A-Z0-9])")
+_JOURNEY = re.compile(r"^\d+\. `([^`]+)`:")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to mend."""
+
+    path: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Lines of prose that belong together."""
+
+    line: int
+    """Number of the first one."""
+    lines: Sequence[str]
+
+    @property
+    def sentences(self) -> list[str]:
+        """Its sentences. Code counts as one word, links as their text."""
+        text = " ".join(line.strip() for line in self.lines)
+        text = _CODE.sub("Code", _LINK.sub(r"\1", _IMAGE.sub("", _ITEM.sub("", text))))
+        return [sentence for sentence in _END.split(text) if sentence.strip()]
+
+
+def paragraphs(text: str) -> Iterator[Paragraph]:
+    """The paragraphs and list items of a Markdown text."""
+    begin, lines, fenced = 0, [], False
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        is_fence = bool(_FENCE.match(line))
+        is_code = fenced or is_fence or (not lines and line.startswith("    ") and not _ITEM.match(line))
+        ends = is_code or not line.strip() or bool(_NO_PROSE.match(line))
+        if lines and (ends or _ITEM.match(line)):
+            yield Paragraph(begin, lines)
+            lines = []
+        if not ends:
+            begin = begin if lines else number
+            lines = [*lines, line]
+        fenced ^= is_fence
+
+
+def check_text(text: str, path: str) -> list[Finding]:
+    """Everything to mend in a Markdown text."""
+    return [finding for paragraph in paragraphs(text) for finding in _check(paragraph, path)]
+
+
+def _check(paragraph: Paragraph, path: str) -> Iterator[Finding]:
+    for number, line in enumerate(paragraph.lines, paragraph.line):
+        if len(line) > MOST_CHARACTERS:
+            yield Finding(path, number, f"a line of {len(line)} characters; wrap it at {MOST_CHARACTERS}")
+    for sentence in paragraph.sentences:
+        words = [word for word in sentence.split() if any(map(str.isalnum, word))]
+        if len(words) > MOST_WORDS:
+            start = " ".join(words[:6])
+            yield Finding(path, paragraph.line, f"a sentence of {len(words)} words; split it: {start} ...")
+        for banned, instead in BANNED.items():
+            if re.search(rf"\b{banned}\b", sentence, re.IGNORECASE):
+                yield Finding(path, paragraph.line, f"the word {banned!r}; {instead}")
+
+
+def check_journeys(text: str, path: str, root: Path) -> list[Finding]:
+    """Files that numbered lists name and that do not exist. They start at ``src/outrider/`` or at ``tests/``."""
+    found: list[Finding] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        match = _JOURNEY.match(line)
+        if match is None:
+            continue
+        name = match.group(1)
+        folder = root if name.startswith("tests/") else root / "src" / "outrider"
+        if not (folder / name).is_file():
+            found.append(Finding(path, number, f"{name} does not exist; was it moved?"))
+    return found
+
+
+def documents(root: Path) -> list[Path]:
+    """The Markdown files of the project that people read."""
+    return sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")])
+
+
+def waiting() -> set[str]:
+    """Files that are not checked yet."""
+    lines = WAITING.read_text(encoding="utf-8").splitlines()
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def check_files(files: Iterable[Path], root: Path = ROOT) -> list[Finding]:
+    """Everything to mend in the files."""
+    found: list[Finding] = []
+    for file in files:
+        text, name = file.read_text(encoding="utf-8"), _name(file, root)
+        found += check_text(text, name)
+        if name == "CONTRIBUTING.md":
+            found += check_journeys(text, name, root)
+    return found
+
+
+def _name(file: Path, root: Path) -> str:
+    file = file.resolve()
+    return file.relative_to(root).as_posix() if file.is_relative_to(root) else file.as_posix()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="Markdown files (default: all but those waiting)")
+    parser.add_argument("--waiting", action="store_true", help="count what the waiting files have to mend")
+    arguments = parser.parse_args()
+    left_out = waiting()
+    if arguments.waiting:
+        for name in sorted(left_out):
+            file = ROOT / name
+            count = len(check_files([file])) if file.is_file() else None
+            print(f"{name}: {'gone' if count is None else count or 'nothing'}{'' if count else '; take it off the list'}")
+        return 0
+    checked = arguments.files or [file for file in documents(ROOT) if _name(file, ROOT) not in left_out]
+    found = check_files(checked)
+    print("\n".join(map(str, found)) or f"{len(checked)} files, nothing to mend")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

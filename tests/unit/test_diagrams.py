@@ -1,0 +1,61 @@
+"""The diagrams of the documentation: what they show is right, and the files are those that the script writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["round", "tree-mask", "acceptance-walk", "coupled-noise", "scheduler"]
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("diagrams", ROOT / "scripts" / "diagrams.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+diagrams = _load()
+
+
+def test_every_diagram_is_listed() -> None:
+    assert list(diagrams.DIAGRAMS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_is_what_the_script_writes(name: str) -> None:
+    text = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
+    assert text == diagrams.DIAGRAMS[name]().svg(), "run `python scripts/diagrams.py`"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_xml_with_a_title_and_both_settings(name: str) -> None:
+    text = diagrams.DIAGRAMS[name]().svg()
+    names = [child.tag.split("}")[1] for child in ElementTree.fromstring(text)]
+    assert names[:2] == ["title", "style"]
+    assert diagrams.LIGHT["page"] in text and diagrams.DARK["page"] in text
+
+
+def test_a_node_sees_its_own_path() -> None:
+    example = diagrams.Example()
+    assert example.ancestors(6) == [0, 1, 3, 6]
+    assert example.ancestors(5) == [0, 2, 5]
+
+
+def test_the_walk_follows_the_targets_choices() -> None:
+    example = diagrams.Example()
+    assert example.accepted() == [0, 1, 3]
+    assert example.choices[3] not in [example.tokens[n] for n, parent in enumerate(example.parents) if parent == 3]
+
+
+def test_coupled_choices_agree_and_are_not_the_likeliest() -> None:
+    text = diagrams.coupled_noise().svg()
+    assert "Both choose “hid”" in text and "The likeliest token is “ran”" in text
