@@ -255,13 +255,20 @@ def test_the_hub_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr("outrider.models.load.auto_types", lambda: {torch.float32, torch.bfloat16})
     assert auto_dtype("bfloat16", CPU) == torch.bfloat16
     assert auto_dtype("float16", CPU) == auto_dtype(None, CPU) == torch.float32
     assert auto_dtype("float16", torch.device("cuda")) == torch.bfloat16
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr("outrider.models.load.auto_types", lambda: {torch.float32})
     assert auto_dtype("bfloat16", CPU) == torch.float32
+
+
+def test_without_the_native_pass_auto_asks_for_bfloat16_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_NATIVE", "0")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    for has_it, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has_it=has_it: has_it)
+        assert auto_dtype("bfloat16", CPU) == expected
 
 
 def test_every_tensor_is_forgotten_once_read(folder: Path) -> None:

@@ -19,7 +19,7 @@ from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.gguf import hf_config, hf_tensors, read_gguf
 from outrider.models.gpu import gpu_decoder
-from outrider.models.native import fastest_decoder
+from outrider.models.native import auto_types, fastest_decoder
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -216,8 +216,7 @@ def _dtype_named(name: str | None) -> torch.dtype | None:
 
 
 def auto_dtype(stored: str | None, device: torch.device) -> torch.dtype:
-    """bfloat16 on a GPU; on a CPU only for bfloat16 checkpoints and with the instructions for it; float32 otherwise."""
+    """bfloat16 on a GPU; on a CPU for bfloat16 checkpoints where its instruction set is fast in it; float32 otherwise."""
     if device.type == "cuda":
         return torch.bfloat16
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if stored == "bfloat16" and fast else torch.float32
+    return torch.bfloat16 if stored == "bfloat16" and torch.bfloat16 in auto_types() else torch.float32

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import torch
+
 from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
-from outrider.models.native.build import BUILD, built_library, ready_to_measure
+from outrider.models.native.build import BUILD, built_library, can_build, ready_to_measure
 from outrider.models.native.decoder import NativeDecoder, can_run
+from outrider.models.native.instruction_sets import has_bfloat16, isa_here
 from outrider.models.weights import Weights
 
-__all__ = ["BUILD", "NativeDecoder", "can_run", "fastest_decoder", "ready_to_measure"]
+__all__ = ["BUILD", "NativeDecoder", "auto_types", "can_run", "fastest_decoder", "ready_to_measure"]
+
+
+def auto_types() -> frozenset[torch.dtype]:
+    """Types that ``dtype="auto"`` takes on this CPU for a checkpoint stored in them; others are widened to float32."""
+    if can_build():
+        return isa_here().auto_types
+    return frozenset({torch.float32, torch.bfloat16} if has_bfloat16() else {torch.float32})
 
 
 def fastest_decoder(config: ModelConfig, weights: Weights, bits: int = 16) -> LayeredTarget:

@@ -102,12 +102,25 @@ def ready_to_measure() -> None:
         built_library()
 
 
+def can_build() -> bool:
+    """The native pass is wanted, and there is a compiler for it."""
+    return _is_wanted() and _find_compiler() is not None
+
+
+def _is_wanted() -> bool:
+    return os.environ.get("OUTRIDER_NATIVE", "1") != "0"
+
+
+def _find_compiler() -> str | None:
+    wanted = os.environ.get("CXX")
+    return shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+
+
 def _compiler() -> str | None:
     """A C++ compiler, unless the user wants none."""
-    if os.environ.get("OUTRIDER_NATIVE", "1") == "0":
+    if not _is_wanted():
         return None
-    wanted = os.environ.get("CXX")
-    found = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+    found = _find_compiler()
     if found is None:
         warnings.warn(
             "no C++ compiler was found, so the CPU runs in PyTorch, which is slower for small models; install g++ "

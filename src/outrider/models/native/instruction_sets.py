@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,9 +24,9 @@ class Isa:
 
     name: str
     flags: tuple[str, ...]
-    """Of the compiler, where the machine has more than this set."""
-    fast_types: frozenset[torch.dtype]
-    """Types in which a model is no slower than in float32, whatever the number of nodes."""
+    """Of the compiler, on a machine that has more than this set."""
+    auto_types: frozenset[torch.dtype]
+    """Types that ``dtype="auto"`` takes for a checkpoint stored in them; others are widened to float32."""
 
 
 _FLOAT = frozenset({torch.float32})
@@ -34,15 +34,15 @@ _SHORT = frozenset({torch.float32, torch.bfloat16})
 _GENERIC = "-DOUTRIDER_ISA_GENERIC"
 _X86 = (
     Isa("amx", ("-march=native",), _SHORT),
-    Isa("avx512", ("-march=cascadelake",), _FLOAT),
+    Isa("avx512", ("-march=skylake-avx512",), _FLOAT),
     Isa("avx2", ("-march=haswell",), _FLOAT),
     Isa("generic", ("-march=x86-64", _GENERIC), _FLOAT),
 )
 _ARM = (
-    Isa("neon", ("-march=native",), _SHORT),
-    Isa("generic", ("-march=native", _GENERIC), _FLOAT),
+    Isa("neon", ("-mcpu=native",), _SHORT),
+    Isa("generic", ("-mcpu=native", _GENERIC), _FLOAT),
 )
-_OTHER = (Isa("generic", ("-march=native", _GENERIC), _FLOAT),)
+_OTHER = (Isa("generic", (_GENERIC,), _FLOAT),)
 
 
 def isa_here(environment: Mapping[str, str] = os.environ) -> Isa:
@@ -50,7 +50,7 @@ def isa_here(environment: Mapping[str, str] = os.environ) -> Isa:
     known = sets_here()
     wanted = environment.get(_VARIABLE, "auto")
     if wanted in ("", "auto"):
-        return Isa(known[0].name, ("-march=native",), known[0].fast_types)
+        return _tuned(known[0])
     found = next((isa for isa in known if isa.name == wanted), None)
     if found is None:
         names = [isa.name for isa in known]
@@ -73,3 +73,15 @@ def sets_here() -> tuple[Isa, ...]:
     if torch.cpu._is_avx512_supported():
         return _X86[1:]
     return _X86[2:] if torch.cpu._is_avx2_supported() else _X86[3:]
+
+
+def _tuned(isa: Isa) -> Isa:
+    """The machine's best set, with whatever else this very processor has."""
+    if isa not in _X86:
+        return isa
+    return replace(isa, flags=("-march=native",), auto_types=_SHORT if has_bfloat16() else isa.auto_types)
+
+
+def has_bfloat16() -> bool:
+    """An x86 processor that multiplies bfloat16 itself, which PyTorch needs to be fast in it."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

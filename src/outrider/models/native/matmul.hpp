@@ -7,59 +7,81 @@
 #include "blocks.hpp"
 #include "isa/tiles.hpp"
 
-// R rows times B blocks; results go to sums[row * wide + block * 16].
-template <int R, int B> static void multiply(const float* x, int stride, const float* w, int width, float* sums, int wide) {
+// What is multiplied later, brought into the second-level cache meanwhile: `step` bytes for each input
+struct Later {
+    const char* at;
+    int step;
+    void bring(int k) const { __builtin_prefetch(at + size_t(k) * step, 0, 2); }
+};
+
+// Rows that are multiplied together, and where what is found goes: sums[row * wide + block * 16]
+struct Some {
+    const float* x;
+    int stride;
+    float* sums;
+    int wide;
+    float input(int row, int k) const { return x[size_t(row) * stride + k]; }
+    Some from(int row, int block) const { return {x + size_t(row) * stride, stride, sums + size_t(row) * wide + block * BLOCK, wide}; }
+};
+
+// R rows times B blocks
+template <int R, int B> static void multiply(Some of, Blocks<float> w, Later later) {
     V acc[R][B] = {};
-    for (int k = 0; k < width; k++) {
+    for (int k = 0; k < w.width; k++) {
         V column[B];
-        for (int b = 0; b < B; b++) column[b] = load(w + size_t(b) * width * BLOCK + size_t(k) * BLOCK);
+        later.bring(k);
+        for (int b = 0; b < B; b++) column[b] = load(w.after(b).at + size_t(k) * BLOCK);
         for (int r = 0; r < R; r++)
-            for (int b = 0; b < B; b++) acc[r][b] += x[size_t(r) * stride + k] * column[b];
+            for (int b = 0; b < B; b++) acc[r][b] += of.input(r, k) * column[b];
     }
     for (int r = 0; r < R; r++)
-        for (int b = 0; b < B; b++) store(sums + size_t(r) * wide + b * BLOCK, acc[r][b]);
+        for (int b = 0; b < B; b++) store(of.from(r, b).sums, acc[r][b]);
 }
-template <int R, int B, class W> static void multiply(const float* x, int stride, const W* w, int width, float* sums, int wide) {
+template <int R, int B, class W> static void multiply(Some of, Blocks<W> w, Later later) {
     V acc[R][B] = {};
-    for (int k = 0; k < width; k += 2) {
+    for (int k = 0; k < w.width; k += 2) {
         V even[B], odd[B];
-        for (int b = 0; b < B; b++) load_pair(w + size_t(b) * width * BLOCK + size_t(k) * BLOCK, even[b], odd[b]);
+        later.bring(k);
+        for (int b = 0; b < B; b++) load_pair(w.after(b).at + size_t(k) * BLOCK, even[b], odd[b]);
         for (int r = 0; r < R; r++)
-            for (int b = 0; b < B; b++) acc[r][b] += x[size_t(r) * stride + k] * even[b];
+            for (int b = 0; b < B; b++) acc[r][b] += of.input(r, k) * even[b];
         for (int r = 0; r < R; r++)
-            for (int b = 0; b < B; b++) acc[r][b] += x[size_t(r) * stride + k + 1] * odd[b];
+            for (int b = 0; b < B; b++) acc[r][b] += of.input(r, k + 1) * odd[b];
     }
     for (int r = 0; r < R; r++)
-        for (int b = 0; b < B; b++) store(sums + size_t(r) * wide + b * BLOCK, acc[r][b]);
+        for (int b = 0; b < B; b++) store(of.from(r, b).sums, acc[r][b]);
 }
 
 // Blocks that R rows are multiplied with at a time
 constexpr int blocks_for(int rows) { return std::max(1, std::min(GROUP, ACCUMULATORS / rows)); }
 
 // R rows times `count` blocks, B at a time
-template <int R, int B, class W> static void multiply_some(const float* x, int stride, Blocks<W> w, int count, float* sums, int wide) {
+template <int R, int B, class W> static void multiply_some(Some of, Blocks<W> w, int count, Later later) {
     int b = 0;
-    for (; b + B <= count; b += B) multiply<R, B>(x, stride, w.after(b).at, w.width, sums + b * BLOCK, wide);
+    for (; b + B <= count; b += B) multiply<R, B>(of.from(0, b), w.after(b), later);
     if constexpr (B > 1)
-        if (b < count) multiply_some<R, B - 1>(x, stride, w.after(b), count - b, sums + b * BLOCK, wide);
+        if (b < count) multiply_some<R, B - 1>(of.from(0, b), w.after(b), count - b, later);
 }
 // At most R rows times `count` blocks, B at a time, or as many as there is room for
-template <int R, int B, class W> static void multiply_up_to(int rows, const float* x, int stride, Blocks<W> w, int count, float* sums, int wide) {
+template <int R, int B, class W> static void multiply_up_to(int rows, Some of, Blocks<W> w, int count, Later later) {
     if constexpr (R > 1)
-        if (rows < R) return multiply_up_to<R - 1, B>(rows, x, stride, w, count, sums, wide);
-    multiply_some<R, B ? B : blocks_for(R)>(x, stride, w, count, sums, wide);
+        if (rows < R) return multiply_up_to<R - 1, B>(rows, of, w, count, later);
+    multiply_some<R, B ? B : blocks_for(R)>(of, w, count, later);
 }
-// Any number of rows, in groups of about the same size that share a reading of the weights
-template <class W> static void multiply_vectors(int rows, const float* x, int stride, Blocks<W> w, int count, float* sums, int wide) {
-    if (rows <= MOST_TOGETHER) return multiply_up_to<MOST_TOGETHER, 0>(rows, x, stride, w, count, sums, wide);
+// Any number of rows, in groups of about the same size that share a reading of the weights. The next weights come from memory while
+// these are multiplied: the first group would wait for them, and the others read what is near.
+template <class W> static void multiply_vectors(int rows, Some of, Blocks<W> w, int count, Blocks<W> then) {
+    const char* nowhere = reinterpret_cast<const char*>(w.at);
+    if (rows <= MOST_TOGETHER) return multiply_up_to<MOST_TOGETHER, 0>(rows, of, w, count, {nowhere, 0});
     constexpr int AT_ONCE = blocks_for(MOST_TOGETHER);
     const int num_groups = up(rows, MOST_TOGETHER) / MOST_TOGETHER;
+    const int step = AT_ONCE * BLOCK * int(sizeof(W)) / num_groups;
     for (int b = 0; b < count; b += AT_ONCE) {
-        const Blocks<W> some = w.after(b);
+        const char* next = reinterpret_cast<const char*>(b + AT_ONCE < count ? w.after(b + AT_ONCE).at : then.at);
         for (int group = 0; group < num_groups; group++) {
             const int first = rows * group / num_groups, num = rows * (group + 1) / num_groups - first;
-            multiply_up_to<MOST_TOGETHER, AT_ONCE>(
-                num, x + size_t(first) * stride, stride, some, std::min(AT_ONCE, count - b), sums + size_t(first) * wide + b * BLOCK, wide);
+            const Later later{next + size_t(group) * w.width * step, step};
+            multiply_up_to<MOST_TOGETHER, AT_ONCE>(num, of.from(first, b), w.after(b), std::min(AT_ONCE, count - b), later);
         }
     }
 }
@@ -72,11 +94,11 @@ template <class T> struct Group {
 // Blocks that are best multiplied together.
 template <class T> static int together(int rows) { return has_tiles<T> && rows > 16 ? 2 : GROUP; }
 
-// Up to 64 rows of x, a group of them, times `count` blocks of w. With tiles, what is multiplied after them is fetched ahead, and some
-// of the chore is done after every 32 inputs if there are more than 32 rows.
+// Up to 64 rows of x, a group of them, times `count` blocks of w. What is multiplied after them is fetched ahead; with tiles, some of the
+// chore is done after every 32 inputs if there are more than 32 rows.
 template <class T, class W, class C>
-static void multiply_group(int rows, Group<T> x, Blocks<W> w, int count, [[maybe_unused]] Blocks<W> then, float* sums, [[maybe_unused]] C& chore) {
+static void multiply_group(int rows, Group<T> x, Blocks<W> w, int count, Blocks<W> then, float* sums, [[maybe_unused]] C& chore) {
     const int wide = together<T>(rows) * BLOCK;
     if constexpr (has_tiles<T>) multiply_tiles(rows, x.at, w, count, then, sums, wide, chore);
-    else multiply_vectors(rows, x.at, x.stride, w, count, sums, wide);
+    else multiply_vectors(rows, {x.at, x.stride, sums, wide}, w, count, then);
 }
