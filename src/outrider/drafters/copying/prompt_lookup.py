@@ -18,9 +18,10 @@ from torch import Tensor
 from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState, Target
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
+from outrider.drafters.per_row import PerRow
 
 
 @dataclass(frozen=True)
@@ -76,25 +77,6 @@ class NgramIndex:
         return twin
 
 
-@dataclass
-class NgramState(RowState):
-    """An index of each request's own tokens."""
-
-    indexes: list[NgramIndex]
-
-    def fork(self, rows: Sequence[int]) -> NgramState:
-        """Rows named once keep their index; a second copy of a row gets its own."""
-        taken: set[int] = set()
-        indexes: list[NgramIndex] = []
-        for row in rows:
-            indexes.append(self.indexes[row].copy() if row in taken else self.indexes[row])
-            taken.add(row)
-        return NgramState(indexes)
-
-    def join(self, other: NgramState) -> NgramState:
-        return NgramState([*self.indexes, *other.indexes])
-
-
 @final
 class PromptLookup(Drafter):
     """Chains copied from the request's own tokens."""
@@ -112,20 +94,20 @@ class PromptLookup(Drafter):
         del shape, target
         return DeviceLookup(min_ngram=self.options.min_ngram, max_ngram=self.options.max_ngram)
 
-    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> NgramState:
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> PerRow[NgramIndex]:
         del taps
-        return NgramState([NgramIndex(self.options) for _ in rows])
+        return PerRow([NgramIndex(self.options) for _ in rows])
 
-    def propose(self, state: NgramState, context: Context, plan: Plan) -> Draft:
+    def propose(self, state: PerRow[NgramIndex], context: Context, plan: Plan) -> Draft:
         rows: list[tuple[list[int], list[int]]] = []
         limits = map(min, plan.max_depth, plan.max_nodes)
-        for index, history, length in zip(state.indexes, context.tokens, limits, strict=True):
+        for index, history, length in zip(state.rows, context.tokens, limits, strict=True):
             index.extend(history)
             chain = [history[-1], *(index.continuation(history, length) if length else [])]
             rows.append((chain, list(range(-1, len(chain) - 1))))
         return Draft(TokenTree.of_rows(rows, context.device), self.draws)
 
-    def observe(self, state: NgramState, observation: Observation) -> None:
+    def observe(self, state: PerRow[NgramIndex], observation: Observation) -> None:
         """Nothing to do: the index reads the committed tokens when it next proposes."""
 
 

@@ -23,7 +23,8 @@ from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.copying.prompt_lookup import NgramIndex, NgramState, PromptLookupOptions
+from outrider.drafters.copying.prompt_lookup import NgramIndex, PromptLookupOptions
+from outrider.drafters.per_row import PerRow
 
 _BORDER = -1
 """Stands between two documents: no token is -1, so no match and no copy crosses it."""
@@ -73,23 +74,23 @@ class ReferenceLookup(Drafter):
                 )
             self._put(document)
 
-    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> NgramState:
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> PerRow[NgramIndex]:
         del taps
-        state = NgramState([NgramIndex(self._matching) for _ in rows])
-        for index, history in zip(state.indexes, rows, strict=True):
+        state = PerRow([NgramIndex(self._matching) for _ in rows])
+        for index, history in zip(state.rows, rows, strict=True):
             index.extend(history)
         return state
 
-    def propose(self, state: NgramState, context: Context, plan: Plan) -> Draft:
+    def propose(self, state: PerRow[NgramIndex], context: Context, plan: Plan) -> Draft:
         rows: list[tuple[list[int], list[int]]] = []
-        for own, history, depth, nodes in zip(state.indexes, context.tokens, plan.max_depth, plan.max_nodes, strict=True):
+        for own, history, depth, nodes in zip(state.rows, context.tokens, plan.max_depth, plan.max_nodes, strict=True):
             own.extend(history)
             length = min(depth, nodes)
             chain = [history[-1], *(self._copy(own, history, length) if length else [])]
             rows.append((chain, list(range(-1, len(chain) - 1))))
         return Draft(TokenTree.of_rows(rows, context.device), self.draws)
 
-    def observe(self, state: NgramState, observation: Observation) -> None:
+    def observe(self, state: PerRow[NgramIndex], observation: Observation) -> None:
         """Nothing to do: the index reads the committed tokens when it next proposes."""
 
     def _put(self, document: Sequence[int]) -> None:

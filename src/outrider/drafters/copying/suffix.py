@@ -22,12 +22,13 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.interfaces import Context, Drafter, Observation, Plan
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.suffix_automaton import SuffixAutomaton, Tail
 from outrider.drafters.copying.suffix_memory import MIN_TOKENS, SharedText, SuffixMemory
+from outrider.drafters.per_row import PerRow
 from outrider.drafters.trees.trie import Limits, Trie, best_first, follow
 
 
@@ -86,23 +87,6 @@ class _Row:
         return _Row(self.own.copy(), self.tail.copy(), self.shared.copy())
 
 
-@dataclass
-class _State(RowState):
-    rows: list[_Row]
-
-    def fork(self, rows: Sequence[int]) -> _State:
-        """Rows named once keep their automaton; a second copy of a row gets its own."""
-        taken: set[int] = set()
-        kept: list[_Row] = []
-        for row in rows:
-            kept.append(self.rows[row].copy() if row in taken else self.rows[row])
-            taken.add(row)
-        return _State(kept)
-
-    def join(self, other: _State) -> _State:
-        return _State([*self.rows, *other.rows])
-
-
 @final
 class SuffixDecoding(Drafter):
     """Paths or trees copied from the request's own text and from a memory of earlier outputs."""
@@ -120,14 +104,14 @@ class SuffixDecoding(Drafter):
     def memories(self) -> tuple[LastingMemory, ...]:
         return () if self.memory is None else (self.memory,)
 
-    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> PerRow[_Row]:
         del taps
-        state = _State([_Row(SuffixAutomaton(self.options.max_match), Tail(), SharedText(len(row))) for row in rows])
+        state = PerRow([_Row(SuffixAutomaton(self.options.max_match), Tail(), SharedText(len(row))) for row in rows])
         for row, history in zip(state.rows, rows, strict=True):
             row.own.extend(row.tail, history)
         return state
 
-    def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
+    def propose(self, state: PerRow[_Row], context: Context, plan: Plan) -> Draft:
         drafted: list[tuple[list[int], list[int]]] = []
         with self.memory.lock if self.memory else nullcontext():
             for row, history in zip(state.rows, context.tokens, strict=True):
@@ -137,10 +121,10 @@ class SuffixDecoding(Drafter):
                 drafted.append(self._draft(row, history, limits).row())
         return Draft(TokenTree.of_rows(drafted, context.device), self.draws)
 
-    def observe(self, state: _State, observation: Observation) -> None:
+    def observe(self, state: PerRow[_Row], observation: Observation) -> None:
         """Nothing to do: the committed tokens are read when it next proposes."""
 
-    def finish(self, state: _State, row: int, tokens: Sequence[int]) -> None:
+    def finish(self, state: PerRow[_Row], row: int, tokens: Sequence[int]) -> None:
         """A request has ended: tell the memory the tokens of its last round."""
         if self.memory:
             self.memory.share(state.rows[row].shared, tokens)

@@ -24,6 +24,7 @@ from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
+from outrider.drafters.per_row import forked
 
 _FILLS = ("follow", "repeat")
 
@@ -72,8 +73,7 @@ class _State(RowState):
     """That of the round being scored: the target's choices are made with its sampler and noise."""
 
     def fork(self, rows: Sequence[int]) -> _State:
-        """Rows named once keep their memory; a second copy of a row gets its own."""
-        return _State([self.rows[row].copy() if row in rows[:i] else self.rows[row] for i, row in enumerate(rows)])
+        return _State(forked(self.rows, rows))
 
     def join(self, other: _State) -> _State:
         return _State([*self.rows, *other.rows])

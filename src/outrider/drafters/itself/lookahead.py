@@ -27,9 +27,10 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.interfaces import Context, Drafter, Observation, Plan
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
+from outrider.drafters.per_row import PerRow
 from outrider.drafters.trees.trie import Limits, Trie
 
 Ngram = tuple[int, ...]
@@ -113,18 +114,6 @@ class _Row:
         return _Row(self.pool.copy(), [list(level) for level in self.levels], self.num_read, list(self.ends))
 
 
-@dataclass
-class _State(RowState):
-    rows: list[_Row]
-
-    def fork(self, rows: Sequence[int]) -> _State:
-        """Rows named once keep their memory; a second copy of a row gets its own."""
-        return _State([self.rows[row].copy() if row in rows[:i] else self.rows[row] for i, row in enumerate(rows)])
-
-    def join(self, other: _State) -> _State:
-        return _State([*self.rows, *other.rows])
-
-
 @final
 class Lookahead(Drafter):
     """Trees of pooled n-grams, with the window that makes more of them."""
@@ -136,13 +125,13 @@ class Lookahead(Drafter):
     def __init__(self, options: LookaheadOptions | None = None) -> None:
         self.options = options or LookaheadOptions()
 
-    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> PerRow[_Row]:
         """Row 0 begins as words of the prompt, with one column more for every row that is still to grow."""
         del taps
         width = self.options.window + self.options.ngram - 2
-        return _State([_Row(NgramPool(self.options.max_guesses), [random.Random(0).choices(row, k=width)]) for row in rows])
+        return PerRow([_Row(NgramPool(self.options.max_guesses), [random.Random(0).choices(row, k=width)]) for row in rows])
 
-    def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
+    def propose(self, state: PerRow[_Row], context: Context, plan: Plan) -> Draft:
         trees: list[tuple[list[int], list[int]]] = []
         for row, history, depth, nodes in zip(state.rows, context.tokens, plan.max_depth, plan.max_nodes, strict=True):
             if self.options.pool_text:
@@ -151,7 +140,7 @@ class Lookahead(Drafter):
             trees.append(_fill(Trie(history[-1]), row, Limits(depth, nodes)))
         return Draft(TokenTree.of_rows(trees, context.device), self.draws)
 
-    def observe(self, state: _State, observation: Observation) -> None:
+    def observe(self, state: PerRow[_Row], observation: Observation) -> None:
         """The target's choice below every column is the window's next row. (Choices at accepted nodes are not needed.)"""
         logits = observation.scores.logits
         width = max(len(row.ends) for row in state.rows)

@@ -1,0 +1,42 @@
+"""State of drafters that remember something of each request: one memory per row, which forks and joins with the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, final
+
+from outrider.core.interfaces import RowState
+
+
+class RowMemory(Protocol):
+    """What is remembered of one request."""
+
+    def copy(self: Memory) -> Memory: ...
+
+
+Memory = TypeVar("Memory", bound=RowMemory)
+
+
+def forked(memories: Sequence[Memory], rows: Sequence[int]) -> list[Memory]:
+    """The memories of ``rows``. A row named once keeps its own; every further naming of it gets a copy."""
+    taken: set[int] = set()
+    found: list[Memory] = []
+    for row in rows:
+        found.append(memories[row].copy() if row in taken else memories[row])
+        taken.add(row)
+    return found
+
+
+@final
+@dataclass
+class PerRow(RowState, Generic[Memory]):
+    """One memory per row and nothing else."""
+
+    rows: list[Memory]
+
+    def fork(self, rows: Sequence[int]) -> PerRow[Memory]:
+        return PerRow(forked(self.rows, rows))
+
+    def join(self, other: PerRow[Memory]) -> PerRow[Memory]:
+        return PerRow([*self.rows, *other.rows])
