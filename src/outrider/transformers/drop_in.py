@@ -1,0 +1,168 @@
+"""The loop that ``generate`` of transformers hands over to: ``custom_generate=outrider.transformers.generate(...)``.
+
+transformers has prepared everything when it calls us: ids, masks, the list of logits processors, the stopping criteria. A call
+becomes one request per row, all rows share the passes of Outrider's engine, and the answer has the form that transformers
+gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike, fspath
+from typing import Any, final
+
+import torch
+
+from outrider.core.choice import Choice
+from outrider.core.errors import ModelError, OptionError
+from outrider.core.interfaces import Target
+from outrider.core.method import Method
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request, Stats
+from outrider.engine.generate import run
+from outrider.engine.step import Engine
+from outrider.methods import METHODS, TABLES, compose, rows_of
+from outrider.models.load import load_model
+from outrider.transformers.answers import Columns, Scorebook, check_padding, finished
+from outrider.transformers.hf_held import Held
+from outrider.transformers.hf_options import Caller, answer_of, check_options, check_room
+from outrider.transformers.hf_processors import Processing, processing_of, try_processors
+from outrider.transformers.hf_prompts import Prompts
+from outrider.transformers.hf_stops import Stopping, stopping_of, try_criteria
+
+Draft = Any
+"""A transformers model in memory, or the name of a model: a folder, a hub name or a GGUF file."""
+
+
+def generate(
+    method: str = "suffix",
+    *,
+    draft: Draft | Sequence[Draft] | None = None,
+    acceptance: str | None = None,
+    policy: str | None = None,
+    **options: Any,
+) -> DropIn:
+    """A decoding loop for ``model.generate(..., custom_generate=...)``. ``method`` is a row of ``outrider methods``. ``draft``
+    is a model in memory, a folder, a hub name, or a list of them. ``options`` are the method's own (``num_draft_tokens`` ...).
+    Names and options are checked here, before any model is touched."""
+    drafts = tuple(draft) if isinstance(draft, list | tuple) else () if draft is None else (draft,)
+    default = "fixed" if {"num_draft_tokens", "num_tree_nodes"} & set(options) else METHODS[method].policy
+    return DropIn(Choice(method, acceptance, policy or default, options), drafts)
+
+
+@final
+class DropIn:
+    """A method for ``generate`` of transformers. One object serves any number of models and calls."""
+
+    def __init__(self, choice: Choice, drafts: tuple[Draft, ...] = ()) -> None:
+        _check(choice, len(drafts))
+        self.choice, self.drafts = choice, drafts
+        self._loaded: dict[str, Target] = {}
+        self.stats: list[Stats] = []
+        """What each row of the last call cost: passes, guesses, accepted guesses, seconds."""
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        *,
+        logits_processor: Sequence[Any],
+        stopping_criteria: Sequence[Any],
+        generation_config: Any,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Continue a prepared batch. ``generate`` of transformers calls this."""
+        check_options(generation_config)
+        if streamer is None:
+            streamer = Caller.find().streamer
+        if model.training:
+            raise ModelError(f"{type(model).__name__} is in training mode, where dropout changes its tokens; call model.eval()")
+        held = Held.of(model)
+        target = held.target(model)
+        prompts, wanted = Prompts.of(input_ids, model_kwargs), answer_of(generation_config)
+        stopping = stopping_of(stopping_criteria, prompts)
+        check_padding(prompts, wanted, may_end_early=bool(stopping.end_ids or stopping.criteria))
+        processing = processing_of(logits_processor, prompts, do_sample=bool(generation_config.do_sample))
+        check_room(prompts, stopping.max_tokens, target.max_len)
+        try_processors(processing.processors, prompts, target.vocab_size)
+        try_criteria(stopping.criteria, prompts)
+        columns = Columns(prompts, wanted, streamer)
+        book = Scorebook(prompts, wanted, logits_processor, target.vocab_size)
+        requests = requests_of(prompts, processing, stopping)
+        self.stats = [Stats() for _ in requests]
+        for step in run(Engine(target, self._method(held, target)), requests, max_batch_size=prompts.num_rows):
+            columns.add(step)
+            book.add(step)
+            self.stats[step.request] = step.state.stats
+        return finished(columns.end(), book, wanted)
+
+    def _method(self, held: Held, target: Target) -> Method:
+        """The method on this model; one that can be named by its options is kept for later calls."""
+        choice = self.choice
+        key = (choice.name, choice.acceptance, choice.policy, tuple(sorted(choice.options.items())), self.drafts)
+        try:
+            hash(key)
+        except TypeError:  # an option is a list
+            return self._compose(target)
+        return held.method(key, lambda: self._compose(target))
+
+    def _compose(self, target: Target) -> Method:
+        choice, drafts = self.choice, [self._draft(one, target) for one in self.drafts]
+        for draft in drafts:
+            _check_vocabulary(draft, target)
+        return compose(
+            choice.name,
+            target,
+            draft=drafts or None,
+            acceptance=choice.acceptance,
+            policy=choice.policy,
+            options=choice.options,
+        )
+
+    def _draft(self, draft: Draft, target: Target) -> Target:
+        if not isinstance(draft, str | PathLike):
+            return Held.of(draft).target(draft)
+        name = fspath(draft)
+        if name not in self._loaded:
+            dtype = str(target.dtype).removeprefix("torch.")
+            self._loaded[name] = load_model(name, dtype=dtype, device=str(target.device))
+        return self._loaded[name]
+
+
+def _check(choice: Choice, num_drafts: int) -> None:
+    """Find mistakes in names and options before any model is touched."""
+    choice.check(TABLES, num_drafts=num_drafts, translates=False, also=("method", "draft", "acceptance", "policy"))
+    for name in {name for row in rows_of(choice.name, choice.options).values() for name in row.texts} & set(choice.options):
+        value = choice.options[name]
+        if isinstance(value, str) or any(isinstance(text, str) for text in value):
+            raise OptionError(f"{name} holds text, and there is no tokenizer here; give lists of token ids")
+
+
+def _check_vocabulary(draft: Target, target: Target) -> None:
+    if draft.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"the draft model has another vocabulary ({draft.vocab_size} tokens) than the target ({target.vocab_size}); use a "
+            "draft of the same family, or method 'suffix', which needs none"
+        )
+
+
+def requests_of(prompts: Prompts, processing: Processing, stopping: Stopping) -> list[Request]:
+    """One request per row. Seeds come from torch's generator, so ``torch.manual_seed`` fixes the text."""
+    is_greedy = processing.params["temperature"] == 0
+    seeds = [0] * prompts.num_rows if is_greedy else torch.randint(1 << 62, (prompts.num_rows,)).tolist()
+    return [
+        Request(
+            ids,
+            SamplingParams(
+                max_tokens=stopping.max_tokens,
+                seed=seeds[row],
+                stop=stopping.strings,
+                logits_processors=processing.row(prompts, row),
+                **processing.params,
+            ),
+            stopping.end_ids,
+            stopping.new_stream(prompts, row),
+        )
+        for row, ids in enumerate(prompts.rows)
+    ]

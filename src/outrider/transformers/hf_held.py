@@ -1,0 +1,88 @@
+"""What Outrider keeps with a transformers model: the adapter over its weights, and the methods composed on it.
+
+Opening the adapter tries the model on a few tokens (``models/hf_check.py``), so it is done once. The model itself holds the
+result, which lives and dies with it. Nothing of it is copied or saved with the model, and no weight is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import contextmanager
+from typing import Any, final
+
+from outrider.core.errors import ModelError, OutriderError
+from outrider.core.method import Method
+from outrider.models.hf import HFModel
+
+_NAME = "_outrider_held"
+
+
+@final
+class Held:
+    """The adapter and the methods of one model."""
+
+    def __init__(self) -> None:
+        self._target: HFModel | None = None
+        self._made_for: tuple[object, ...] = ()
+        self._methods: dict[Hashable, Method] = {}
+
+    @staticmethod
+    def of(model: Any) -> Held:
+        """What is held with a model."""
+        return vars(model).setdefault(_NAME, Held())
+
+    def target(self, model: Any) -> HFModel:
+        """The adapter over a model; it is opened again after the model was moved, converted or resized."""
+        made_for = _state_of(model)
+        if self._target is None or made_for != self._made_for:
+            self._target, self._made_for = _open(model), made_for
+            self._methods.clear()
+        return self._target
+
+    def method(self, key: Hashable, compose: Callable[[], Method]) -> Method:
+        """The method called ``key``, composed at its first use: drafters and policies go on learning from call to call."""
+        if key not in self._methods:
+            self._methods[key] = compose()
+        return self._methods[key]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Held:
+        del memo
+        return Held()
+
+    def __reduce__(self) -> tuple[type[Held], tuple[()]]:
+        return Held, ()
+
+
+def _state_of(model: Any) -> tuple[object, ...]:
+    """What the adapter depends on."""
+    head = model.get_output_embeddings()
+    size = None if head is None else tuple(head.weight.shape)
+    return model.device, model.dtype, size, getattr(model.config, "_attn_implementation", None)
+
+
+def _open(model: Any) -> HFModel:
+    name = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False) or model.get_output_embeddings() is None:
+        raise ModelError(f"{name} is not a causal language model; use a model of the AutoModelForCausalLM classes")
+    with _untouched(model):
+        try:
+            return HFModel(model, name)
+        except OutriderError:
+            raise
+        except Exception as error:  # architectures fail in many ways, and all of them mean the same here
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(f"{name} cannot be used as a target ({type(error).__name__}: {reason})") from error
+
+
+@contextmanager
+def _untouched(model: Any) -> Any:
+    """The adapter freezes a model; afterwards its parameters and modules are as they were."""
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    training = [module for module in model.modules() if module.training]
+    try:
+        yield
+    finally:
+        for parameter in wanted:
+            parameter.requires_grad_(True)
+        for module in training:
+            module.training = True
