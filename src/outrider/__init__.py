@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from outrider.async_api import AsyncLLM
     from outrider.core.errors import CompositionError, ModelError, OptionError, OutriderError, RequestError
     from outrider.core.method import Method
+    from outrider.core.method_rows import MethodRow
     from outrider.core.params import Grammar, SamplingParams
     from outrider.core.request import Origin, Stats
-    from outrider.core.table import MethodRow
     from outrider.methods import METHODS, POLICIES, RULES, compose, register
     from outrider.outputs import RequestOutput, StreamChunk
 
@@ -57,7 +57,7 @@ _HOMES = {
     "outrider.core.method": ("Method",),
     "outrider.core.params": ("Grammar", "SamplingParams"),
     "outrider.core.request": ("Origin", "Stats"),
-    "outrider.core.table": ("MethodRow",),
+    "outrider.core.method_rows": ("MethodRow",),
     "outrider.methods": ("METHODS", "POLICIES", "RULES", "compose", "register"),
     "outrider.outputs": ("RequestOutput", "StreamChunk"),
 }

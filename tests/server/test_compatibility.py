@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from functools import partial
 from typing import Any
@@ -244,3 +245,32 @@ def test_tokens_of_a_text_and_back() -> None:
     chat = _ask("/tokenize", {"messages": messages})
     assert chat["tokens"] == bundled().codec.encode_chat(messages) and chat["max_model_len"] == bundled().target.max_len
     assert _ask("/detokenize", {"tokens": [10**7]})["status"] == 400 and _ask("/tokenize", {})["status"] == 400
+
+
+def test_a_required_call_is_streamed_argument_by_argument() -> None:
+    async def work(service: Service, client: Any) -> None:
+        asked = {"messages": [{"role": "user", "content": "The weather?"}], "seed": 1, "max_tokens": 60, "tools": _TOOLS}
+        whole = (await client.post("/v1/chat/completions", json={**asked, "tool_choice": "required"})).json()["choices"][0]
+        stream = await client.post("/v1/chat/completions", json={**asked, "tool_choice": "required", "stream": True})
+        chunks = [json.loads(line.removeprefix("data: ")) for line in stream.text.strip().split("\n\n")[:-1]]
+        calls = [call["function"] for one in chunks for call in one["choices"][0]["delta"].get("tool_calls", ())]
+        expected = whole["message"]["tool_calls"][0]["function"]
+        assert [call["name"] for call in calls if "name" in call] == [expected["name"]]
+        assert "".join(call["arguments"] for call in calls) == expected["arguments"] and len(calls) > 1
+        assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls" == whole["finish_reason"]
+
+    run(work)
+
+
+def test_who_leaves_while_its_prompt_is_scored_frees_everything() -> None:
+    async def work(service: Service, client: Any) -> None:
+        body = {"prompt": "Once upon a time there was a fox. " * 60, "echo": True, "logprobs": 0, "max_tokens": 1}
+        asked = asyncio.ensure_future(client.post("/v1/completions", json=body))
+        while not service.num_active:
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        again = await client.post("/v1/completions", json={**body, "prompt": _PROMPT})
+        assert again.status_code == 200 and service.num_active == 0 and service.worker.scheduler.is_idle
+
+    run(work)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictInt
+from pydantic import BaseModel, Field, StrictInt
 
 from outrider.server.failures import ApiError
 from outrider.server.messages import joined_text
 from outrider.server.protocol import ChatRequest, Speculation, StreamOptions, Strict
-from outrider.server.tool_protocol import FunctionSpec
 
 
 class TextFormat(Strict):
@@ -34,10 +33,14 @@ class ReasoningOptions(Strict):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class FlatTool(FunctionSpec):
+class FlatTool(BaseModel):
     """A function as this API writes it: without an object around it."""
 
     type: Literal["function"] = "function"
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class NamedTool(Strict):
