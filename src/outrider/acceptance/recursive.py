@@ -13,7 +13,7 @@ walk goes on below it; where all are rejected, the rest is drawn from.
 Miao et al. 2023 (SpecInfer, arXiv 2305.09781) for independent siblings; Jeon et al. 2024 (RSD, arXiv 2402.14160) and Chen
 et al. 2024 (Sequoia, arXiv 2402.12374) without replacement. Lossless for both by Corollary B of docs/lossless.md. It works
 from the top down, so it may also be used where the number of siblings depends on other branches (a stochastic beam), and
-where siblings were drawn from different laws: q then has one more dimension, [B, N, S, V], the S drafters' laws after a node.
+where siblings were drawn from different laws, those of drafters that take turns (``core/turns.py``).
 On a chain it is token-wise rejection.
 """
 
@@ -31,6 +31,7 @@ from outrider.core.interfaces import AcceptanceRule, RowDraft
 from outrider.core.random_source import RandomSource
 from outrider.core.rng import Noise, Purpose
 from outrider.core.sampling import Law
+from outrider.core.turns import by_turn, law_of_turn, laws_at
 from outrider.core.verdict import RowVerdict, Verdict
 
 
@@ -60,14 +61,14 @@ class Recursive(AcceptanceRule):
         tree, p = draft.tree, law.probs
         assert draft.q is not None or tree.num_nodes == 1, "sampled guesses come with their q"
         q = p if draft.q is None else draft.q
-        laws = q[:, :, None] if q.dim() == 3 else q
+        laws = by_turn(q)
         lanes = torch.arange(tree.num_nodes, device=p.device).expand(tree.batch_size, -1)
         coins = noise.uniform(Purpose.ACCEPT, lanes)
         ends, turn, rest = torch.zeros_like(tree.tokens[:, 0]), torch.zeros_like(tree.tokens[:, 0]), p[:, 0]
         elders = torch.zeros_like(rest, dtype=torch.bool)
         for node in range(1, tree.num_nodes):  # a node comes after its parent, so one pass is the whole walk
             tested = (tree.parents[:, node] == ends) & tree.valid[:, node]
-            guess, drawn_from = tree.tokens[:, node, None], _norm(_law_at(laws, ends, turn).masked_fill(elders, 0.0))
+            guess, drawn_from = tree.tokens[:, node, None], _norm(laws_at(laws, ends, turn).masked_fill(elders, 0.0))
             passes = coins[:, node, None] * drawn_from.gather(1, guess) < rest.gather(1, guess)
             entered = tested & passes[:, 0]
             owed = surplus(rest, drawn_from)
@@ -86,17 +87,10 @@ def _drawn_from(row: RowDraft, node: int, turn: int, elders: list[int]) -> Tenso
     """The law of a child of ``node`` that comes after the given elders."""
     if row.q is None:
         return torch.zeros_like(row.p[node])
-    law = (row.q[node] if row.q.dim() == 2 else row.q[node, turn % row.q.shape[1]]).clone()
+    law = law_of_turn(row.q[node], turn).clone()
     if row.draws is not Draws.IID:
         law[elders] = 0
     return _norm_row(law)
-
-
-def _law_at(laws: Tensor, nodes: Tensor, turn: Tensor) -> Tensor:
-    """[B, V] the law of the drafter whose turn it is after ``nodes`` [B], from [B, N, S, V]."""
-    num_laws = laws.shape[2]
-    index = (nodes * num_laws + turn % num_laws)[:, None, None].expand(-1, 1, laws.shape[3])
-    return laws.flatten(1, 2).gather(1, index)[:, 0]
 
 
 def _norm_row(weights: Tensor) -> Tensor:

@@ -44,7 +44,8 @@ class Draft:
     tree: TokenTree
     draws: Draws
     q: Tensor | None = None
-    """[B, N, V] row n is the law the children of node n were drawn from; None when deterministic."""
+    """[B, N, V] row n is the law the children of node n were drawn from; None when deterministic. Of drafters that take turns:
+    [B, N, S, V], see ``core/turns.py``."""
     resume: Resume | None = None
     """Where the target's pass may go on, if the drafter began it."""
     beliefs: Sequence[Sequence[float]] | None = None

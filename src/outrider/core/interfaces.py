@@ -8,7 +8,7 @@ requests of a batch and dies with them. Everything is batched: B requests, each 
 own number of committed tokens per round.
 
 What only some parts can do has files of its own: ``layered_target.py``, ``guessing_target.py``, ``stopping.py``, ``resume.py``,
-``lasting_memory.py``.
+``lasting_memory.py``, ``turns.py``.
 """
 
 from __future__ import annotations

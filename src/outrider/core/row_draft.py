@@ -19,7 +19,7 @@ class RowDraft:
     p: Tensor
     """[N, V] the target's law after each node, float64."""
     q: Tensor | None
-    """[N, V] the law each node's children were drawn from."""
+    """[N, V] the law each node's children were drawn from; [N, S, V] of drafters that take turns."""
     draws: Draws
 
     def children(self, node: int) -> list[int]:
