@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from outrider.models.native import BUILD
 
 torch.set_num_threads(1)
+os.environ.setdefault("OUTRIDER_QUIET", "1")  # standard error holds what tests look for, however slow the machine
 
 BUILD.wait()  # once per machine: tests read the command line's standard error, where a first build says that it is building
 

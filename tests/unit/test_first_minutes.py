@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import outrider
+from outrider import OptionError
 from outrider.cli.main import COMMANDS, main
+from outrider.cli.progress import waiting
 from outrider.methods import METHODS, POLICIES, RULES
 
 CLI = Path(outrider.__file__).parent / "cli"
@@ -124,3 +128,51 @@ def test_the_table_says_what_every_row_keeps(capsys) -> None:
         assert row["keeps"].startswith("the seed"), name
     assert document["acceptance rules"]["kseq"]["keeps"].startswith("the law")
     assert document["acceptance rules"]["typical"]["keeps"].startswith("neither")
+
+
+class Screen(io.StringIO):
+    """A terminal that remembers."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("screen", [io.StringIO, Screen])
+def test_a_wait_is_explained(monkeypatch: pytest.MonkeyPatch, screen: type[io.StringIO]) -> None:
+    monkeypatch.setenv("OUTRIDER_QUIET", "0")
+    out = screen()
+    with waiting("loading a model", patience=0.0, out=out):
+        while "loading a model ..." not in out.getvalue():
+            time.sleep(0.001)
+    assert out.getvalue().endswith("loading a model: 0 s\n")
+    assert ("\r" in out.getvalue()) == (screen is Screen)
+
+
+def test_no_wait_needs_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setenv("OUTRIDER_QUIET", "0")
+    with waiting("loading a model", patience=1000.0, out=out):
+        pass
+    with pytest.raises(OptionError), waiting("loading a model", patience=1000.0, out=out):
+        raise OptionError("a mistake ends the wait")
+    monkeypatch.setenv("OUTRIDER_QUIET", "1")
+    with waiting("loading a model", patience=0.0, out=out):
+        time.sleep(0.01)
+    assert out.getvalue() == ""
+
+
+def test_loading_is_a_wait(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("OUTRIDER_QUIET", "0")
+    monkeypatch.setattr("outrider.cli.progress.PATIENCE", 0.0)
+    assert main(["generate", "Once upon a time", "-n", "2"]) == 0
+    assert "loading the bundled model ...\nloading the bundled model: " in capsys.readouterr().err
+
+
+def test_the_first_lines_of_the_readme_and_the_licence() -> None:
+    root = Path(__file__).parents[2]
+    first = (root / "README.md").read_text().splitlines()[:40]
+    for words in ("pip install", "Your own model in three lines", "CPU only", "GPU", "Mac"):
+        assert any(words in line for line in first), words
+    assert (
+        "Apache License" in (root / "LICENSE").read_text() and 'license = "Apache-2.0"' in (root / "pyproject.toml").read_text()
+    )

@@ -110,6 +110,7 @@ class Runner:
         prompts = next(iter(self.suites.values()))
         small = SamplingParams(max_tokens=_WARM_TOKENS, ignore_eos=True, seed=0, temperature=self.config.temperature)
         costs: dict[str, Cost] = {}
+        self._say(f"warming up {len(self.settings)} settings")
         for setting in self.settings:
             if len(costs) > 1 and self.limit.passed(_WARM_SHARE):
                 break

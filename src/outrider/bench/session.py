@@ -80,6 +80,7 @@ def run_bench(llm: LLM, bench: Bench, *, drafts: Sequence[str] = (), say: Say = 
     results = runner.results
     settings, skipped = runner.settings, [*skipped, *runner.skipped]
     with_curves = bench.curves and not results.interrupted and not limit.passed()
+    say("measuring memory bandwidth" + (" and the cost of passes by size" if with_curves else ""))
     bandwidth = measure_bandwidth(llm.model_name, llm.target)
     found = lines_of(results, bandwidth)
     about: dict[str, Any] = {

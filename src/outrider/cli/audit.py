@@ -27,6 +27,7 @@ from outrider.bench.settings import Provider, Setting, runnable
 from outrider.bench.suites import load_suites
 from outrider.cli.bench import load_pair, names_of
 from outrider.cli.options import value_of
+from outrider.cli.progress import waiting
 from outrider.core.errors import CompositionError, OptionError
 from outrider.methods import METHODS
 
@@ -88,7 +89,8 @@ def _run_one(llm: LLM, prompts: list[list[int]], arguments: Namespace, *, provid
     settings, skipped = runnable(llm, [Setting(arguments.method, arguments.acceptance, arguments.policy, options)], provide)
     if skipped:
         raise CompositionError(skipped[0].reason)
-    found = audit(llm, settings[0], prompts, config=config)
+    with waiting(f"auditing {arguments.method}"):
+        found = audit(llm, settings[0], prompts, config=config)
     print(json.dumps(found.to_json()) if arguments.json else found.text())
     return 1 if found.violated or not found.declared_lossless else 0
 

@@ -29,6 +29,7 @@ from outrider.bench.suites import builtin_names, load_suites
 from outrider.bench.table import table
 from outrider.bundled import bundled_path
 from outrider.cli.options import value_of
+from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError
 from outrider.methods import METHODS
 from outrider.models.load import local_path
@@ -188,7 +189,8 @@ def load_pair(arguments: argparse.Namespace) -> tuple[LLM, list[str]]:
     named = arguments.draft or (["bundled"] if model is None else [])
     drafts = [bundled_path("draft") if name == "bundled" else name for name in named]
     method = "reencode" if drafts else "plain"  # takes any draft; rows that need the same vocabulary say so themselves
-    return LLM(model, method=method, draft=drafts or None, dtype=arguments.dtype, device=arguments.device), drafts
+    with waiting(f"loading {model or 'the bundled models'}"):
+        return LLM(model, method=method, draft=drafts or None, dtype=arguments.dtype, device=arguments.device), drafts
 
 
 def _method_options(pairs: list[str]) -> dict[str, dict[str, Any]]:

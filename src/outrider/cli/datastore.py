@@ -17,12 +17,14 @@ import json
 import lzma
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
 from tqdm import tqdm
 
 from outrider.bundled import bundled_path
+from outrider.cli.progress import waiting
 from outrider.codecs.load import load_codec
 from outrider.codecs.text import TextCodec
 from outrider.core.errors import OptionError
@@ -59,7 +61,9 @@ def _build(arguments: argparse.Namespace) -> int:
     name = arguments.model or bundled_path("target")
     codec = load_codec(name)
     total = sum(file.stat().st_size for file in arguments.files)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenize and sort", disable=not sys.stderr.isatty()) as bar:
+    in_terminal = sys.stderr.isatty()
+    lines = nullcontext() if in_terminal else waiting(f"tokenizing and sorting {total / 1e6:.1f} MB")
+    with lines, tqdm(total=total, unit="B", unit_scale=True, desc="tokenize and sort", disable=not in_terminal) as bar:
         store = build_datastore(
             _documents(arguments.files, codec, bar),
             arguments.out,

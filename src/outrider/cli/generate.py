@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from outrider.api import LLM, RequestOutput
 from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of, with_grammar
+from outrider.cli.progress import waiting
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
 from outrider.cli.verdict import acceptance_of, share_text, verdict
 from outrider.core.errors import RequestError
@@ -177,7 +178,8 @@ def _timed(llm: LLM, prompts: list[Any], params: SamplingParams, method: Method)
 def _compare(llm: LLM, texts: list[str], prompts: list[Any], params: SamplingParams, arguments: argparse.Namespace) -> int:
     if params.temperature > 0 and params.seed is None:
         params = replace(params, seed=0)  # two runs can only be compared under one seed
-    result = measure(llm, prompts, params)
+    with waiting(f"comparing {llm.method_name} with plain decoding, {_REPEATS + 1} runs each"):
+        result = measure(llm, prompts, params)
     if arguments.json:
         print(json.dumps(_comparison_json(llm, result), ensure_ascii=False))
         return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.api import LLM
+from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError
 from outrider.core.params import SamplingParams
 
@@ -103,8 +104,14 @@ def load_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
     config = read_config_file(arguments.config) if arguments.config else {}
     same_method = arguments.method in (None, config.get("method"))  # options of one method mean nothing to another
     options = {**(config.get("options", {}) if same_method else {}), **method_options(arguments)}
+    name = arguments.model or config.get("model")
+    with waiting(f"loading {name or 'the bundled model'}"):
+        return _load(name, arguments, config, same_method=same_method, options={**more, **options})
+
+
+def _load(name: str | None, arguments: argparse.Namespace, config: dict[str, Any], *, same_method: bool, options: Any) -> LLM:
     return LLM(
-        arguments.model or config.get("model"),
+        name,
         method=arguments.method or config.get("method"),
         draft=arguments.draft or config.get("draft"),
         acceptance=arguments.acceptance or (config.get("acceptance") if same_method else None),
@@ -116,7 +123,6 @@ def load_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
         max_len=arguments.max_len,
         revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,
-        **more,
         **options,
     )
 

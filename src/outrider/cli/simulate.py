@@ -17,6 +17,7 @@ from outrider.bench.simulate import HARDWARE, Cluster, Scenario, Shape, hardware
 from outrider.bench.suites import load_suites
 from outrider.bench.validate import predictions_table, validate
 from outrider.cli.bench import add_load_options, load_pair, names_of, numbers_of
+from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError
 
 
@@ -85,7 +86,8 @@ def _validate(arguments: argparse.Namespace) -> int:
     bench = Bench(suites=load_suites(["stories", "summary"]), num_prompts=arguments.prompts, run=run_config)
     prompts = [prompt for many in encode_suites(llm, bench).values() for prompt in many]
     clock = time.process_time if arguments.cpu_time else time.perf_counter
-    found = validate(llm, prompts, max_tokens=arguments.max_tokens, num_rounds=arguments.rounds, clock=clock)
+    with waiting("measuring synthetic drafters"):
+        found = validate(llm, prompts, max_tokens=arguments.max_tokens, num_rounds=arguments.rounds, clock=clock)
     print(predictions_table(found))
     worst = max(abs(one.error) for one in found)
     print(f"largest error {worst:.1%}")

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from outrider.api import LLM
 from outrider.bundled import bundled_path
 from outrider.cli.options import value_of
+from outrider.cli.progress import waiting
 from outrider.codecs.load import load_codec
 from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Target
@@ -75,7 +76,8 @@ def _train(arguments: argparse.Namespace) -> int:
     given = _options(arguments.option)
     _check_options(given, kinds)
     name = arguments.target or bundled_path("target")
-    target = load_model(name, device=arguments.device, fast=not _on_gpu(arguments.device))
+    with waiting(f"loading {name}"):
+        target = load_model(name, device=arguments.device, fast=not _on_gpu(arguments.device))
     codec = load_codec(name)
     max_len = min(arguments.max_len, target.max_len)
     documents = read_documents(arguments.data, codec, max_len=max_len)

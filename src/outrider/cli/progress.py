@@ -1,0 +1,51 @@
+"""A wait is explained: after two seconds a line says what takes so long, and at the end how long it took.
+
+In a terminal the line counts the seconds; elsewhere it is written once, and again now and then. ``OUTRIDER_QUIET=1`` turns
+all of it off.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+PATIENCE = 2.0
+"""Seconds that need no explanation."""
+_AGAIN = 30.0
+"""Seconds from one plain line to the next."""
+
+
+@contextmanager
+def waiting(what: str, *, patience: float | None = None, out: TextIO | None = None) -> Iterator[None]:
+    """``with waiting("loading model"): ...`` explains the wait on standard error, if there is one."""
+    if os.environ.get("OUTRIDER_QUIET", "0") not in ("", "0"):
+        yield
+        return
+    stream, began, ended = out or sys.stderr, time.perf_counter(), threading.Event()
+    shown = threading.Event()
+    arguments = (what, stream, PATIENCE if patience is None else patience, ended, shown)
+    teller = threading.Thread(target=_tell, args=arguments, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+        if shown.is_set():
+            line_start = "\r" if stream.isatty() else ""
+            print(f"{line_start}{what}: {time.perf_counter() - began:.0f} s", file=stream, flush=True)
+
+
+def _tell(what: str, stream: TextIO, patience: float, ended: threading.Event, shown: threading.Event) -> None:
+    began, is_terminal = time.perf_counter(), stream.isatty()
+    while not ended.wait(patience if not shown.is_set() else 1.0 if is_terminal else _AGAIN):
+        shown.set()
+        if is_terminal:
+            print(f"\r{what} ... {time.perf_counter() - began:.0f} s", end="", file=stream, flush=True)
+        else:
+            print(f"{what} ...", file=stream, flush=True)
