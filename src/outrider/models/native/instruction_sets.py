@@ -39,7 +39,7 @@ _X86 = (
     Isa("generic", ("-march=x86-64", _GENERIC), _FLOAT),
 )
 _ARM = (
-    Isa("neon", ("-mcpu=native",), _SHORT),
+    Isa("neon", ("-mcpu=native",), _FLOAT),
     Isa("generic", ("-mcpu=native", _GENERIC), _FLOAT),
 )
 _OTHER = (Isa("generic", (_GENERIC,), _FLOAT),)

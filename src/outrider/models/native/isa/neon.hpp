@@ -3,7 +3,7 @@
 #include <arm_neon.h>
 
 constexpr int PART_BYTES = 16;
-constexpr int ACCUMULATORS = 6, MOST_TOGETHER = 6;  // 24 of 32 registers
+constexpr int ACCUMULATORS = 2, MOST_TOGETHER = 4;  // at most 16 of 32 registers for sums: with more, GCC spills
 constexpr const char* ISA_NAME = "neon";
 #include "parts.hpp"
 
