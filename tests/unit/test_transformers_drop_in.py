@@ -15,6 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedTokenizerFast,
@@ -168,6 +169,21 @@ def test_a_processor_that_remembers_or_mixes_rows_is_refused_by_name() -> None:
             shared().generate(RAGGED, **GREEDY, logits_processor=processors, custom_generate=drop_in.generate())
 
 
+def test_a_criterion_that_remembers_or_mixes_rows_is_refused_by_name() -> None:
+    asked = iter(range(1000))
+
+    def every_other(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        return torch.full((len(ids),), next(asked) % 2 == 1)
+
+    def any_row(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        return (ids[:, 0] == 3).any().expand(len(ids))
+
+    for criterion, reason in ((every_other, "every_other gives two answers"), (any_row, "any_row looks at other rows")):
+        criteria = StoppingCriteriaList([criterion])  # type: ignore[list-item]
+        with pytest.raises(OptionError, match=reason):
+            shared().generate(RAGGED, **GREEDY, stopping_criteria=criteria, custom_generate=drop_in.generate())
+
+
 def test_the_seed_of_torch_fixes_sampled_text_whatever_the_method() -> None:
     texts = []
     loops = [drop_in.generate("plain"), drop_in.generate("draft-model", draft=noisy(), num_draft_tokens=4)]
@@ -266,6 +282,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "max_new_tokens of at most 57": {"max_new_tokens": 60},
     "token_type_ids": {"token_type_ids": torch.zeros_like(RAGGED)},
     "padding_side": {"attention_mask": MASK.flip(1)},
+    "past_key_values": {"past_key_values": DynamicCache()},
+    "cache_implementation": {"cache_implementation": "offloaded"},
+    "synced_gpus": {"synced_gpus": True},
     "position_ids": {"position_ids": torch.arange(7).expand(3, -1)},
 }
 

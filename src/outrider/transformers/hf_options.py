@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, final
 
 from outrider.core.errors import OptionError
@@ -79,6 +80,11 @@ def check_room(prompts: Prompts, max_tokens: int, max_len: int) -> None:
             f"the longest prompt has {prompts.longest} tokens, and {max_tokens} new ones are more than the model's context of "
             f"{max_len} holds; {remedy}"
         )
+
+
+def name_of(part: Any) -> str:
+    """How messages call a processor or a criterion: a function by its own name, an object by its class."""
+    return part.__name__ if isinstance(part, FunctionType) else type(part).__name__
 
 
 @final
