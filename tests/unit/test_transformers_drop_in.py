@@ -25,6 +25,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import outrider.transformers as drop_in
+from outrider.bundled import bundled_path
 from outrider.core.errors import CompositionError, ModelError, OptionError, OutriderError
 from outrider.core.request import RequestState
 from outrider.core.rng import Noise
@@ -113,6 +114,15 @@ def test_a_draft_in_memory_saves_passes(method: str) -> None:
     loop = drop_in.generate(method, draft=noisy(), num_draft_tokens=4)
     both(shared(), loop, **GREEDY)
     assert all(stats.tokens_per_pass > 1.5 for stats in loop.stats)
+
+
+def test_trained_heads_on_a_model_in_memory() -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(bundled_path("target"), dtype=torch.float32)
+    loop = drop_in.generate("eagle3", heads=bundled_path("heads/eagle3"), num_draft_tokens=4)
+    prompt = torch.tensor([[1, 40, 50, 60]])
+    expected = model.generate(prompt, max_new_tokens=6, do_sample=False)
+    assert torch.equal(model.generate(prompt, max_new_tokens=6, do_sample=False, custom_generate=loop), expected)
+    assert loop.stats[0].num_drafted > 0
 
 
 def test_options_that_change_scores_and_lengths() -> None:

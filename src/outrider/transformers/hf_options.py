@@ -23,6 +23,8 @@ class _Refusal:
 
 _PLAIN = "leave it out, or call generate without custom_generate"
 _STATIC = ("static", "dynamic", "dynamic_full", "hybrid", "sliding_window", "offloaded_static")
+_ARGUMENTS = frozenset({"streamer", "assistant_model", "synced_gpus", "custom_generate"})
+"""Arguments by which ``generate`` of transformers is known."""
 _REFUSALS = (
     _Refusal("num_beams", (None, 1), "use outrider.LLM.beam_search, or call generate without custom_generate"),
     _Refusal("num_beam_groups", (None, 1), _PLAIN),
@@ -98,7 +100,7 @@ class Caller:
     def find() -> Caller:
         """Read the arguments from the frame of the ``generate`` that calls us. Without this a streamer would wait for ever."""
         frame = inspect.currentframe()
-        while frame is not None and not (frame.f_code.co_name == "generate" and "generation_mode_kwargs" in frame.f_locals):
+        while frame is not None and not (frame.f_code.co_name == "generate" and frame.f_locals.keys() >= _ARGUMENTS):
             frame = frame.f_back
         return Caller() if frame is None else Caller._of(frame.f_locals)
 
