@@ -15,6 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedTokenizerFast,
@@ -24,6 +25,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import outrider.transformers as drop_in
+from outrider.bundled import bundled_path
 from outrider.core.errors import CompositionError, ModelError, OptionError, OutriderError
 from outrider.core.request import RequestState
 from outrider.core.rng import Noise
@@ -114,6 +116,15 @@ def test_a_draft_in_memory_saves_passes(method: str) -> None:
     assert all(stats.tokens_per_pass > 1.5 for stats in loop.stats)
 
 
+def test_trained_heads_on_a_model_in_memory() -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(bundled_path("target"), dtype=torch.float32)
+    loop = drop_in.generate("eagle3", heads=bundled_path("heads/eagle3"), num_draft_tokens=4)
+    prompt = torch.tensor([[1, 40, 50, 60]])
+    expected = model.generate(prompt, max_new_tokens=6, do_sample=False)
+    assert torch.equal(model.generate(prompt, max_new_tokens=6, do_sample=False, custom_generate=loop), expected)
+    assert loop.stats[0].num_drafted > 0
+
+
 def test_options_that_change_scores_and_lengths() -> None:
     loop = drop_in.generate("draft-model", draft=noisy(), num_draft_tokens=4)
     rules: list[dict[str, Any]] = [
@@ -166,6 +177,21 @@ def test_a_processor_that_remembers_or_mixes_rows_is_refused_by_name() -> None:
         processors = LogitsProcessorList([processor])  # type: ignore[list-item]
         with pytest.raises(OptionError, match=reason):
             shared().generate(RAGGED, **GREEDY, logits_processor=processors, custom_generate=drop_in.generate())
+
+
+def test_a_criterion_that_remembers_or_mixes_rows_is_refused_by_name() -> None:
+    asked = iter(range(1000))
+
+    def every_other(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        return torch.full((len(ids),), next(asked) % 2 == 1)
+
+    def any_row(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        return (ids[:, 0] == 3).any().expand(len(ids))
+
+    for criterion, reason in ((every_other, "every_other gives two answers"), (any_row, "any_row looks at other rows")):
+        criteria = StoppingCriteriaList([criterion])  # type: ignore[list-item]
+        with pytest.raises(OptionError, match=reason):
+            shared().generate(RAGGED, **GREEDY, stopping_criteria=criteria, custom_generate=drop_in.generate())
 
 
 def test_the_seed_of_torch_fixes_sampled_text_whatever_the_method() -> None:
@@ -266,6 +292,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "max_new_tokens of at most 57": {"max_new_tokens": 60},
     "token_type_ids": {"token_type_ids": torch.zeros_like(RAGGED)},
     "padding_side": {"attention_mask": MASK.flip(1)},
+    "past_key_values": {"past_key_values": DynamicCache()},
+    "cache_implementation": {"cache_implementation": "offloaded"},
+    "synced_gpus": {"synced_gpus": True},
     "position_ids": {"position_ids": torch.arange(7).expand(3, -1)},
 }
 

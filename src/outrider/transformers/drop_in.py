@@ -22,10 +22,11 @@ from outrider.core.request import Request, Stats
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, TABLES, compose, rows_of
+from outrider.models.hf import HFModel
 from outrider.models.load import load_model
 from outrider.transformers.answers import Columns, Scorebook, check_padding, finished
 from outrider.transformers.hf_held import Held
-from outrider.transformers.hf_options import Caller, answer_of, check_options, check_room
+from outrider.transformers.hf_options import Answer, Caller, answer_of, check_options, check_room
 from outrider.transformers.hf_processors import Processing, processing_of, try_processors
 from outrider.transformers.hf_prompts import Prompts
 from outrider.transformers.hf_stops import Stopping, stopping_of, try_criteria
@@ -57,7 +58,7 @@ class DropIn:
     def __init__(self, choice: Choice, drafts: tuple[Draft, ...] = ()) -> None:
         _check(choice, len(drafts))
         self.choice, self.drafts = choice, drafts
-        self._loaded: dict[str, Target] = {}
+        self._loaded: dict[tuple[str, str, str], Target] = {}
         self.stats: list[Stats] = []
         """What each row of the last call cost: passes, guesses, accepted guesses, seconds."""
 
@@ -74,19 +75,13 @@ class DropIn:
     ) -> Any:
         """Continue a prepared batch. ``generate`` of transformers calls this."""
         check_options(generation_config)
-        if streamer is None:
-            streamer = Caller.find().streamer
-        if model.training:
-            raise ModelError(f"{type(model).__name__} is in training mode, where dropout changes its tokens; call model.eval()")
+        streamer = Caller.find().streamer if streamer is None else streamer
         held = Held.of(model)
         target = held.target(model)
         prompts, wanted = Prompts.of(input_ids, model_kwargs), answer_of(generation_config)
         stopping = stopping_of(stopping_criteria, prompts)
-        check_padding(prompts, wanted, may_end_early=bool(stopping.end_ids or stopping.criteria))
         processing = processing_of(logits_processor, prompts, do_sample=bool(generation_config.do_sample))
-        check_room(prompts, stopping.max_tokens, target.max_len)
-        try_processors(processing.processors, prompts, target.vocab_size)
-        try_criteria(stopping.criteria, prompts)
+        _check_call(prompts, processing, stopping, wanted, target)
         columns = Columns(prompts, wanted, streamer)
         book = Scorebook(prompts, wanted, logits_processor, target.vocab_size)
         requests = requests_of(prompts, processing, stopping)
@@ -97,37 +92,28 @@ class DropIn:
             self.stats[step.request] = step.state.stats
         return finished(columns.end(), book, wanted)
 
-    def _method(self, held: Held, target: Target) -> Method:
+    def __deepcopy__(self, memo: dict[int, Any]) -> DropIn:
+        """A copied model shares the loop: draft models are not copied with it."""
+        del memo
+        return self
+
+    def _method(self, held: Held, target: HFModel) -> Method:
         """The method on this model; one that can be named by its options is kept for later calls."""
-        choice = self.choice
-        key = (choice.name, choice.acceptance, choice.policy, tuple(sorted(choice.options.items())), self.drafts)
+        choice, drafts = self.choice, tuple(self._draft(one, target) for one in self.drafts)
+        key = (choice.name, choice.acceptance, choice.policy, tuple(sorted(choice.options.items())), drafts)
         try:
             hash(key)
         except TypeError:  # an option is a list
-            return self._compose(target)
-        return held.method(key, lambda: self._compose(target))
-
-    def _compose(self, target: Target) -> Method:
-        choice, drafts = self.choice, [self._draft(one, target) for one in self.drafts]
-        for draft in drafts:
-            _check_vocabulary(draft, target)
-        return compose(
-            choice.name,
-            target,
-            draft=drafts or None,
-            acceptance=choice.acceptance,
-            policy=choice.policy,
-            options=choice.options,
-        )
+            return _compose(choice, target, drafts)
+        return held.method(key, lambda: _compose(choice, target, drafts))
 
     def _draft(self, draft: Draft, target: Target) -> Target:
         if not isinstance(draft, str | PathLike):
             return Held.of(draft).target(draft)
-        name = fspath(draft)
-        if name not in self._loaded:
-            dtype = str(target.dtype).removeprefix("torch.")
-            self._loaded[name] = load_model(name, dtype=dtype, device=str(target.device))
-        return self._loaded[name]
+        name, dtype, device = fspath(draft), str(target.dtype).removeprefix("torch."), str(target.device)
+        if (name, dtype, device) not in self._loaded:
+            self._loaded[name, dtype, device] = load_model(name, dtype=dtype, device=device)
+        return self._loaded[name, dtype, device]
 
 
 def _check(choice: Choice, num_drafts: int) -> None:
@@ -137,6 +123,28 @@ def _check(choice: Choice, num_drafts: int) -> None:
         value = choice.options[name]
         if isinstance(value, str) or any(isinstance(text, str) for text in value):
             raise OptionError(f"{name} holds text, and there is no tokenizer here; give lists of token ids")
+
+
+def _check_call(prompts: Prompts, processing: Processing, stopping: Stopping, wanted: Answer, target: HFModel) -> None:
+    """Refuse what cannot be honoured, before the first pass."""
+    check_padding(prompts, wanted, may_end_early=bool(stopping.end_ids or stopping.criteria))
+    check_room(prompts, stopping.max_tokens, target.max_len)
+    try_processors(processing.processors, prompts, target.vocab_size)
+    try_criteria(stopping.criteria, prompts)
+
+
+def _compose(choice: Choice, target: HFModel, drafts: Sequence[Target]) -> Method:
+    for draft in drafts:
+        _check_vocabulary(draft, target)
+    options = _with_ends(choice, target)
+    rule, policy = choice.acceptance, choice.policy
+    return compose(choice.name, target, draft=drafts or None, acceptance=rule, policy=policy, options=options)
+
+
+def _with_ends(choice: Choice, target: HFModel) -> dict[str, Any]:
+    """The options, and for trained heads the model's checkpoint, from which heads read the embedding and the output matrix."""
+    has_heads = any("heads" in row.needs for row in rows_of(choice.name, choice.options).values())
+    return {"ends": target.model.name_or_path, **choice.options} if has_heads else dict(choice.options)
 
 
 def _check_vocabulary(draft: Target, target: Target) -> None:

@@ -33,6 +33,8 @@ class Held:
 
     def target(self, model: Any) -> HFModel:
         """The adapter over a model; it is opened again after the model was moved, converted or resized."""
+        if model.training:
+            raise ModelError(f"{type(model).__name__} is in training mode, where dropout changes its tokens; call model.eval()")
         made_for = _state_of(model)
         if self._target is None or made_for != self._made_for:
             self._target, self._made_for = _open(model), made_for
@@ -78,7 +80,7 @@ def _open(model: Any) -> HFModel:
 def _untouched(model: Any) -> Any:
     """The adapter freezes a model; afterwards its parameters and modules are as they were."""
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    training = [module for module in model.modules() if module.training]
+    training = [module for module in model.modules() if module.training]  # parts of it may be, though the whole is not
     try:
         yield
     finally:

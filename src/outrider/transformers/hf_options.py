@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, final
 
 from outrider.core.errors import OptionError
@@ -22,6 +23,8 @@ class _Refusal:
 
 _PLAIN = "leave it out, or call generate without custom_generate"
 _STATIC = ("static", "dynamic", "dynamic_full", "hybrid", "sliding_window", "offloaded_static")
+_ARGUMENTS = frozenset({"streamer", "assistant_model", "synced_gpus", "custom_generate"})
+"""Arguments by which ``generate`` of transformers is known."""
 _REFUSALS = (
     _Refusal("num_beams", (None, 1), "use outrider.LLM.beam_search, or call generate without custom_generate"),
     _Refusal("num_beam_groups", (None, 1), _PLAIN),
@@ -81,6 +84,11 @@ def check_room(prompts: Prompts, max_tokens: int, max_len: int) -> None:
         )
 
 
+def name_of(part: Any) -> str:
+    """How messages call a processor or a criterion: a function by its own name, an object by its class."""
+    return part.__name__ if isinstance(part, FunctionType) else type(part).__name__
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Caller:
@@ -92,7 +100,7 @@ class Caller:
     def find() -> Caller:
         """Read the arguments from the frame of the ``generate`` that calls us. Without this a streamer would wait for ever."""
         frame = inspect.currentframe()
-        while frame is not None and not (frame.f_code.co_name == "generate" and "generation_mode_kwargs" in frame.f_locals):
+        while frame is not None and not (frame.f_code.co_name == "generate" and frame.f_locals.keys() >= _ARGUMENTS):
             frame = frame.f_back
         return Caller() if frame is None else Caller._of(frame.f_locals)
 

@@ -20,6 +20,7 @@ from transformers.generation import logits_process as theirs
 
 from outrider.core.errors import OptionError
 from outrider.core.params import LogitsProcessor
+from outrider.transformers.hf_options import name_of
 from outrider.transformers.hf_prompts import Prompts
 
 _NATIVE: tuple[tuple[type, str, str], ...] = (
@@ -33,6 +34,7 @@ _NATIVE: tuple[tuple[type, str, str], ...] = (
 _STATEFUL = (theirs.UnbatchedClassifierFreeGuidanceLogitsProcessor, theirs.SynthIDTextWatermarkLogitsProcessor)
 """Classes that remember earlier calls, which a rejected guess would spoil."""
 _TOLERANCE = 1e-4
+_REMEDY = "leave it out, or call generate without custom_generate"
 
 
 @final
@@ -76,22 +78,19 @@ def try_processors(processors: Sequence[Any], prompts: Prompts, vocab_size: int)
     noise = torch.Generator().manual_seed(0)
     scores = torch.randn(prompts.num_rows, vocab_size, generator=noise).to(prompts.input_ids.device)
     for processor in processors:
-        name = type(processor).__name__
+        name = name_of(processor)
         if isinstance(processor, _STATEFUL):
-            raise OptionError(f"{name} remembers earlier calls, which rejected guesses would spoil; {_remedy}")
+            raise OptionError(f"{name} remembers earlier calls, which rejected guesses would spoil; {_REMEDY}")
         whole = processor(prompts.input_ids, scores.clone())
         if not _same(whole, processor(prompts.input_ids, scores.clone())):
-            raise OptionError(f"{name} gives two answers to one question, so guesses cannot be checked with it; {_remedy}")
+            raise OptionError(f"{name} gives two answers to one question, so guesses cannot be checked with it; {_REMEDY}")
         try:
             parts = [_apply_row(processor, prompts, scores, row) for row in range(prompts.num_rows)]
         except Exception as error:  # a processor may raise anything where it misses the other rows
             reason = f"{type(error).__name__}: {error}"
-            raise OptionError(f"{name} cannot be applied to one row of the batch ({reason}); {_remedy}") from error
+            raise OptionError(f"{name} cannot be applied to one row of the batch ({reason}); {_REMEDY}") from error
         if not _same(whole, torch.cat(parts)):
             raise OptionError(f"{name} looks at other rows of the batch; call generate with one prompt at a time")
-
-
-_remedy = "leave it out, or call generate without custom_generate"
 
 
 @final

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.generation import stopping_criteria as theirs
 
 from outrider.core.errors import OptionError
+from outrider.transformers.hf_options import name_of
 from outrider.transformers.hf_prompts import Prompts
 
 STOP = "\N{END OF TRANSMISSION}"
@@ -70,7 +71,7 @@ def stopping_of(criteria: Sequence[Any], prompts: Prompts) -> Stopping:
     if not lengths:
         raise OptionError("generate has no maximum length; give max_new_tokens")
     if others and not ends and prompts.num_rows > 1:
-        name = type(others[0]).__name__
+        name = name_of(others[0])
         raise OptionError(
             f"{name} on a batch needs an end-of-sequence token: without one transformers goes on with rows that have ended; "
             "set eos_token_id and pad_token_id, or give one prompt at a time"
@@ -82,7 +83,7 @@ def stopping_of(criteria: Sequence[Any], prompts: Prompts) -> Stopping:
 def try_criteria(criteria: Sequence[Any], prompts: Prompts) -> None:
     """Refuse a criterion that remembers its calls or looks at other rows. It is asked about the prompts."""
     for criterion in criteria:
-        name = type(criterion).__name__
+        name = name_of(criterion)
         if isinstance(criterion, theirs.ConfidenceCriteria):
             raise OptionError(f"{name} belongs to transformers' own speculative decoding; {_REMEDY}")
         if isinstance(criterion, _KNOWN):
