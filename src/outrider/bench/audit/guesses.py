@@ -17,7 +17,6 @@ from outrider.bench.audit.events import GUESSED, Event, event, law_events
 from outrider.bench.audit.findings import Finding, failed, passed, skipped
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Observation
-from outrider.core.turns import law_of_turn
 
 _MOST_NODES = 12
 """Guesses of a tree that are looked at: the first ones; more only cost time."""
@@ -46,7 +45,7 @@ class GuessWatch:
         tokens, parents = tree.tokens[row].tolist(), tree.parents[row].tolist()
         for node in range(1, size):
             above, elders = parents[node], [tokens[i] for i in range(1, node) if parents[i] == parents[node]]
-            law = law_of_turn(q[row, above], len(elders))
+            law = q[row, above] if q.dim() == 3 else q[row, above, len(elders) % q.shape[2]]
             law = law.double().cpu()
             if seen.draft.draws is not Draws.IID:
                 law = law.index_fill(0, torch.tensor(elders, dtype=torch.int64), 0.0)
