@@ -1,8 +1,7 @@
 """Laws of several drafters that take turns in one tree: q with one dimension more.
 
 Where the children of a node come from S drafters by turns, ``Draft.q`` is [B, N, S, V] instead of [B, N, V]: all drafters' laws
-after each node. Child number i, counted from 0 and with the rejected elder ones, was drawn from law i mod S. Only these
-functions know of the extra dimension.
+after each node. Child number i, counted from 0 and with the rejected elder ones, was drawn from law i mod S.
 """
 
 from __future__ import annotations
