@@ -12,7 +12,6 @@ from pydantic import Field, StrictInt
 from outrider.server.failures import ApiError
 from outrider.server.messages import joined_text
 from outrider.server.protocol import ChatRequest, Speculation, StreamOptions, Strict
-from outrider.server.tool_protocol import FunctionSpec
 
 
 class TextFormat(Strict):
@@ -34,10 +33,14 @@ class ReasoningOptions(Strict):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class FlatTool(FunctionSpec):
-    """A function as this API writes it: without an object around it."""
+class FlatTool(Strict):
+    """A function as this API writes it: without an object around it. What its name may be is checked as in the chat API."""
 
     type: Literal["function"] = "function"
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class NamedTool(Strict):
