@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictInt
+from pydantic import BaseModel, Field, StrictInt
 
 from outrider.server.failures import ApiError
 from outrider.server.messages import joined_text
@@ -33,11 +33,11 @@ class ReasoningOptions(Strict):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class FlatTool(Strict):
-    """A function as this API writes it: without an object around it. What its name may be is checked as in the chat API."""
+class FlatTool(BaseModel):
+    """A function as this API writes it: without an object around it."""
 
     type: Literal["function"] = "function"
-    name: str
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
