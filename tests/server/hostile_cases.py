@@ -24,7 +24,7 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    return [*_prompts(), *_schemas(), *_tools(), *_conversations(), *_fields(), *_raw(), *_routes()]
+    return [*_prompts(), *_schemas(), *_tools(), *_conversations(), *_fields(), *_halves(), *_raw(), *_routes()]
 
 
 def _complete(name: str, statuses: tuple[int, ...] = _REFUSED, **fields: Any) -> Case:
@@ -208,6 +208,40 @@ def _fields() -> list[Case]:
         "temperature: nearly none": ({"temperature": 1e-300}, _EITHER),
     }
     return made + [_complete(name, codes, **fields) for name, (fields, codes) in more.items()]
+
+
+_HALF = "\ud800"
+"""Half a surrogate pair: JSON may hold it, no text may."""
+
+
+def _halves() -> list[Case]:
+    """The same in every place that takes a text, where it may come back in an error or in the answer."""
+    fields: dict[str, Any] = {
+        "guided_regex": _HALF,
+        "guided_choice": [_HALF],
+        "guided_grammar": f'root ::= "{_HALF}"',
+        "guided_json": {"const": _HALF},
+        "bad_words": [_HALF],
+        "stop": _HALF,
+        "user": _HALF,
+        "cache_salt": _HALF,
+        "prediction": {"content": _HALF},
+        "speculation": {"method": _HALF},
+        "suffix": _HALF,
+        _HALF: 1,
+    }
+    made = [_complete(f"half a letter: {name!a}", _EITHER, **{name: value}) for name, value in fields.items()]
+    made.append(_complete("half a letter: model", (404,), model=_HALF))
+    made.append(
+        Case(
+            "half a letter: metadata",
+            "/v1/responses",
+            {"input": "x", "metadata": {"a": _HALF}, "max_output_tokens": 1},
+            _EITHER,
+        )
+    )
+    made.append(_chat("half a letter: message", messages=[{"role": "user", "content": _HALF}]))
+    return made
 
 
 def _raw() -> list[Case]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -14,6 +13,7 @@ from typing import Any, final
 from outrider.codecs.text import TextCodec
 from outrider.core.request import Stats, TokenLogprob
 from outrider.server.failures import ApiError
+from outrider.server.json_text import json_text
 from outrider.server.order import Order
 from outrider.server.prompt_scores import PromptToken
 from outrider.server.transcript import Added
@@ -209,4 +209,4 @@ def finite(logprob: float) -> float:
 
 def event(body: dict[str, Any]) -> str:
     """A server-sent event without a name."""
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+    return f"data: {json_text(body)}\n\n"

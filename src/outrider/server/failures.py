@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, final
 
-from fastapi.responses import JSONResponse
+from outrider.server.json_text import JsonAnswer
 
 
 @final
@@ -33,11 +33,11 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def response(self) -> JsonAnswer:
         headers = {"Retry-After": str(max(1, math.ceil(self.retry_s)))} if self.status in (429, 503) else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(self.body, self.status, headers)
+        return JsonAnswer(self.body, self.status, headers)
 
 
 _LONGEST = 1000

@@ -122,7 +122,11 @@ class Grammars:
         return None
 
     def _new_trial(self, compiler: GrammarCompiler) -> Trial:
-        return Trial(serialised_tokenizer(self._codec), compiler.end_ids, max_bytes=self._settings.grammar_bytes)
+        try:
+            return Trial(serialised_tokenizer(self._codec), compiler.end_ids, max_bytes=self._settings.grammar_bytes)
+        except OSError as error:  # no process, no file left
+            message = f"no grammar can be compiled now ({error.strerror}); try again in a moment"
+            raise ApiError(503, message, kind="server_error") from None
 
     def _ready_compiler(self) -> GrammarCompiler:
         with self._lock:

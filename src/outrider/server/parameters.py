@@ -73,6 +73,10 @@ def grammar_source(body: SamplingFields, limits: SourceLimits, *, schema: Mappin
         return _source(kind, value, limits)
     except OutriderError as error:
         raise grammar_refusal(error, param) from None
+    except ImportError:
+        raise ApiError(400, "grammars need the package llguidance; pip install 'outrider[grammar]'", param=param) from None
+    except (ValueError, RecursionError) as error:  # of the library: half a surrogate pair, brackets without end
+        raise ApiError(400, f"the grammar cannot be read ({error}); correct it", param=param, code="invalid_grammar") from None
 
 
 def _grammars_of(body: SamplingFields) -> list[tuple[str, str, Any]]:

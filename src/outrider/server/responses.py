@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from outrider.codecs.json_calls import Meaning, Piece
 from outrider.server.answers import Answer
 from outrider.server.chat_answers import ChatAnswer
 from outrider.server.failures import ApiError
+from outrider.server.json_text import json_text
 from outrider.server.order import Order
 from outrider.server.responses_protocol import ResponsesRequest
 from outrider.server.transcript import Added
@@ -139,7 +139,7 @@ class ResponseAnswer(Answer):
     def _event(self, name: str, /, **fields: Any) -> str:
         body = {"type": name, "sequence_number": self._num_events, **fields}
         self._num_events += 1
-        return f"event: {name}\ndata: {json.dumps(body, ensure_ascii=False)}\n\n"
+        return f"event: {name}\ndata: {json_text(body)}\n\n"
 
     def _number(self, kind: str, index: int) -> str:
         return f"{_PREFIXES[kind]}_{self.id[5:]}_{index}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from fastapi import Request as HttpRequest
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from outrider.api import LLM
@@ -29,6 +29,7 @@ from outrider.server.answers import Answer
 from outrider.server.audit import AuditLog
 from outrider.server.failures import ApiError, busy, late
 from outrider.server.intake import Intake
+from outrider.server.json_text import JsonAnswer
 from outrider.server.keys import KeyRing
 from outrider.server.learning import Lessons
 from outrider.server.metrics import Metrics
@@ -146,7 +147,7 @@ class _Run:
         try:
             if not await _unless_left(self.http, self._collect()):
                 return Response(status_code=_CLIENT_LEFT)
-            return JSONResponse(self.answer.whole())
+            return JsonAnswer(self.answer.whole())
         finally:
             self.close()
 
