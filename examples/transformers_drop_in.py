@@ -1,12 +1,14 @@
 """A model held by transformers: plain ``generate``, the same call with Outrider's loop, and ``attach`` for every later call."""
 
+from typing import Any
+
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outrider.transformers
 from outrider.bundled import bundled_path
 
-model = AutoModelForCausalLM.from_pretrained(bundled_path("target"), dtype=torch.float32)
+model: Any = AutoModelForCausalLM.from_pretrained(bundled_path("target"), dtype=torch.float32)
 draft = AutoModelForCausalLM.from_pretrained(bundled_path("draft"), dtype=torch.float32)
 tokenizer = AutoTokenizer.from_pretrained(bundled_path("target"), padding_side="left")
 tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
