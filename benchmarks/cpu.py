@@ -30,7 +30,7 @@ from outrider.bench.provenance import provenance
 from outrider.bench.settings import Setting
 from outrider.core.params import SamplingParams
 from outrider.core.tree import TokenTree
-from outrider.models.native import ready_to_measure
+from outrider.models.native import isa_here, ready_to_measure
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cpu_models import make_models
@@ -104,7 +104,8 @@ def measure(size: str, folders: dict[str, Path], args: argparse.Namespace) -> di
     costs = pass_costs(llm, rounds=args.rounds * 4)
     bandwidth = read_speed(num_bytes, llm.target.device) / 1e9
     share = num_bytes / costs["1"] / 1e6 / bandwidth
-    print(f"\n{size}, {args.dtype}: {num_bytes / 1e6:.0f} MB, memory reads {bandwidth:.1f} GB/s, context {CONTEXT}")
+    isa = isa_here().name
+    print(f"\n{size}, {args.dtype}, {isa}: {num_bytes / 1e6:.0f} MB, memory reads {bandwidth:.1f} GB/s, context {CONTEXT}")
     print(
         "pass, ms:  "
         + "   ".join(f"nodes {w}: {ms:.2f} ({ms / costs['1']:.2f}x)" for w, ms in costs.items())
@@ -118,7 +119,7 @@ def measure(size: str, folders: dict[str, Path], args: argparse.Namespace) -> di
             f"{1e3 * parts[key]:>9.2f}" for key in ("draft", "verify", "rest")
         )
         print(f"{name:<20} {parts['tokens_per_second']:>9.1f} {ratio:>8.2f}x {cells}  {parts['same_text']:.0%}")
-    document: dict[str, Any] = {"pass_ms": costs, "bandwidth_gb": bandwidth, "bandwidth_share": share, "ours": own}
+    document: dict[str, Any] = {"isa": isa, "pass_ms": costs, "bandwidth_gb": bandwidth, "bandwidth_share": share, "ours": own}
     specs = [PeerSpec.of(text.replace("{size}", size), model=model, draft=draft) for text in args.peer]
     if specs:
         best = max((name for name in SETTINGS if name != "plain"), key=lambda name: own[name]["tokens_per_second"])

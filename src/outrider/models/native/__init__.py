@@ -12,7 +12,7 @@ from outrider.models.native.decoder import NativeDecoder, can_run
 from outrider.models.native.instruction_sets import has_bfloat16, isa_here
 from outrider.models.weights import Weights
 
-__all__ = ["BUILD", "NativeDecoder", "auto_types", "can_run", "fastest_decoder", "ready_to_measure"]
+__all__ = ["BUILD", "NativeDecoder", "auto_types", "can_run", "fastest_decoder", "isa_here", "ready_to_measure"]
 
 
 def auto_types() -> frozenset[torch.dtype]:
