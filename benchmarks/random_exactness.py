@@ -58,8 +58,8 @@ def small_config(kind: str, chance: random.Random) -> Any:
         "vocab_size": VOCAB,
     }
     known = vars(CONFIG_MAPPING[kind]())
-    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return CONFIG_MAPPING[kind](**{name: value for name, value in sizes.items() if name in known}, **tokens)
+    given: dict[str, Any] = {name: value for name, value in sizes.items() if name in known}
+    return CONFIG_MAPPING[kind](**given, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 
 
 def small_model(kind: str, seed: int) -> Any:

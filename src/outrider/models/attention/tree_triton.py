@@ -13,7 +13,7 @@ bit for bit), or as many equal ones as keep the device busy. The oracle is ``sdp
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
