@@ -40,9 +40,11 @@ def spoilt_draft(folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_spoilt_draft_recovers_while_it_serves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"num_draft_tokens": 3}, {}], ids=["fixed", "adaptive"])
+def test_a_spoilt_draft_recovers_while_it_serves(tmp_path: Path, options: dict[str, int]) -> None:
+    """Under the default policy too, which hardly drafts with it: what is decoded without a draft is learnt from as well."""
     spoilt = spoilt_draft(tmp_path / "draft")
-    llm = LLM(draft=spoilt, num_draft_tokens=3)
+    llm = LLM(draft=spoilt, **options)
     settings = OnlineSettings(background=True, update_every=128, num_steps=12, learning_rate=1e-3, warmup_steps=2, average=0.7)
     target = load_model(bundled_path("target"), fast=False)
     learner = OnlineDraft(DraftLM.load(spoilt, target.device), target, settings, dtype=llm.drafts[0].dtype)

@@ -133,6 +133,20 @@ def test_only_rejected_places_count() -> None:
     assert len(online._memory) == 1 and online.maybe_update() is None
 
 
+def test_text_without_drafts_is_learnt_from_too() -> None:
+    """A policy stops drafting where the draft is bad, so there are no rejections to learn from."""
+    plain = [Origin.BONUS] * 6
+    online = OnlineDraft(new_draft(), TARGET, OnlineSettings(**{**vars(QUICK), "update_every": 40}))
+    for text in range(12):
+        online.observe([1, 2, text], [3, 4, 5, 6, 7, 8], plain)
+    online.maybe_update()
+    assert len(online.judgements) == 1
+    strict = OnlineDraft(new_draft(), TARGET, OnlineSettings(**{**vars(QUICK), "rejected_only": True}))
+    for text in range(12):
+        strict.observe([1, 2, text], [3, 4, 5, 6, 7, 8], plain)
+    assert strict.maybe_update() is None and not strict.judgements
+
+
 def test_prompts_count_too_unless_told_otherwise() -> None:
     for prompts, places in ((True, [0, 1, 2, 3, 4]), (False, [3, 4])):
         online = OnlineDraft(new_draft(), TARGET, OnlineSettings(update_every=10, prompts=prompts))

@@ -673,3 +673,16 @@ def test_trees_get_nodes_in_proportion() -> None:
     tree = TokenTree.of_rows([([5, 7, 3, 9], [-1, 0, 0, 1]), ([5], [-1])])
     assert depths_of(tree) == [2, 0]
     assert torch.equal(tree.valid.sum(1), torch.tensor([4, 1]))
+
+
+def test_a_better_drafter_gets_its_chance() -> None:
+    """After an exchange the policy forgets the useless guesses of the old drafter, and keeps what rounds cost."""
+    policy, useless, good = Adaptive(), *(Machine(constant(rate), 0.1, CURVES["linear"]) for rate in (0.02, 0.9))
+    play(policy, useless, 400)
+    state, costs = policy.start(1), policy.experience.costs.of(1)
+    assert policy.plan(state, 1).max_depth == (0,)
+    before = costs.plain
+    policy.forget(state)
+    assert costs.plain == before and not policy.experience.accepted.means
+    assert policy.plan(state, 1).max_depth > (0,)
+    assert play(policy, good, 60).merit(good) >= 0.8 * good.speed_of(good.best())

@@ -285,6 +285,10 @@ class Policy(ABC):
     def update(self, state: Any, observation: Observation) -> None:
         """Learn from a round."""
 
+    def forget(self, state: Any | None) -> None:
+        """The drafter was exchanged for another: drop what was learnt of its guesses. ``state`` is that of the running rows."""
+        del state
+
     def captured_shape(self) -> CapturedShape | None:
         """How large captured rounds get under this policy; None where a plan needs more than the last round's outcome."""
         return None

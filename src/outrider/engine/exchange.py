@@ -34,7 +34,8 @@ class Learner(ABC):
 
 @torch.inference_mode()
 def exchange(engine: Engine, batch: Batch | None, method: Method) -> None:
-    """Go on with another method's drafter and rule. Modifies the engine and the batch; the policy stays."""
+    """Go on with another method's drafter and rule. Modifies the engine and the batch. The policy stays, with what it knows of
+    costs, and forgets what it learnt of the old drafter's guesses: a better draft must get its chance."""
     if method.drafter.taps:
         raise CompositionError(
             f"drafter {type(method.drafter).__name__} reads states of the target that are gone by now; exchange drafters that "
@@ -43,3 +44,4 @@ def exchange(engine: Engine, batch: Batch | None, method: Method) -> None:
     engine.method = Method(method.drafter, method.rule, engine.method.policy)
     if batch is not None:
         batch.drafter_state = method.drafter.start([row.tokens for row in batch.rows], {})
+    engine.method.policy.forget(None if batch is None else batch.policy_state)

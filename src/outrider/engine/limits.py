@@ -60,6 +60,9 @@ class Limited(Policy):
             plan, reason=reason, max_depth=depth, max_nodes=tuple(n if d else 0 for n, d in zip(nodes, depth, strict=True))
         )
 
+    def forget(self, state: LimitedState | None) -> None:
+        self.inner.forget(None if state is None else state.inner)
+
     def update(self, state: LimitedState, observation: Observation) -> None:
         if state.room != 0 and any(limit != 0 for limit in state.limits):
             self.inner.update(state.inner, observation)

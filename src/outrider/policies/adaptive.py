@@ -186,14 +186,28 @@ class Adaptive(Policy):
         """Where nothing was drafted for new requests: what was known then, and the outlook. It holds until there is news."""
 
     def start(self, num_rows: int) -> _State:
-        horizon, last = self.options.horizon, self._latest
-        rows = [Row(PositionRates(horizon), PositionRates(horizon), Trust(horizon)) for _ in range(num_rows)]
-        state = _State(self.experience, rows)
+        last = self._latest
+        state = _State(self.experience, self._new_rows(num_rows))
         if last is not None:
             last.learn()
             if last.best == 0 and self._idle is not None and self._idle[0] == self._known_for(num_rows):
                 state.outlook, state.num_rows, state.seconds = self._idle[1], num_rows, last.seconds
         return state
+
+    def _new_rows(self, count: int) -> list[Row]:
+        horizon = self.options.horizon
+        return [Row(PositionRates(horizon), PositionRates(horizon), Trust(horizon)) for _ in range(count)]
+
+    def forget(self, state: _State | None) -> None:
+        """Costs stay, since they belong to the machine. What was learnt of guesses goes, and so do pauses."""
+        for known in (self._latest, state):
+            if known is not None:
+                known.learn()
+        self._latest, self._idle = None, None
+        self.experience.forget_guesses(_START_CREDIT)
+        if state is not None:
+            state.rows, state.has_new = self._new_rows(len(state.rows)), True
+            state.outlook, state.plan, state.is_probe, state.num_more = None, None, False, 0
 
     def _known_for(self, num_rows: int) -> tuple[int, int]:
         """Changes when there is news for such a batch."""

@@ -89,6 +89,12 @@ class Experience:
     last_probe: int = 0
     """Round of the last probe."""
 
+    def forget_guesses(self, credit: float) -> None:
+        """Know nothing of guesses any more; ``credit`` may be lost before anything is gained. Costs stay."""
+        self.accepted, self.found = PositionRates(_SHARED_MEMORY), PositionRates(_SHARED_MEMORY)
+        self.trust, self.patience, self.is_paused = Trust(_SHARED_MEMORY), MOST_PATIENCE, False
+        self.losses.balance = credit
+
     def credit(self, forgone: float) -> float:
         """Plain rounds that a plain round is worth in a pause of what promises so much more."""
         return self.patience * forgone if self.is_paused else 0.0

@@ -1,9 +1,10 @@
-"""Online speculative decoding: the draft model learns from what it got wrong while it serves.
+"""Online speculative decoding: the draft model learns from what it serves.
 
-Requests that ended say where guesses were rejected; from their answers the draft is brought closer to the target's law (Liu
-et al. 2023, "Online Speculative Decoding", arXiv 2310.07177, who learn at the rejected places only; that is an option
-here). A copy learns; every few hundred rejections it is held against the one that serves, on recent requests it never
-learned from, and takes its place only if more of its guesses would have been accepted there.
+From the texts of requests that ended the draft is brought closer to the target's law (Liu et al. 2023, "Online Speculative
+Decoding", arXiv 2310.07177, who learn at the rejected places only; that is an option here). Every text counts, also one that
+was decoded without a draft: a policy stops drafting exactly where the draft is bad, so rejections alone would teach nothing
+there. A copy learns. After every few hundred tokens that the draft did not guess, the copy is held against the draft that
+serves, on recent requests it never learned from, and takes its place only if more of its guesses would be accepted there.
 
     loss = mean over the answers' places t of D(p(t), q(t))     p is computed again from the text: nothing is kept but tokens
 
@@ -47,7 +48,7 @@ class OnlineSettings:
     """How much is learned from how much, and when it is used."""
 
     update_every: int = 256
-    """Rejected places between two updates."""
+    """Tokens between two updates that the draft did not guess: rejected places, and text that was not drafted at all."""
     num_steps: int = 16
     """Steps of an update."""
     batch_size: int = 8
@@ -145,12 +146,13 @@ class OnlineDraft(Learner):
             return
         if self._num_seen % self.settings.held_every == 0:
             self._held.append(Document(tokens, begin))
-        elif rejected:
+        elif rejected or not self.settings.rejected_only:
             first = 0 if self.settings.prompts else begin
             document = Document(tokens, first, tuple(rejected) if self.settings.rejected_only else None)
             self._memory.append(document)
             self._ever.add(document)
-            self._num_new += len(rejected)
+            missed = sum(origin is not Origin.ACCEPTED for origin in origins)
+            self._num_new += len(rejected) if self.settings.rejected_only else missed
 
     def maybe_update(self) -> Target | None:
         if self._future is not None:
