@@ -7,7 +7,7 @@ known is a list of tokens, and the batch it enters is the one a prefill of all o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Hashable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -31,8 +31,20 @@ class Arrival:
         assert prefix is None or len(states) == 1, "a stored beginning belongs to one request"
         self.engine = engine
         self.states, self.ids = list(states), list(ids)
-        self.cache = engine.target.new_cache(len(self.states)) if prefix is None else prefix
+        self._cache = prefix
         self._taps: list[dict[int, list[Tensor]]] = []
+
+    @property
+    def is_untouched(self) -> bool:
+        """Nothing was read yet, so others may still join."""
+        return self._cache is None
+
+    @property
+    def cache(self) -> Cache:
+        """Made when the first token is read."""
+        if self._cache is None:
+            self._cache = self.engine.target.new_cache(len(self.states))
+        return self._cache
 
     @property
     def size(self) -> BatchSize:
@@ -43,7 +55,8 @@ class Arrival:
     @property
     def num_left(self) -> int:
         """Tokens still to read, of all rows."""
-        return sum(len(state.tokens) - 1 - length for state, length in zip(self.states, self.cache.lengths, strict=True))
+        num_read = 0 if self._cache is None else sum(self._cache.lengths)
+        return sum(len(state.tokens) - 1 for state in self.states) - num_read
 
     def advance(self, num_tokens: int) -> Batch | None:
         """Read at most ``num_tokens`` more of every row; the batch when all are read."""
@@ -75,3 +88,81 @@ class Arrival:
             return dict(self.engine.target.prefill([[]] * len(self.states), self.cache, taps=self.engine.method.drafter.taps))
         rows = range(len(self.states))
         return {tap: [torch.cat([piece[tap][row] for piece in self._taps]) for row in rows] for tap in self._taps[0]}
+
+
+@final
+class Arrivals:
+    """Everybody who is being read, first come first. Requests of one lane that came together are read together."""
+
+    def __init__(self, num_tokens: int, *, isolates: bool) -> None:
+        """At most ``num_tokens`` are read at a time. Where it ``isolates``, a request that cannot be read ends alone."""
+        self._num_tokens, self._isolates = num_tokens, isolates
+        self._queue: list[tuple[Hashable, Arrival]] = []
+        self.failed: list[tuple[int, RequestState]] = []
+        """Those that could not be read, until somebody takes them."""
+
+    @property
+    def ids(self) -> list[int]:
+        return [number for _, arrival in self._queue for number in arrival.ids]
+
+    @property
+    def sizes(self) -> list[tuple[Hashable, BatchSize]]:
+        """By lane."""
+        return [(lane, arrival.size) for lane, arrival in self._queue]
+
+    @property
+    def num_left(self) -> int:
+        """Tokens still to read."""
+        return sum(arrival.num_left for _, arrival in self._queue)
+
+    def add(self, lane: Hashable, engine: Engine, row: tuple[int, RequestState], prefix: Cache | None = None) -> None:
+        """Read one more request, its number and its state. ``prefix`` holds the first tokens of it already."""
+        number, state = row
+        if prefix is None and self._queue and self._queue[-1][0] == lane:
+            last = self._queue[-1][1]
+            if last.is_untouched and last.size.longest < self._num_tokens:
+                last.states.append(state)
+                last.ids.append(number)
+                return
+        self._queue.append((lane, Arrival(engine, [state], [number], prefix=prefix)))
+
+    def read(self) -> Iterator[tuple[Hashable, Batch]]:
+        """Read as much as is allowed between two rounds; batches of those who are read, with their lanes."""
+        budget = self._num_tokens
+        while self._queue and budget > 0:
+            lane, arrival = self._queue[0]
+            before = arrival.num_left
+            try:
+                batch = arrival.advance(budget)
+            except Exception as error:
+                if not self._isolates:
+                    raise
+                del self._queue[0]
+                budget -= before
+                self._part(lane, arrival, error)
+                continue
+            budget -= max(1, before - arrival.num_left)
+            if batch is not None:
+                del self._queue[0]
+                yield lane, batch
+
+    def keep(self, ids: Container[int]) -> None:
+        """Forget all others. Those who were read together with one of them are read anew."""
+        kept: list[tuple[Hashable, Arrival]] = []
+        for lane, arrival in self._queue:
+            rows = [row for row, number in enumerate(arrival.ids) if number in ids]
+            if len(rows) == len(arrival.ids):
+                kept.append((lane, arrival))
+            elif rows:
+                states, numbers = [arrival.states[row] for row in rows], [arrival.ids[row] for row in rows]
+                kept.append((lane, Arrival(arrival.engine, states, numbers)))
+        self._queue = kept
+
+    def _part(self, lane: Hashable, arrival: Arrival, error: Exception) -> None:
+        """Requests whose reading failed are read one by one; one that fails alone ends."""
+        rows = list(zip(arrival.ids, arrival.states, strict=True))
+        if len(rows) == 1:
+            arrival.states[0].fail(error)
+            self.failed += rows
+            return
+        self._queue[:0] = [(lane, Arrival(arrival.engine, [state], [number])) for number, state in rows]
