@@ -78,10 +78,9 @@ class RoundedRows {
 
   private:
     static Rounded::Span rounded_span(const float* x, int8_t* to) {
-        float most = 0;
         int32_t sum = 0;
-        for (int i = 0; i < SPAN; i++) most = std::max(most, std::fabs(x[i]));
-        const float scale = most / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
+        const V low = load(x), high = load(x + LANES);
+        const float most = largest(max(max(low, -low), max(high, -high))), scale = most / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
         for (int i = 0; i < SPAN; i++) {
             const int32_t number = int32_t(std::min(127.0f, std::max(-127.0f, std::rint(x[i] * inverse))));  // to nearest even
             to[i] = int8_t(number), sum += number;

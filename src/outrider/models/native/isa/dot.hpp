@@ -59,6 +59,18 @@ INLINE void add_bytes(I& sum, Bytes w, int32_t four) {
     const Bytes low = low_halves(w), high = high_halves(w);
     for (int i = 0; i < PARTS; i++) sum.part[i] += small_products(low.part[i], four) + small_products(high.part[i], four) * 16;
 }
+#elif defined(__ARM_FEATURE_DOTPROD) && !defined(OUTRIDER_ISA_GENERIC)
+constexpr int WHOLE_SUMS = 2, WHOLE_ROWS = 2;
+INLINE Ints with_small(Ints sum, Words w, int32_t four) {
+    return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)w, vreinterpretq_s8_s32(vdupq_n_s32(four)));
+}
+INLINE void add_small(I& sum, Bytes w, int32_t four) {
+    for (int i = 0; i < PARTS; i++) sum.part[i] = with_small(sum.part[i], w.part[i], four);
+}
+INLINE void add_bytes(I& sum, Bytes w, int32_t four) {
+    const Bytes low = low_halves(w), high = high_halves(w);
+    for (int i = 0; i < PARTS; i++) sum.part[i] = with_small(sum.part[i], low.part[i], four) + with_small(Ints{}, high.part[i], four) * 16;
+}
 #else
 constexpr int WHOLE_SUMS = 1, WHOLE_ROWS = 1;
 INLINE void add_bytes(I& sum, Bytes w, int32_t four) {
