@@ -32,16 +32,15 @@ from outrider.models.random_decoder import tiny_weights
 
 CODES = {storage.name: code for code, storage in STORAGE_TYPES.items()}
 VOCAB, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 267, 96, 160, 6, 2, 16, 2
-METADATA = {
-    "general.architecture": "qwen2",
-    "qwen2.context_length": 256,
-    "qwen2.embedding_length": HIDDEN,
-    "qwen2.block_count": LAYERS,
-    "qwen2.feed_forward_length": MLP,
-    "qwen2.attention.head_count": HEADS,
-    "qwen2.attention.head_count_kv": KV_HEADS,
-    "qwen2.attention.layer_norm_rms_epsilon": 1e-5,
-    "qwen2.rope.freq_base": 10000.0,
+KEYS = {
+    "context_length": 256,
+    "embedding_length": HIDDEN,
+    "block_count": LAYERS,
+    "feed_forward_length": MLP,
+    "attention.head_count": HEADS,
+    "attention.head_count_kv": KV_HEADS,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 10000.0,
 }
 
 
@@ -60,9 +59,11 @@ def quantised(weights: Tensor, name: str) -> tuple[int, tuple[int, ...], bytes]:
     return CODES[name], tuple(weights.shape), raw.tobytes()
 
 
-def model_file(folder: Path, kinds: dict[str, str], *, seed: int = 0) -> Path:
-    """A small random model; ``kinds`` gives the storage of matrices by their stem, "" that of all others."""
-    torch.manual_seed(seed)
+def model_file(folder: Path, kinds: dict[str, str], arch: str = "qwen2") -> Path:
+    """A small random model; ``kinds`` gives the storage of matrices by their stem, "" that of all others.
+
+    Qwen2 has biases and a tied head. Llama has neither, and rows of q and k in llama.cpp's rotary order."""
+    torch.manual_seed(0)
     shapes = {
         **{
             "attn_q": (HEADS * HEAD_DIM, HIDDEN),
@@ -87,9 +88,13 @@ def model_file(folder: Path, kinds: dict[str, str], *, seed: int = 0) -> Path:
     }
     for layer in range(LAYERS):
         tensors |= {f"blk.{layer}.{stem}.weight": matrix(stem, shape) for stem, shape in shapes.items()}
-        tensors |= {f"blk.{layer}.{stem}.bias": torch.randn(shapes[stem][0]) / 4 for stem in ("attn_q", "attn_k", "attn_v")}
+        biased = ("attn_q", "attn_k", "attn_v") if arch == "qwen2" else ()
+        tensors |= {f"blk.{layer}.{stem}.bias": torch.randn(shapes[stem][0]) / 4 for stem in biased}
         tensors |= {f"blk.{layer}.{stem}.weight": torch.rand(HIDDEN) + 0.5 for stem in ("attn_norm", "ffn_norm")}
-    return write_gguf(folder / "m.gguf", METADATA | _byte_level(), tensors)
+    if arch == "llama":
+        tensors["output.weight"] = matrix("output", (VOCAB, HIDDEN))
+    keys = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in KEYS.items()}
+    return write_gguf(folder / "m.gguf", keys | _byte_level(), tensors)
 
 
 @pytest.fixture(scope="module")
@@ -157,10 +162,11 @@ def scores_of(model: Target, tree: TokenTree) -> Tensor:
     return model.score(tree, cache).logits
 
 
+@pytest.mark.parametrize("arch", ["qwen2", "llama"])
 @pytest.mark.parametrize("kind", STORED)
-def test_a_model_is_the_reference(library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Every matrix, tied head included: nearer to PyTorch with rounded inputs than to PyTorch without, by far."""
-    path = str(model_file(tmp_path, {"": kind}))
+def test_a_model_is_the_reference(library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, arch: str) -> None:
+    """Every matrix, the head included: nearer to PyTorch with rounded inputs than to PyTorch without, by far."""
+    path = str(model_file(tmp_path, {"": kind}, arch))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         stored = load_model(path, dtype="stored", device="cpu")
