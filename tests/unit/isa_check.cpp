@@ -5,6 +5,7 @@
 
 #include "attention.hpp"
 #include "matmul.hpp"
+#include "stored.hpp"
 
 static int failures = 0;
 static void expect(bool holds, const char* what, int a = 0, int b = 0) {
@@ -78,6 +79,56 @@ template <class W> static void check_products(int out, int in) {
     }
 }
 
+// Of a file's block of 32: the scale 0.25 and, where there are some, the offset -1.5, as numbers of 16 bits; then any weights
+template <class W> static float stored_weight(const uint8_t* block, int k) {
+    const uint8_t* numbers = block + (W::HAS_OFFSETS ? 4 : 2);
+    if (W::BITS == 8) return 0.25f * int8_t(numbers[k]);
+    return 0.25f * (int(k < 16 ? numbers[k] & 15 : numbers[k - 16] >> 4) - W::ZERO) - (W::HAS_OFFSETS ? 1.5f : 0.0f);
+}
+template <class W> static void check_stored(int out, int in) {
+    const int blocks = up(out, BLOCK) / BLOCK, spans = in / SPAN, most = 11, wide = GROUP * BLOCK;
+    std::vector<uint8_t> file(size_t(out) * spans * W::FILE_BYTES);
+    for (size_t i = 0; i < file.size(); i++) file[i] = uint8_t(128 + 127 * chance());
+    for (size_t i = 0; i < file.size(); i += W::FILE_BYTES) {
+        file[i] = 0, file[i + 1] = 0x34;
+        if (W::HAS_OFFSETS) file[i + 2] = 0, file[i + 3] = 0xbe;
+    }
+    std::vector<W> packed(size_t(blocks) * spans);
+    std::vector<float> x(size_t(most) * in), found(size_t(most) * wide), alone(wide);
+    for (float& one : x) one = chance();
+    RoundedRows rows;
+    rows.reshape(most, in);
+    for (int r = 0; r < most; r++) rows.round(r, &x[size_t(r) * in], in);
+    pack_stored(packed.data(), file.data(), out, in);
+    int chore = 0;
+    const Blocks<W> all{packed.data(), in};
+    multiply_group(most, rows.group(0), all, blocks, all, found.data(), chore);
+    for (int r = 0; r < most; r++) {
+        const Rounded row = rows.group(r);
+        for (int j = 0; j < out; j++) {
+            double wanted = 0;
+            for (int k = 0; k < in; k++)
+                wanted += double(row.span(0, k / SPAN).scale) * row.numbers[k] * stored_weight<W>(&file[(size_t(j) * spans + k / SPAN) * W::FILE_BYTES], k % SPAN);
+            expect(is_near(found[size_t(r) * wide + j], wanted, 1e-4), "a product with a stored matrix", r, j);
+        }
+        for (int k = 0; k < in; k++)
+            expect(std::fabs(row.span(0, k / SPAN).scale * row.numbers[k] - x[size_t(r) * in + k]) <= 0.501f * row.span(0, k / SPAN).scale, "rounding to 8 bits", r, k);
+        multiply_group(1, row, all, blocks, all, alone.data(), chore);
+        expect(!memcmp(&found[size_t(r) * wide], alone.data(), size_t(blocks) * BLOCK * 4), "a row's own bits, stored", r);
+    }
+}
+
+static void check_halves() {
+    const uint16_t halves[LANES] = {0, 0x8000, 1, 0x8001, 0x3ff, 0x400, 0x3c00, 0xbc00, 0x3555, 0x7bff, 0xfbff, 0x0200, 0x1234, 0xb333, 0x4d00, 0x7c00};
+    float y[LANES];
+    store(y, load_half(halves));
+    for (int i = 0; i < LANES; i++) {
+        const int h = halves[i], exponent = h >> 10 & 31, rest = h & 1023;
+        const double size = exponent == 31 ? INFINITY : exponent ? std::ldexp(1024 + rest, exponent - 25) : std::ldexp(rest, -24);
+        expect(y[i] == float(h & 0x8000 ? -size : size), "numbers of 16 bits", i);
+    }
+}
+
 template <class T> static void check_attention(int heads, int dim, int size) {
     std::vector<T> keys(size_t(size) * dim), values(keys.size());
     std::vector<float> queries(size_t(heads) * dim), space(size_t(MAX_TOGETHER) * up(size, LANES)), out(queries.size());
@@ -100,7 +151,8 @@ template <class T> static void check_attention(int heads, int dim, int size) {
 }
 
 int main() {
-    check_lanes();
+    check_lanes(), check_halves();
+    for (int in : {32, 224}) check_stored<Q8_0>(61, in), check_stored<Q4_0>(61, in), check_stored<Q4_1>(40, in);
     for (int in : {32, 70}) check_products<float>(72, in), check_products<bf16>(72, in), check_products<int8_t>(72, in);
     for (int heads : {1, 3, 4, 7}) check_attention<float>(heads, 48, 37), check_attention<bf16>(heads, 64, 16);
     printf("%s %s\n", ISA_NAME, failures ? "fails" : "holds");

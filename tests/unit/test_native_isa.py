@@ -44,8 +44,9 @@ def test_a_set_of_this_machine_keeps_its_promises(isa, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or not all(map(shutil.which, EMULATED)), reason="no aarch64 emulator")
-def test_an_emulated_aarch64_keeps_its_promises(tmp_path: Path) -> None:
-    _compile(EMULATED[0], ("-static",), tmp_path / "check")
+@pytest.mark.parametrize("extra", ["", "+dotprod"])
+def test_an_emulated_aarch64_keeps_its_promises(extra: str, tmp_path: Path) -> None:
+    _compile(EMULATED[0], ("-static", f"-march=armv8.2-a{extra}"), tmp_path / "check")
     result = subprocess.run([EMULATED[1], tmp_path / "check"], capture_output=True, text=True, timeout=300, check=False)
     assert result.stdout == "neon holds\n"
 

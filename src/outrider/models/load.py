@@ -17,15 +17,18 @@ from outrider.core.interfaces import Target
 from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
-from outrider.models.gguf import hf_config, hf_tensors, read_gguf
+from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
+from outrider.models.gguf.stored import StoredTensors, stored_head
 from outrider.models.gpu import gpu_decoder
-from outrider.models.native import auto_types, fastest_decoder
+from outrider.models.native import auto_types, fastest_decoder, native_decoder
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FEW_BITS = {"int8": 8, "int4": 4}
 """Weights rounded to so many bits, activations in bfloat16: another model, whose own plain decoding is its reference. 8 bits on
 GPU and CPU, 4 on a GPU."""
+STORED = "stored"
+"""Matrices of a GGUF file as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ def load_model(
     page_len: int = 0,
 ) -> Target:
     """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8", and "int4" on a GPU,
-    round the weights and so change the model); ``max_len`` opens a model whose
+    round the weights and so change the model; "stored" multiplies the quantised matrices of a GGUF file as they are, on a CPU);
+    ``max_len`` opens a model whose
     rotary scaling depends on the context (longrope, dynamic) for more than its original length; ``fast`` False takes the
     plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant" asks for scores that do not depend on what
     shares a pass (GPU, 16-bit types); ``page_len`` keeps keys and values in pages of so many tokens, which rows can share
@@ -72,8 +76,10 @@ def load_model(
     if page_len < 0 or page_len & (page_len - 1):
         raise OptionError(f"page_len = {page_len} is not valid; use a power of two, or 0 for one block per row")
     speed = _Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len)
-    wanted = torch.bfloat16 if speed.bits < 16 else _dtype_named(dtype)
     source = name if isinstance(name, Source) else Source(name)
+    if dtype == STORED:
+        return _load_stored(local_path(source), place, max_len=max_len, speed=speed)
+    wanted = torch.bfloat16 if speed.bits < 16 else _dtype_named(dtype)
     path = local_path(source)
     if path.suffix == ".gguf":
         return _load_gguf(path, wanted, place, max_len=max_len, speed=speed)
@@ -96,12 +102,37 @@ def _load_gguf(
     path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed
 ) -> LayeredTarget:
     file = read_gguf(str(path))
-    config = config_of(hf_config(file))
-    if config is None:
-        raise ModelError(f"{path}: this architecture is not supported as GGUF; load its Hugging Face checkpoint")
+    config = _gguf_config(file)
     dtype = dtype or auto_dtype("bfloat16", device)  # the file's own rounding is coarser
     source = TensorDict(dict(hf_tensors(file, dtype=dtype)), str(path))
     return _decoder(config, source, dtype=dtype, device=device, max_len=max_len, speed=speed)
+
+
+def _gguf_config(file: GGUFFile) -> ModelConfig:
+    config = config_of(hf_config(file))
+    if config is None:
+        raise ModelError(f"{file.path}: this architecture is not supported as GGUF; load its Hugging Face checkpoint")
+    return config
+
+
+def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed: _Speed) -> LayeredTarget:
+    """A GGUF file whose quantised matrices are multiplied as they are; embedding, cache and residual stream in float32."""
+    what = f"dtype = {STORED!r} is not available"
+    if path.suffix != ".gguf":
+        raise OptionError(f"{what} for {path}, which is not a GGUF file; use 'auto', or 'int8' for weights of 8 bits")
+    if device.type != "cpu" or not speed.fast or speed.page_len or speed.numerics != "fast":
+        raise OptionError(f"{what} here; it needs device='cpu', fast=True, page_len=0 and numerics='fast'")
+    file = read_gguf(str(path))
+    config = _gguf_config(file)
+    if max_len is not None:
+        config = replace(config, max_len=max_len)
+    weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=device)
+    head = stored_head(file) if config.tied_head else None
+    decoder = native_decoder(config, weights if head is None else replace(weights, head=head))
+    if decoder is None:
+        reason = "it needs a C++ compiler, OUTRIDER_NATIVE not 0, and heads of a multiple of 16"
+        raise OptionError(f"{what} for {path} on this machine: {reason}; use 'float32'")
+    return decoder
 
 
 def _decoder(
@@ -211,7 +242,7 @@ def _dtype_named(name: str | None) -> torch.dtype | None:
     if name is None or name == "auto":
         return None
     if name not in DTYPES:
-        raise OptionError(f"unknown dtype {name!r}; {nearest(name, [*DTYPES, *FEW_BITS, 'auto'])}")
+        raise OptionError(f"unknown dtype {name!r}; {nearest(name, [*DTYPES, *FEW_BITS, STORED, 'auto'])}")
     return DTYPES[name]
 
 

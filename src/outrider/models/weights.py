@@ -43,13 +43,17 @@ class TensorSource(ABC):
         if name not in self.names:
             raise ModelError(f"{self.origin}: tensor {name!r} is missing; the files are incomplete: fetch the model again")
         tensor = self.read(name)
-        if tuple(tensor.shape) != shape:
-            found = f"{self.origin}: tensor {name!r} has shape {list(tensor.shape)} but config.json asks for {list(shape)}"
-            raise ModelError(f"{found}; weights and config belong to different models: fetch both again")
+        self.check_shape(name, tuple(tensor.shape), shape)
         if tensor.dtype not in _FLOATS:
             found = f"{self.origin}: tensor {name!r} is stored as {str(tensor.dtype).removeprefix('torch.')}"
             raise ModelError(f"{found}; only float32, bfloat16, float16 and float64 can be read: use an unquantised checkpoint")
         return tensor
+
+    def check_shape(self, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        """Refuse a tensor that is not of the shape the model wants."""
+        if found != wanted:
+            what = f"{self.origin}: tensor {name!r} has shape {list(found)} but config.json asks for {list(wanted)}"
+            raise ModelError(f"{what}; weights and config belong to different models: fetch both again")
 
 
 class TensorDict(TensorSource):
@@ -127,7 +131,9 @@ def _weight_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """One layer. Rows of ``qkv`` are query heads, key heads, value heads; of ``gate_up`` the gate, then up."""
+    """One layer. Rows of ``qkv`` are query heads, key heads, value heads; of ``gate_up`` the gate, then up.
+
+    For the native CPU pass, a matrix may be the uint8 rows of a GGUF file (``gguf/stored.py``)."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -261,4 +267,5 @@ class _WeightReader:
         return self._source.take(self._prefix + name, *shape)
 
     def _place(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, self._dtype)
+        """On the device, in the type; the bytes of a stored matrix (``gguf/stored.py``) stay bytes."""
+        return tensor.to(self._device, tensor.dtype if tensor.dtype == torch.uint8 else self._dtype)

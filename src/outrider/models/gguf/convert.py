@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -243,15 +243,18 @@ def _layer_types(keys: ModelKeys, num_layers: int, *, default: int) -> list[str]
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
-def hf_tensors(file: GGUFFile, *, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
-    """The weights one by one under their Hugging Face names, with the converter's changes undone."""
+def hf_tensors(
+    file: GGUFFile, *, dtype: torch.dtype = torch.float32, stored: Collection[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights one by one under their Hugging Face names, with the converter's changes undone. The matrices named in
+    ``stored`` come as the bytes of their rows."""
     family, keys = _family(file), ModelKeys(file)
     num_heads = keys.whole("attention.head_count")
     heads_of = {"attn_q": num_heads, "attn_k": keys.whole("attention.head_count_kv", num_heads) or num_heads}
     for name in file.tensors:
         if name in ROPE_TENSORS:
             continue
-        hf_name, tensor = _hf_name(file, family, name), file.tensor(name)
+        hf_name, tensor = _hf_name(file, family, name), file.rows(name) if name in stored else file.tensor(name)
         num_rotary_heads = heads_of.get(name.split(".")[-2])
         if family.rotary_pairs_adjacent and num_rotary_heads is not None:
             if len(tensor) % (2 * num_rotary_heads):
@@ -259,7 +262,7 @@ def hf_tensors(file: GGUFFile, *, dtype: torch.dtype = torch.float32) -> Iterato
             tensor = _split_rotary_pairs(tensor, num_rotary_heads)
         if family.norms_plus_one and name.endswith("norm.weight"):
             tensor = tensor - 1
-        yield hf_name, tensor.to(dtype)
+        yield hf_name, tensor if name in stored else tensor.to(dtype)
 
 
 def _hf_name(file: GGUFFile, family: Family, name: str) -> str:

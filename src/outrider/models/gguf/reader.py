@@ -73,11 +73,20 @@ class GGUFFile:
 
     def tensor(self, name: str, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The tensor ``name``, dequantised, in PyTorch's order of dimensions. The result owns its memory."""
+        entry = self._entry(name)
+        raw = np.asarray(self.data[entry.start : entry.end])
+        return dequantise(raw, entry.storage, dtype=dtype).view(entry.shape)
+
+    def rows(self, name: str) -> Tensor:
+        """The bytes of the matrix ``name`` [out, bytes of a row], uint8, in the file's own memory."""
+        entry = self._entry(name)
+        return torch.from_numpy(np.asarray(self.data[entry.start : entry.end])).view(entry.shape[0], -1)
+
+    def _entry(self, name: str) -> TensorEntry:
         entry = self.tensors.get(name)
         if entry is None:
             raise ModelError(f"{self.path}: no tensor {name!r} in the file; {nearest(name, self.tensors)}")
-        raw = np.asarray(self.data[entry.start : entry.end])
-        return dequantise(raw, entry.storage, dtype=dtype).view(entry.shape)
+        return entry
 
     def text(self, key: str) -> str:
         """A string of the metadata that must be there."""

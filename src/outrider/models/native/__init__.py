@@ -12,7 +12,16 @@ from outrider.models.native.decoder import NativeDecoder, can_run
 from outrider.models.native.instruction_sets import has_bfloat16, isa_here
 from outrider.models.weights import Weights
 
-__all__ = ["BUILD", "NativeDecoder", "auto_types", "can_run", "fastest_decoder", "isa_here", "ready_to_measure"]
+__all__ = [
+    "BUILD",
+    "NativeDecoder",
+    "auto_types",
+    "can_run",
+    "fastest_decoder",
+    "isa_here",
+    "native_decoder",
+    "ready_to_measure",
+]
 
 
 def auto_types() -> frozenset[torch.dtype]:
@@ -24,5 +33,10 @@ def auto_types() -> frozenset[torch.dtype]:
 
 def fastest_decoder(config: ModelConfig, weights: Weights, bits: int = 16) -> LayeredTarget:
     """The native decoder where it can run, PyTorch's where it cannot: one of the two for the life of the model."""
+    return native_decoder(config, weights, bits) or Decoder(config, weights, bits=bits)
+
+
+def native_decoder(config: ModelConfig, weights: Weights, bits: int = 16) -> NativeDecoder | None:
+    """The native decoder; None where it cannot run."""
     library = built_library() if can_run(config, weights.embedding.dtype, weights.embedding.device) else None
-    return Decoder(config, weights, bits=bits) if library is None else NativeDecoder(library, config, weights, bits)
+    return None if library is None else NativeDecoder(library, config, weights, bits)

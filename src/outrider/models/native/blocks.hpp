@@ -21,18 +21,22 @@ struct Matrix {
     const float* bias;    // [out] or null
     const float* scales;  // [out] of weights of 8 bits, or null
     int32_t in, out;
+    int32_t storage;      // of a GGUF file (stored.hpp): 0 none, 1 Q8_0, 2 Q4_0, 3 Q4_1
     int padded_in() const { return up(in, 32); }
     int num_blocks() const { return up(out, BLOCK) / BLOCK; }
 };
+
+// Weights of one T
+template <class T> constexpr int weights_in = 1;
 
 // Blocks that lie one after the other.
 template <class T> struct Blocks {
     const T* at;
     int width;
-    size_t next() const { return size_t(width) * BLOCK; }
+    size_t next() const { return size_t(width) * BLOCK / weights_in<T>; }
     Blocks after(int count) const { return {at + count * next(), width}; }
     static Blocks of(const Matrix& w, int first) {
-        return {static_cast<const T*>(w.packed) + size_t(first) * w.padded_in() * BLOCK, w.padded_in()};
+        return Blocks{static_cast<const T*>(w.packed), w.padded_in()}.after(first);
     }
 };
 

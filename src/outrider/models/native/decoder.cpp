@@ -44,6 +44,12 @@ void outrider_pack(void* to, const void* from, int out, int in, int num_bytes) {
     else if (num_bytes == 2) pack(static_cast<bf16*>(to), static_cast<const bf16*>(from), out, in);
     else pack(static_cast<int8_t*>(to), static_cast<const int8_t*>(from), out, in);
 }
+void outrider_pack_stored(void* to, const void* from, int out, int in, int storage) {  // rows of a GGUF file, as Matrix numbers them
+    const auto* rows = static_cast<const uint8_t*>(from);
+    if (storage == 1) pack_stored(static_cast<Q8_0*>(to), rows, out, in);
+    else if (storage == 2) pack_stored(static_cast<Q4_0*>(to), rows, out, in);
+    else pack_stored(static_cast<Q4_1*>(to), rows, out, in);
+}
 void outrider_gumbel(const int64_t* keys, int64_t count, int size, float* out) {
     for (int64_t i = 0; i < count; i++) gumbel_stream(uint64_t(keys[i]), size, out + i * size);
 }

@@ -80,6 +80,11 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         ]
 
     @property
+    def num_bytes(self) -> int:
+        """Memory of the packed matrices, the head included."""
+        return self._model.num_bytes
+
+    @property
     def pads(self) -> bool:
         return False
 

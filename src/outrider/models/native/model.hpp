@@ -9,7 +9,7 @@ struct LayerWeights {
     int32_t rope, window;  // -1: no positions; 0: no window
 };
 struct Model {
-    int32_t is_bf16, hidden, layers, heads, kv_heads, head_dim, mlp, vocab, activation;
+    int32_t is_bf16, has_stored, hidden, layers, heads, kv_heads, head_dim, mlp, vocab, activation;
     float norm_eps, query_scale, embedding_scale, attention_cap, final_cap;
     const void* embedding;  // [vocab][hidden]
     const float* norm;

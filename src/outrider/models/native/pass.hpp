@@ -11,6 +11,7 @@
 #include "pool.hpp"
 #include "rows.hpp"
 #include "stages.hpp"
+#include "stored.hpp"
 
 static thread_local int this_thread = 0;
 
@@ -20,6 +21,7 @@ constexpr int CHUNK = 16;  // rows that are rotated at once
 template <class T> struct Buffers {  // kept between passes
     Memory<float> residual, wide;
     Inputs<T> narrow, gated, last;
+    RoundedRows rounded;  // what goes into a product with a stored matrix
     Memory<T> queries;
     std::vector<std::vector<float>> spaces;
 };
@@ -47,6 +49,7 @@ template <class T> class Runner {
         b.narrow.reshape(int(rows.size()), std::max(m.hidden, m.heads * m.head_dim));
         b.gated.reshape(int(rows.size()), m.mlp);
         b.last.reshape(int(speaking.size()), m.hidden);
+        if (m.has_stored) b.rounded.reshape(int(rows.size()), std::max({m.hidden, m.heads * m.head_dim, m.mlp}));
         b.spaces.resize(pool.size());
         b.queries.grow(has_tile_attention() ? rows.size() * m.heads * m.head_dim : 0);
         tile_look.prepare(*this);
@@ -112,8 +115,20 @@ template <class T> class Runner {
     template <class F> void product(int& phase, const Product<T>& of, F take) {
         if constexpr (sizeof(T) == 2) {
             if (of.w.scales) return product_of<int8_t>(phase, of, take);
+        } else {
+            if (of.w.storage) round(phase, of);
+            if (of.w.storage == 1) return product_of<Q8_0>(phase, of, take);
+            if (of.w.storage == 2) return product_of<Q4_0>(phase, of, take);
+            if (of.w.storage == 3) return product_of<Q4_1>(phase, of, take);
         }
         product_of<T>(phase, of, take);
+    }
+    void round(int& phase, const Product<T>& of) {
+        share(phase, of.rows, [&](int row) { b.rounded.round(row, of.x.at(row, 0), of.w.in); });
+    }
+    template <class W> auto group_of(const Product<T>& of, int row) {
+        if constexpr (is_stored<W>) return b.rounded.group(row);
+        else return Group<T>{of.x.group(row), of.x.stride};
     }
     // One piece is a few blocks of w for all rows: its weights are read from memory once. take(row, from, count) gives what puts
     // outputs [from, from + count) of rows from `row` on in their place.
@@ -133,8 +148,7 @@ template <class T> class Runner {
             for (int row = 0; row < of.rows; row += MOST_ROWS) {
                 const int num = std::min(MOST_ROWS, of.rows - row);
                 const Sums found{sums[turn ^= 1], num, together<T>(num) * BLOCK};
-                const Group<T> group{of.x.group(row), of.x.stride};
-                multiply_group(num, group, Blocks<W>::of(w, first), num_blocks, next, found.at, results);
+                multiply_group(num, group_of<W>(of, row), Blocks<W>::of(w, first), num_blocks, next, found.at, results);
                 results.write(MOST_ROWS);
                 results.sums = found, results.from = first * BLOCK, results.done = 0;
                 results.count = std::min(num_blocks * BLOCK, w.out - results.from);

@@ -1,0 +1,244 @@
+"""GGUF matrices multiplied as stored (``dtype="stored"``): the arithmetic against its PyTorch reference, the same bits whatever
+shares the pass, speculative text equal to plain text, and the memory of the file. Every instruction set: test_native_isa.py."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import pytest
+import torch
+from test_gguf import _byte_level, write_gguf
+from torch import Tensor
+
+from outrider import LLM, SamplingParams
+from outrider.bundled import bundled_path
+from outrider.core.errors import OptionError
+from outrider.core.interfaces import Target
+from outrider.core.tree import TokenTree
+from outrider.models import decoder, load
+from outrider.models.config import config_of
+from outrider.models.gguf import read_gguf
+from outrider.models.gguf.quants import STORAGE_TYPES
+from outrider.models.gguf.stored import STORED, multiply, rounded, stored_matrices
+from outrider.models.linear import Linear
+from outrider.models.load import load_model
+from outrider.models.native import BUILD, NativeDecoder
+from outrider.models.random_decoder import tiny_weights
+
+CODES = {storage.name: code for code, storage in STORAGE_TYPES.items()}
+VOCAB, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 267, 96, 160, 6, 2, 16, 2
+KEYS = {
+    "context_length": 256,
+    "embedding_length": HIDDEN,
+    "block_count": LAYERS,
+    "feed_forward_length": MLP,
+    "attention.head_count": HEADS,
+    "attention.head_count_kv": KV_HEADS,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 10000.0,
+}
+
+
+def quantised(weights: Tensor, name: str) -> tuple[int, tuple[int, ...], bytes]:
+    """A matrix in blocks of 32, for ``write_gguf``: the format's definition, to the nearest."""
+    blocks = weights.reshape(-1, 32).double()
+    low, high = blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)
+    top = torch.maximum(low.abs(), high.abs())
+    scale = {"Q8_0": top / 127, "Q4_0": top / -8, "Q4_1": (high - low) / 15}[name].half()
+    offset = low.half() if name == "Q4_1" else scale.new_zeros(len(blocks), 0)
+    start = {"Q8_0": 0, "Q4_0": 8, "Q4_1": -low / scale}[name]
+    q = (blocks / scale + start).round()
+    q = q.clamp(-127, 127).to(torch.int8).view(torch.uint8) if name == "Q8_0" else q.clamp(0, 15).to(torch.uint8)
+    q = q if name == "Q8_0" else q[:, :16] | q[:, 16:] << 4
+    raw = np.concatenate([scale.numpy().view(np.uint8), offset.numpy().view(np.uint8), q.numpy()], 1)
+    return CODES[name], tuple(weights.shape), raw.tobytes()
+
+
+def model_file(folder: Path, kinds: dict[str, str], arch: str = "qwen2") -> Path:
+    """A small random model; ``kinds`` gives the storage of matrices by their stem, "" that of all others.
+
+    Qwen2 has biases and a tied head. Llama has neither, and rows of q and k in llama.cpp's rotary order."""
+    torch.manual_seed(0)
+    shapes = {
+        **{
+            "attn_q": (HEADS * HEAD_DIM, HIDDEN),
+            "attn_k": (KV_HEADS * HEAD_DIM, HIDDEN),
+            "attn_v": (KV_HEADS * HEAD_DIM, HIDDEN),
+        },
+        **{
+            "attn_output": (HIDDEN, HEADS * HEAD_DIM),
+            "ffn_gate": (MLP, HIDDEN),
+            "ffn_up": (MLP, HIDDEN),
+            "ffn_down": (HIDDEN, MLP),
+        },
+    }
+
+    def matrix(stem: str, shape: tuple[int, int]) -> Any:
+        weights, kind = torch.randn(shape) / shape[1] ** 0.5, kinds.get(stem, kinds[""])
+        return weights if kind == "F32" else quantised(weights, kind)
+
+    tensors: dict[str, Any] = {
+        "token_embd.weight": matrix("token_embd", (VOCAB, HIDDEN)),
+        "output_norm.weight": torch.ones(HIDDEN),
+    }
+    for layer in range(LAYERS):
+        tensors |= {f"blk.{layer}.{stem}.weight": matrix(stem, shape) for stem, shape in shapes.items()}
+        biased = ("attn_q", "attn_k", "attn_v") if arch == "qwen2" else ()
+        tensors |= {f"blk.{layer}.{stem}.bias": torch.randn(shapes[stem][0]) / 4 for stem in biased}
+        tensors |= {f"blk.{layer}.{stem}.weight": torch.rand(HIDDEN) + 0.5 for stem in ("attn_norm", "ffn_norm")}
+    if arch == "llama":
+        tensors["output.weight"] = matrix("output", (VOCAB, HIDDEN))
+    keys = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in KEYS.items()}
+    return write_gguf(folder / "m.gguf", keys | _byte_level(), tensors)
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    found = BUILD.wait()
+    if found is None:
+        pytest.skip("no C++ compiler")
+    return found
+
+
+def head_alone(library: ctypes.CDLL, rows: Tensor, sizes: Tensor) -> NativeDecoder:
+    """A model whose logits of a state of 1 and -1 are the product of the head with ``sizes`` of those signs, exactly: the root
+    mean square is 1, and ``sizes`` are the weights of the norm."""
+    shape = {
+        "hidden_size": len(sizes),
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
+    config = config_of({"model_type": "llama", "vocab_size": len(rows), "num_hidden_layers": 1, **shape})
+    assert config is not None
+    weights = replace(tiny_weights(config, seed=0), norm=sizes, head=rows)
+    return NativeDecoder(library, replace(config, norm_eps=0.0), weights)
+
+
+def stored_rows(folder: Path, weights: Tensor, kind: str) -> Tensor:
+    return read_gguf(write_gguf(folder / "one.gguf", {}, {"output.weight": quantised(weights, kind)})).rows("output.weight")
+
+
+@pytest.mark.parametrize("inputs", [32, 96, 608])
+@pytest.mark.parametrize("kind", STORED)
+def test_a_product_is_the_reference(library, tmp_path: Path, kind: str, inputs: int) -> None:
+    """Outputs that fill no block, inputs of very different sizes, any number of rows: a row's bits are its own."""
+    torch.manual_seed(1)
+    rows = stored_rows(tmp_path, torch.randn(73, inputs) + 0.3, kind)
+    sizes = torch.randn(inputs) * torch.logspace(-3, 3, inputs)
+    sizes[:32] *= 0.0 if inputs > 32 else 1.0
+    model, signs = head_alone(library, rows, sizes), torch.randint(0, 2, (67, inputs)).float() * 2 - 1
+    expected, found = multiply(signs * sizes, rows), model.logits(signs)
+    assert (found - expected).abs().max() <= 1e-6 * rounded(sizes).abs().sum()
+    assert (signs * sizes - rounded(signs * sizes)).abs().max() > 1e-4 * sizes.abs().max(), "the inputs are rounded"
+    for count in (1, 2, 3, 4, 5, 16, 64):
+        assert torch.equal(model.logits(signs[:count]), found[:count]), f"{count} rows"
+    assert torch.equal(model.logits(signs[40:43]), found[40:43])
+
+
+@final
+class RoundedInputs(Linear):
+    """The reference of a stored matrix: float inputs, rounded, times the dequantised weights."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, 0.0 if bias is None else bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (rounded(x) @ self._weight.double().T).float() + self._bias
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return residual + self(x)
+
+
+def scores_of(model: Target, tree: TokenTree) -> Tensor:
+    cache = model.new_cache(tree.batch_size)
+    model.prefill([[(7 * i + row) % VOCAB for i in range(20 + row)] for row in range(tree.batch_size)], cache)
+    return model.score(tree, cache).logits
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "llama"])
+@pytest.mark.parametrize("kind", STORED)
+def test_a_model_is_the_reference(library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, arch: str) -> None:
+    """Every matrix, the head included: nearer to PyTorch with rounded inputs than to PyTorch without, by far."""
+    path = str(model_file(tmp_path, {"": kind}, arch))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stored = load_model(path, dtype="stored", device="cpu")
+    exact = load_model(path, dtype="float32", device="cpu", fast=False)
+    monkeypatch.setattr(decoder, "linear_of", lambda weight, bias=None, **_: RoundedInputs(weight, bias))
+    reference = load_model(path, dtype="float32", device="cpu", fast=False)
+    assert isinstance(stored, NativeDecoder)
+    tree = TokenTree.of_rows([([5, 6, 7, 8], [-1, 0, 0, 1])] * 2)
+    found, wanted, unrounded = (scores_of(model, tree) for model in (stored, reference, exact))
+    assert (found - wanted).norm() < 0.2 * (unrounded - wanted).norm()
+    assert 1e-4 < (unrounded - wanted).norm() / wanted.norm() < 0.05
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_scores_do_not_depend_on_what_shares_the_pass(library, tmp_path: Path, kind: str) -> None:
+    """Bit for bit: 1, 4, 16 nodes and more, a chain or a tree, one row or three."""
+    model = load_model(str(model_file(tmp_path, {"": kind})), dtype="stored", device="cpu")
+    tokens, cache, alone = [(11 * i) % VOCAB for i in range(70)], model.new_cache(1), list[Tensor]()
+    for token in tokens:
+        alone.append(model.score(TokenTree.chain(torch.tensor([[token]])), cache).logits[0])
+        cache.commit([[0]])
+    for width in (2, 3, 4, 5, 16, 33, 65, 70):
+        logits = model.score(TokenTree.chain(torch.tensor([tokens[:width]])), model.new_cache(1)).logits[0]
+        assert torch.equal(logits, torch.cat(alone[:width])), f"{width} nodes"
+    trees = [([*tokens[:3], 1, 2], [-1, 0, 1, 0, 3]), (tokens[:2], [-1, 0]), ([4, *tokens[:9]], [-1, *range(9)])]
+    together = model.score(TokenTree.of_rows(trees), model.new_cache(3)).logits
+    assert torch.equal(together[0, :3], torch.cat(alone[:3])) and torch.equal(together[1, :2], torch.cat(alone[:2]))
+
+
+@pytest.mark.parametrize("method", ["prompt-lookup", "draft-model"])
+def test_speculative_text_is_plain_text(library, tmp_path: Path, method: str) -> None:
+    path = str(model_file(tmp_path, {"": "Q4_1", "ffn_down": "Q8_0", "attn_output": "Q4_0"}))
+    (tmp_path / "draft").mkdir()
+    draft = str(model_file(tmp_path / "draft", {"": "Q4_0"})) if method == "draft-model" else None
+    llm = LLM(path, dtype="stored", device="cpu", method=method, draft=draft)
+    assert isinstance(llm.target, NativeDecoder)
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
+        texts = [llm.generate([[1, 2, 3, 1, 2]], params, method=llm.compose(name))[0].token_ids for name in ("plain", method)]
+        assert texts[0] == texts[1] and len(texts[0]) == 40
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_memory_is_that_of_the_file(library, tmp_path: Path, kind: str) -> None:
+    path = model_file(tmp_path, {"": kind})
+    file, model = read_gguf(path), load_model(str(path), dtype="stored", device="cpu")
+    assert isinstance(model, NativeDecoder)
+    stored = [file.tensors[name] for name in (*stored_matrices(file), "token_embd.weight")]
+    assert len(stored) == 1 + 7 * LAYERS
+    assert model.num_bytes <= 1.1 * sum(entry.end - entry.start for entry in stored)
+
+
+def test_other_types_are_dequantised_and_named(library, tmp_path: Path) -> None:
+    """Joined matrices stay only if all of one type; the embedding is the head here."""
+    path = model_file(tmp_path, {"": "Q8_0", "attn_v": "Q4_0", "token_embd": "F32"})
+    with pytest.warns(UserWarning, match=r"1 of F32, 2 of Q4_0, 4 of Q8_0 among its matrices are multiplied in float32"):
+        model = load_model(str(path), dtype="stored", device="cpu")
+    names = stored_matrices(read_gguf(path))
+    assert {name.split(".")[2] for name in names} == {"attn_output", "ffn_gate", "ffn_up", "ffn_down"}
+    tree = TokenTree.of_rows([([5, 6], [-1, 0])])
+    found, wide = (scores_of(one, tree) for one in (model, load_model(str(path), dtype="float32", device="cpu")))
+    assert 0 < (found - wide).norm() / wide.norm() < 0.05
+
+
+def test_where_it_is_not_available_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match=r"'stored' is not available for .*not a GGUF file; use 'auto', or 'int8'"):
+        load_model(str(bundled_path("target")), dtype="stored", device="cpu")
+    path = str(model_file(tmp_path, {"": "Q8_0"}))
+    with pytest.raises(OptionError, match="it needs device='cpu', fast=True"):
+        load_model(path, dtype="stored", device="cpu", fast=False)
+    with pytest.raises(OptionError, match="did you mean 'stored'"):
+        load_model(path, dtype="storde", device="cpu")
+    monkeypatch.setattr(load, "native_decoder", lambda *_: None)
+    with pytest.raises(OptionError, match=r"it needs a C\+\+ compiler"):
+        load_model(path, dtype="stored", device="cpu")
