@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal
+from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
 from outrider.acceptance.divergence import Divergence, DivergenceOptions
 from outrider.acceptance.lenient import Lenient, LenientOptions
 from outrider.acceptance.threshold import ThresholdRule, ThresholdRuleOptions
@@ -107,6 +107,9 @@ RULES: Catalog[RuleRow] = Catalog(
         ),
         "traversal": RuleRow(Traversal, "a tree judged from its leaves", "Weng et al. 2025 (arXiv 2505.12398)"),
         "kseq": RuleRow(KSeq, "several independent guesses judged together", "Sun et al. 2023 (arXiv 2310.15141)"),
+        "transport": RuleRow(
+            Transport, "the best of several independent guesses, by optimal transport", "Sun et al. 2023 (arXiv 2310.15141)"
+        ),
         "delta": RuleRow(Delta, "each guess accepted with its own probability under the target", "docs/lossless.md"),
         "typical": RuleRow(Typical, "keeps what is typical of the target", "arXiv 2401.10774", TypicalOptions),
         "lenient": RuleRow(Lenient, "rejection sampling with q scaled down", "arXiv 2211.17192", LenientOptions),

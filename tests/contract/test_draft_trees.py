@@ -13,7 +13,7 @@ from markov import Markov
 from test_methods import EVERYTHING, PROMPTS, SAMPLED, serve, tokens
 from tiny_pair import VOCAB, tiny_model
 
-from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal
+from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
 from outrider.core.draft import Draws, Shape
 from outrider.core.errors import CompositionError
 from outrider.core.interfaces import AcceptanceRule, Context, Drafter, Plan, Target
@@ -33,7 +33,7 @@ from outrider.engine.step import Engine
 from outrider.policies.fixed import Fixed, FixedOptions
 
 CHOSEN, WITHOUT, IID = Draws.DETERMINISTIC, Draws.WITHOUT_REPLACEMENT, Draws.IID
-RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal]
+RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal]
 Make = Callable[[Target, int], Drafter]
 
 
@@ -177,6 +177,7 @@ SAMPLED_TREES = [
     ("static iid", Recursive),
     ("stochastic beam", Recursive),
     ("chains apart", KSeq),
+    ("chains apart", Transport),
     ("chains merged", Traversal),
 ]
 

@@ -23,13 +23,13 @@ from toy_laws import (
     toy_pair,
 )
 
-from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal
+from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
 from outrider.core.draft import Draws, Shape
 from outrider.core.interfaces import AcceptanceRule
 from outrider.core.random_source import RandomSource, enumerate_law
 
 EXACT = 1e-12
-RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal]
+RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal]
 CASES = [
     pytest.param(rule, draws, id=f"{rule.__name__}-{draws.name}")
     for rule in RULES

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal
+from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
 from outrider.acceptance.coupled import followed, followed_one_by_one
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import AcceptanceRule, RowDraft
@@ -25,7 +25,7 @@ from outrider.core.tree import TokenTree
 from outrider.core.twins import first_twins
 from outrider.core.verdict import RowVerdict, Verdict
 
-RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, KSeq, Recursive, Rejection, Traversal]
+RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal]
 VOCAB_SIZE = 5
 
 
@@ -167,7 +167,7 @@ def test_greedy_rows_follow_the_argmax(rule: type[AcceptanceRule], is_chain: boo
         greedy = logits.argmax(-1)
         for row in range(len(case.sizes)):
             node, choices = 0, greedy[row].tolist()
-            if rule is KSeq:  # guesses of one text are judged by the law of the first node that spells it
+            if rule in (KSeq, Transport):  # guesses of one text are judged by the law of the first node that spells it
                 choices = [choices[first] for first in first_twins(case.tree)[row].tolist()]
             found = row_verdict(verdict, row)
             for child in found.path:

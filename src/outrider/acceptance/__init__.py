@@ -12,6 +12,7 @@ from outrider.acceptance.delta import Delta
 from outrider.acceptance.kseq import KSeq
 from outrider.acceptance.recursive import Recursive
 from outrider.acceptance.rejection import Rejection
+from outrider.acceptance.transport import Transport
 from outrider.acceptance.traversal import Traversal
 
-__all__ = ["Block", "Coupled", "Delta", "KSeq", "Recursive", "Rejection", "Traversal"]
+__all__ = ["Block", "Coupled", "Delta", "KSeq", "Recursive", "Rejection", "Transport", "Traversal"]

@@ -1,0 +1,190 @@
+"""Optimal transport: of k independent guesses one is kept as often as any lossless rule can keep one.
+
+A rule that sees k draws of q and keeps one of them supplies every set S of tokens at most as often as S is drawn,
+1 - (1 - q(S))^k. What is kept must stay below p as well. The best supply is min(p, c q) with the largest c that respects
+the first bound. k-SEQ has the same form with a smaller c, because it decides on each guess before it sees the next.
+
+    tokens in falling order of p / q;   Q_j = q(first j tokens),  P_j = p(first j tokens),  F(x) = 1 - (1 - x)^k
+    missing = max_j (P_j - F(Q_j)), at least 0;    c = max_j (P_j - missing) / Q_j;    accepted = 1 - missing
+
+The order gives every token a *place*. Keeping the guess with the first place keeps token j with probability q_j f_j, where
+f_j = (F(Q_j) - F(Q_{j-1})) / q_j is the worth of the place. The token needs q_j n_j, with n_j = min(p_j / q_j, c). Tokens
+with f > n have a surplus, those with f < n a deficit. Laid end to end, the deficits stand beside surpluses of earlier
+tokens. Where surplus i and deficit j overlap, the two exchange places:
+
+    a draw of i takes place j with probability overlap / (q_i (f_i - f_j))
+    a draw of j takes place i with probability overlap / (q_j (f_i - f_j))
+    the first place wins, the earlier guess among equals;   the winner x is accepted with probability min(1, p(x) / m(x))
+    m = what wins: q n for a deficit, q f less what it gave for a surplus;     not accepted:  y ~ norm((p - m)+)
+
+Sun et al. 2023 (SpecTr, arXiv 2310.15141) state the problem as a linear program; the solution by sorting and exchange is
+derived in docs/lossless.md. Its cost is one sort of the vocabulary, so nothing is truncated. Lossless for independent siblings,
+duplicates kept. At one position it accepts at least as often as ``kseq`` and ``recursive`` do on the same guesses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outrider.acceptance.paths import path_of, row_at, tree_verdict
+from outrider.acceptance.residual import draw, draw_row, ratio, surplus
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.interfaces import AcceptanceRule, RowDraft
+from outrider.core.random_source import RandomSource
+from outrider.core.rng import Noise, Purpose
+from outrider.core.sampling import Law
+from outrider.core.twins import first_twins
+from outrider.core.verdict import RowVerdict, Verdict
+
+_TINY = torch.finfo(torch.float64).tiny
+
+
+@final
+class Transport(AcceptanceRule):
+    """Keep the best of k independent guesses. Lane 2 n gives guess n its place, lane 2 n + 1 accepts it if it has won."""
+
+    exact_for: ClassVar = (Draws.IID,)
+    shape: ClassVar = Shape.TREE
+    lossless: ClassVar = True
+
+    def walk_row(self, row: RowDraft, source: RandomSource) -> RowVerdict:
+        reached = [0]  # nodes that spell the accepted tokens; the first stands for all
+        while True:
+            end = reached[0]
+            guesses = sorted(child for node in reached for child in row.children(node))
+            p = row.p[end]
+            if not guesses:
+                return RowVerdict(path_of(row, end), draw_row(p, p, source), rejected=False)
+            plan = _Plan.of(p, p if row.q is None else row.q[end], p.new_tensor(len(guesses)))
+            winner = _first_place(plan, row, guesses, source)
+            token = row.tokens[winner]
+            if not source.bernoulli(ratio(float(plan.p[token]), float(plan.wins[token])), 2 * winner + 1):
+                owed = surplus(plan.p, plan.wins)
+                return RowVerdict(path_of(row, end), draw_row(owed, p, source), rejected=bool(row.children(end)))
+            reached = [child for child in guesses if row.tokens[child] == token]
+
+    def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
+        tree, p = draft.tree, law.probs
+        assert draft.q is not None or tree.num_nodes == 1, "sampled guesses come with their q"
+        first = first_twins(tree)
+        above = first.gather(1, tree.parents.clamp(min=0))
+        is_guess = tree.valid & (tree.parents >= 0)
+        counts = torch.zeros_like(p[..., 0]).scatter_add(1, above, is_guess.to(p.dtype))
+        plan = _Plan.of(p, p if draft.q is None else draft.q, counts)
+        nodes = torch.arange(tree.num_nodes, device=p.device).expand(tree.batch_size, -1)
+        place = _place(plan.rows(above), tree.tokens, noise.uniform(Purpose.ACCEPT, 2 * nodes))
+        key = place * tree.num_nodes + nodes  # among equal places the earlier guess is smaller
+        last = torch.full_like(key, tree.num_nodes * p.shape[2])
+        best = last.scatter_reduce(1, above, torch.where(is_guess, key, last), "amin")
+        flat = above * p.shape[2] + tree.tokens
+        p_guess, wins = plan.p.flatten(1).gather(1, flat), plan.wins.flatten(1).gather(1, flat)
+        passes = noise.uniform(Purpose.ACCEPT, 2 * nodes + 1) * wins < p_guess
+        passes = passes & is_guess & (key == best.gather(1, above))
+        ends = torch.zeros_like(tree.tokens[:, 0])
+        for _ in range(tree.num_nodes - 1):  # a path is at most that long; rows that have ended stay where they are
+            onward = passes & (above == ends[:, None])
+            reached = first.gather(1, onward.int().argmax(1, keepdim=True))[:, 0]
+            ends = torch.where(onward.any(1), reached, ends)
+        p_end = row_at(plan.p, ends)
+        owed = surplus(p_end, row_at(plan.wins, ends))
+        owed = torch.where(counts.gather(1, ends[:, None]) > 0, owed, p_end)  # where nothing was guessed q means nothing
+        return tree_verdict(tree, ends, draw(owed, p_end, noise))
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """The coupling at a node: who exchanges places with whom, and how often a token wins. Float64, over any leading sizes."""
+
+    p: Tensor
+    """[..., V] the target's law."""
+    wins: Tensor
+    """[..., V] m, the probability that a token wins."""
+    rank: Tensor
+    """[..., V] each token's own place."""
+    mass: Tensor
+    """[..., V] q of the token at each place."""
+    worth: Tensor
+    """[..., V] f of each place."""
+    surplus_end: Tensor
+    """[..., V] running sum of the surpluses, by place."""
+    deficit_end: Tensor
+    """[..., V] running sum of the deficits, by place."""
+
+    @staticmethod
+    def of(p: Tensor, q: Tensor, count: Tensor) -> _Plan:
+        """The best coupling of ``count`` [...] draws from ``q`` with ``p`` [..., V]."""
+        p, q, k = _norm(p.double()), _norm(q.double()), count[..., None].double()
+        order = (p / q.clamp(min=_TINY)).argsort(dim=-1, descending=True, stable=True)
+        rank = order.argsort(-1)
+        wanted, mass = p.gather(-1, order), q.gather(-1, order)
+        drawn, owed = mass.cumsum(-1).clamp(max=1), wanted.cumsum(-1)
+        spared = (1 - drawn) ** k  # no draw among the first places
+        worth = torch.where(mass > 0, (_before(spared, 1.0) - spared) / mass.clamp(min=_TINY), 0.0)
+        missing = (owed - (1 - spared)).amax(-1, keepdim=True).clamp(min=0)
+        level = torch.where(drawn > 0, (owed - missing) / drawn.clamp(min=_TINY), 0.0).amax(-1, keepdim=True)
+        spare = mass * worth - torch.minimum(wanted, level * mass)
+        surplus_end, deficit = spare.clamp(min=0).cumsum(-1), (-spare).clamp(min=0)
+        deficit_end = deficit.cumsum(-1)
+        given = torch.minimum(surplus_end, deficit_end[..., -1:])
+        wins = (mass * worth - (given - _before(given, 0.0)) + deficit).clamp(min=0)
+        return _Plan(p, wins.gather(-1, rank), rank, mass, worth, surplus_end, deficit_end)
+
+    def rows(self, nodes: Tensor) -> _Plan:
+        """The plans [B, M, V] of ``nodes`` [B, M]."""
+        at = nodes[..., None].expand(*nodes.shape, self.p.shape[-1])
+        fields = (self.p, self.wins, self.rank, self.mass, self.worth, self.surplus_end, self.deficit_end)
+        return _Plan(*(field.gather(1, at) for field in fields))
+
+    def moves(self, token: Tensor) -> Tensor:
+        """[..., V] by place: the probability that a draw of ``token`` [..., 1] moves there or to an earlier place."""
+        own = self.rank.gather(-1, token)
+        overlap = _overlap(self.surplus_end, self.deficit_end, own) + _overlap(self.deficit_end, self.surplus_end, own)
+        gap = (self.worth.gather(-1, own) - self.worth).abs()
+        mass = self.mass.gather(-1, own)
+        moved = torch.where((overlap > 0) & (gap > 0), overlap / gap.clamp(min=_TINY), 0.0)
+        moved = torch.minimum(moved, torch.minimum(mass, self.mass))  # rounding must not move more than there is
+        return (moved / mass.clamp(min=_TINY)).cumsum(-1)
+
+
+def _overlap(mine: Tensor, theirs: Tensor, own: Tensor) -> Tensor:
+    """[..., V] how much of piece ``own`` [..., 1] of one row of pieces lies beside each piece of the other row."""
+    begin, end = _before(mine, 0.0).gather(-1, own), mine.gather(-1, own)
+    return (torch.minimum(end, theirs) - torch.maximum(begin, _before(theirs, 0.0))).clamp(min=0)
+
+
+def _before(values: Tensor, start: float) -> Tensor:
+    """[..., V] the value at the place before, and ``start`` before the first."""
+    return torch.cat([torch.full_like(values[..., :1], start), values[..., :-1]], -1)
+
+
+def _norm(weights: Tensor) -> Tensor:
+    """Scaled to 1. Float32 laws miss it by 1e-7, which running sums would carry to the last places."""
+    return weights / weights.sum(-1, keepdim=True).clamp(min=_TINY)
+
+
+def _first_place(plan: _Plan, row: RowDraft, guesses: list[int], source: RandomSource) -> int:
+    """The guess that wins; places are asked for only where there is more than one."""
+    if len(guesses) == 1:
+        return guesses[0]
+    return min(guesses, key=lambda child: _place_row(plan, row.tokens[child], child, source))  # the earlier among equals
+
+
+def _place_row(plan: _Plan, token: int, node: int, source: RandomSource) -> int:
+    """The place of a guess: its own, or the one it moves to."""
+    moves = plan.moves(torch.tensor([token]))
+    for place in (moves - _before(moves, 0.0)).nonzero()[:, 0].tolist():
+        if source.bernoulli(float(moves[place]), 2 * node):
+            return place
+    return int(plan.rank[token])
+
+
+def _place(plan: _Plan, tokens: Tensor, uniform: Tensor) -> Tensor:
+    """[B, N] the same for every guess of a batch, with one number each."""
+    token, uniform = tokens[..., None], uniform[..., None]
+    moves = plan.moves(token)
+    moved = (uniform >= moves).sum(-1)
+    return torch.where(moved < moves.shape[-1], moved, plan.rank.gather(-1, token)[..., 0])
