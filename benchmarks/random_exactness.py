@@ -59,7 +59,8 @@ def small_config(kind: str, chance: random.Random) -> Any:
     }
     known = vars(CONFIG_MAPPING[kind]())
     given: dict[str, Any] = {name: value for name, value in sizes.items() if name in known}
-    return CONFIG_MAPPING[kind](**given, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    given |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return CONFIG_MAPPING[kind](**given)
 
 
 def small_model(kind: str, seed: int) -> Any:
