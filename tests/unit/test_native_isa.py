@@ -14,7 +14,7 @@ import torch
 
 from outrider.core.errors import OptionError
 from outrider.models import load, native
-from outrider.models.native import instruction_sets
+from outrider.models.native import build, instruction_sets
 from outrider.models.native.instruction_sets import isa_here, sets_here
 
 NATIVE = Path(instruction_sets.__file__).parent
@@ -28,7 +28,7 @@ def _compile(compiler: str, flags: tuple[str, ...], program: Path) -> None:
 
 
 def _compiler() -> str:
-    found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    found = build._find_compiler() if build.can_build() else None
     if found is None:
         pytest.skip("no C++ compiler")
     return found
