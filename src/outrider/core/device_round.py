@@ -36,6 +36,8 @@ class Frame:
     """The rest of the slots' sampling parameters; None until somebody asks for more than a temperature."""
     stages: Stages = Stages.TEMPERATURE
     """How much of the sampler a round of this frame computes."""
+    has_logprobs: bool = False
+    """Whether a round of this frame reports log-probabilities."""
 
     @staticmethod
     def empty(batch_size: int, capacity: int, device: torch.device) -> Frame:

@@ -143,7 +143,8 @@ class _Loop:
     def _launch(self, depth: int) -> _Launched:
         began = time.perf_counter()
         stages = max(seat.stages for seat in self.seats if seat is not None)
-        graph = self.graphs.round(self.frame, depth, stages)
+        logprobs = any(seat is not None and seat.state.params.logprobs is not None for seat in self.seats)
+        graph = self.graphs.round(self.frame, depth, stages, logprobs=logprobs)
         self.clock = began if self.num_rounds == 0 else self.clock
         self.clock += time.perf_counter() - began  # capturing is no part of a round
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -196,6 +197,7 @@ class _Loop:
         emitted = [
             seat.take(notes[slot], drafted=depth > 0, max_len=self.graphs.target.max_len) for slot, seat in taking.items()
         ]
+        self._add_logprobs(launched, taking, emitted)
         for slot, seat in taking.items():
             if seat.state.is_finished:
                 self.seats[slot] = None
@@ -204,6 +206,16 @@ class _Loop:
             yield from self._report(taking, notes, positions, emitted, depth=depth, seconds=seconds).progress()
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self.seats))]
         self.graphs.policy.update(self.policy_state, _observation(everybody, depth, launched.seconds))
+
+    @staticmethod
+    def _add_logprobs(launched: _Launched, taking: Mapping[int, _Seat], emitted: Sequence[list[int]]) -> None:
+        noted = launched.graph.logprobs
+        for (slot, seat), tokens in zip(taking.items(), emitted, strict=True):
+            count = seat.state.params.logprobs
+            if count is not None and noted is not None:
+                seat.state.logprobs += [
+                    noted.of(launched.number, slot, place, count=count, token=token) for place, token in enumerate(tokens)
+                ]
 
     def _report(
         self,

@@ -57,10 +57,11 @@ def find_cuts(logits: Tensor, frame: Frame, *, vocab_size: int) -> Cuts:
     sums = torch.empty(2, batch_size, num_nodes, num_blocks, int(_WAYS), dtype=torch.float32, device=device)
     bases = torch.empty(2, batch_size, num_nodes, dtype=torch.int64, device=device)
     search = _Search(logits, frame, cuts, sums, bases, vocab_size)
-    search.measure(Use.TOP_K)
-    search.find(Use.TOP_K)
+    search.measure(Use.TOP_P)
+    if frame.stages >= Stages.TOP_K:
+        search.find(Use.TOP_K)
     search.find(Use.TOP_P)
-    if frame.stages == Stages.TYPICAL:
+    if frame.stages >= Stages.TYPICAL:
         search.measure(Use.TYPICAL)
         search.find(Use.TYPICAL)
     return cuts
@@ -114,9 +115,9 @@ class _Search:
 
 @triton.jit
 def ordered(x):
-    """Whole numbers in the order of the floats."""
+    """int32 in the order of the floats."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
-    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
 
 @triton.jit
@@ -128,7 +129,7 @@ def typicality(x, marks, flat, num_flat):
 
 @triton.jit
 def kept(x, use, log_min_p, keys, marks, flat, num_flat, LAST: tl.constexpr):
-    """Which tempered logits survive top-k, top-p and min-p, and with ``LAST`` typical-p."""
+    """Which tempered logits survive the truncations in ``use``; typical-p only with ``LAST``."""
     key = ordered(x)
     stays = ((use & _TOP_K) == 0) | (key >= tl.load(keys + flat))
     stays = stays & (((use & _TOP_P) == 0) | (key >= tl.load(keys + num_flat + flat)))
@@ -229,9 +230,15 @@ def _split(
         if KIND == _TYPICAL:
             value = typicality(x, marks, flat, num_flat)
         way = tl.arange(0, _WAYS)
-        ends = base + ((way + 1).to(tl.int64) << SHIFT) - 1
-        is_above = (ordered(value)[:, None] > ends[None, :]) | (way == _WAYS - 1)[None, :]  # the last one holds the total
-        above = tl.sum(tl.where(is_above, weight[:, None], 0.0), 0)
+        key, last = ordered(value), base + (1 << SHIFT) * _WAYS - 1
+        higher = tl.sum(tl.where(key > last, weight, 0.0), 0)
+        within = (key >= base) & (key <= last)
+        above = tl.zeros((_WAYS,), tl.float32) + higher
+        if tl.max(within.to(tl.int32), 0) > 0:  # most blocks have nothing left to split after two steps
+            ends = (base + ((way + 1).to(tl.int64) << SHIFT) - 1).to(tl.int32)
+            is_above = (key[:, None] > ends[None, :]) & within[:, None]
+            above += tl.sum(tl.where(is_above, weight[:, None], 0.0), 0)
+        above = tl.where(way == _WAYS - 1, tl.sum(weight, 0), above)  # nothing is above the last: it holds the total
         tl.store(sums + (flat * num_blocks + tl.program_id(0)) * _WAYS + way, above)
 
 
