@@ -125,6 +125,6 @@ def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix]) -> Layer:
     """Holds the layer's own matrices no longer where it has packed ones."""
     qkv, out, gate_up, down = (shrink(matrix) for matrix in (weights.qkv, weights.out, weights.gate_up, weights.down))
     if isinstance(qkv, Packed):
-        none = weights.attention_norm.new_empty(0, 0)
+        none = weights.qkv.new_empty(0, 0)
         weights = replace(weights, qkv=none, out=none, gate_up=none, down=none)
     return Layer(qkv, out, gate_up, down, weights)
