@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 from outrider.core.errors import OptionError
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
+from outrider.models.decoder_weights import Weights
 from outrider.models.names import named_in
-from outrider.models.weights import TensorDict, Weights, read_weights
+from outrider.models.weights import TensorDict, TensorSource, read_weights
 
 
 def tiny_config(model_type: str = "llama", **changes: Any) -> ModelConfig:
@@ -63,6 +65,38 @@ def tiny_weights(
             tensors[name] = random(*shape) * (sharpness if is_head else 1.0) / shape[1] ** 0.5
     tensors[_renamed(config.family, "model.embed_tokens.weight")] *= config.hidden_size**0.5
     return read_weights(TensorDict(tensors), config, dtype=torch.float32, device=torch.device(device))
+
+
+def random_weights(
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int = 0, rounded: torch.dtype | None = None
+) -> Weights:
+    """Random weights of any size, drawn on the device tensor by tensor; ``rounded`` to another type first."""
+    return read_weights(_Drawn(config, rounded or dtype, device, seed), config, dtype=dtype, device=device)
+
+
+class _Drawn(TensorSource):
+    """A checkpoint whose tensors are drawn when they are asked for."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        self.origin = "random weights"
+        self._config, self._dtype, self._device, self._seed = config, dtype, device, seed
+        self._shapes = _tensor_shapes(config)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._shapes)
+
+    def read(self, name: str) -> Tensor:
+        generator = torch.Generator(self._device).manual_seed(self._seed + zlib.crc32(name.encode()))
+        shape = self._shapes[name]
+        drawn = torch.randn(shape, generator=generator, device=self._device, dtype=torch.float32)
+        if len(shape) == 1 or "_proj_bias" in name:
+            drawn = 0.1 * drawn + (0.0 if "bias" in name or "sinks" in name else 1.0 - self._config.norm_offset)
+        elif "embed" in name and "embed_out" not in name:
+            drawn = drawn / self._config.embedding_scale
+        else:
+            drawn = drawn / shape[1] ** 0.5
+        return drawn.to(self._dtype)
 
 
 def _tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
