@@ -25,6 +25,7 @@ from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.attention import SightMaker
 from outrider.models.config import ModelConfig
+from outrider.models.joint import Joint, SummedLinear
 from outrider.models.layers import GatedMlp, Layer, Pass, PostNormLayer, SelfAttention, rms_norm
 from outrider.models.linear import Linear, linear_of
 from outrider.models.prefill import chunks_of, joined_taps
@@ -41,15 +42,18 @@ _TWOFOLD = 500_000_000
 class Decoder(LayeredTarget):
     """A frozen decoder. All methods may be called from any thread: what changes lives in the cache."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, page_len: int = 0, *, bits: int = 16) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, page_len: int = 0, *, bits: int = 16, joint: Joint | None = None
+    ) -> None:
         """``page_len`` keeps keys and values in pages of so many tokens, which rows can share; ``bits`` 8 rounds the matrices
-        of a bfloat16 model (on a CPU)."""
+        of a bfloat16 model (on a CPU). With a ``joint``, config and weights are one rank's share of a model."""
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         twofold = sum(tensor.numel() for tensor in weights.tensors) <= _TWOFOLD
         linear = partial(linear_of, twofold=twofold, bits=bits)
-        self._layers = [_layer_of(config, index, layer, linear) for index, layer in enumerate(weights.layers)]
+        self._joint = joint
+        self._layers = [_layer_of(config, index, layer, linear, joint) for index, layer in enumerate(weights.layers)]
         self._embedding = weights.embedding  # other weights are not kept: their layers hold them in layouts of their own
         self._norm = rms_norm(weights.norm, config.norm_eps)
         self._head = linear(weights.head)
@@ -105,7 +109,7 @@ class Decoder(LayeredTarget):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., H] what enters the first layer."""
-        embedded = self._embedding[tokens]
+        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
         scale = self.config.embedding_scale
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
 
@@ -164,15 +168,22 @@ class Decoder(LayeredTarget):
 
 
 def _layer_of(
-    config: ModelConfig, index: int, weights: LayerWeights, linear: Callable[[Tensor, Tensor | None], Linear]
+    config: ModelConfig,
+    index: int,
+    weights: LayerWeights,
+    linear: Callable[[Tensor, Tensor | None], Linear],
+    joint: Joint | None,
 ) -> Layer | PostNormLayer:
     def norm(weight: Tensor | None) -> Any:
         return None if weight is None else rms_norm(weight, config.norm_eps)
 
+    def summed(share: Linear) -> Linear:
+        return share if joint is None else SummedLinear(share, joint)
+
     q_norm, k_norm = norm(weights.q_norm), norm(weights.k_norm)
-    qkv, out = linear(weights.qkv, weights.qkv_bias), linear(weights.out, weights.out_bias)
+    qkv, out = linear(weights.qkv, weights.qkv_bias), summed(linear(weights.out, weights.out_bias))
     attention = SelfAttention(config, index, qkv=qkv, out=out, norms=(q_norm, k_norm) if q_norm else None)
-    gate_up, down = linear(weights.gate_up, weights.gate_up_bias), linear(weights.down, weights.down_bias)
+    gate_up, down = linear(weights.gate_up, weights.gate_up_bias), summed(linear(weights.down, weights.down_bias))
     mlp = GatedMlp(config, gate_up=gate_up, down=down)
     pair = norm(weights.attention_norm), norm(weights.mlp_norm)
     if not config.post_norms:

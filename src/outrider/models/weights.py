@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -167,9 +168,19 @@ class Weights:
         return [self.embedding, *inner, self.norm, *([] if self.head is self.embedding else [self.head])]
 
 
-def read_weights(source: TensorSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Weights:
-    """All weights of a checkpoint, fused and converted."""
-    return _WeightReader(source, config, dtype=dtype, device=device).weights()
+class Division(Protocol):
+    """Which part of every matrix is wanted (``share.py``)."""
+
+    def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights: ...
+
+    def rows(self, matrix: Tensor) -> Tensor: ...
+
+
+def read_weights(
+    source: TensorSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, share: Division | None = None
+) -> Weights:
+    """All weights of a checkpoint, fused and converted; with a ``share`` its part of them, one layer at a time."""
+    return _WeightReader(source, config, dtype=dtype, device=device).weights(share)
 
 
 class _WeightReader:
@@ -177,11 +188,18 @@ class _WeightReader:
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
         self._prefix = self._find_prefix()
 
-    def weights(self) -> Weights:
+    def weights(self, share: Division | None) -> Weights:
         config = self._config
         embedding = self._matrix("embed_tokens", config.vocab_size, config.hidden_size)
-        layers = [self._layer(layer) for layer in range(config.num_layers)]
-        return Weights(embedding, layers, self._norm("norm", config.hidden_size), self._head(embedding))
+        embedding = embedding if share is None else share.rows(embedding)
+        layers = [self._part(layer, share) for layer in range(config.num_layers)]
+        head = embedding if config.tied_head else self._head()
+        head = head if share is None or config.tied_head else share.rows(head)
+        return Weights(embedding, layers, self._norm("norm", config.hidden_size), head)
+
+    def _part(self, layer: int, share: Division | None) -> LayerWeights:
+        whole = self._layer(layer)
+        return whole if share is None else share.layer(self._config, whole)
 
     def _find_prefix(self) -> str:
         """What stands before ``embed_tokens``: "model." as a rule, longer in multimodal checkpoints, nothing in bare ones."""
@@ -189,9 +207,7 @@ class _WeightReader:
         found = [name.removesuffix(ending) for name in self._source.names if name.endswith(ending)]
         return min(found, key=len) if found else "model."
 
-    def _head(self, embedding: Tensor) -> Tensor:
-        if self._config.tied_head:
-            return embedding
+    def _head(self) -> Tensor:
         outer = self._prefix.replace("model.", "") if self._prefix.startswith("language_model.") else ""
         name = "language_model.lm_head.weight" if outer == "language_" else "lm_head.weight"
         return self._place(self._source.take(name, self._config.vocab_size, self._config.hidden_size))
