@@ -67,8 +67,9 @@ class LLM:
         several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" (GPU) makes speculative text equal
         plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). ``max_len`` opens the
         target for so many tokens; ``revision`` is a branch, tag or commit on the hub; ``trust_remote_code`` lets a
-        checkpoint run Python code of its own; ``tensor_parallel`` divides the target among so many processes. ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider
-        methods`` lists them). Names and options are checked before anything is loaded."""
+        checkpoint run Python code of its own; ``tensor_parallel`` divides the target among so many processes.
+        ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are
+        checked before anything is loaded."""
         if max_batch_size < 1:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size

@@ -30,8 +30,8 @@ from outrider.core.tree import TokenTree
 from outrider.core.truncation import Tempering
 from outrider.models.config import ModelConfig
 from outrider.models.joint import Joint
-from outrider.models.native.sums import SumsOverRanks
 from outrider.models.native.structs import ChainStruct, ChoicesStruct, PackedModel, PassStruct, TreeStruct, cut_array
+from outrider.models.native.sums import SumsOverRanks
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights

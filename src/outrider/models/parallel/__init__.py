@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-from outrider.core.errors import OptionError
-from outrider.models.load import Source, device_of, local_path
+from outrider.core.errors import OptionError, RankError
+from outrider.models.load import Source, device_of, lean_config, local_path
 from outrider.models.parallel.rank import Opening
 from outrider.models.parallel.target import ParallelTarget
-from outrider.models.parallel.team import RankError, watch
+from outrider.models.parallel.team import watch
+from outrider.models.share import Share
 
 __all__ = ["ParallelTarget", "RankError", "load_parallel", "watch"]
 
@@ -28,6 +29,7 @@ def load_parallel(
     """The model divided among ``size`` processes; the others as in ``load_model``."""
     if size < 2:
         raise OptionError(f"tensor_parallel = {size} is not valid; use 2 or more, or leave it out for one process")
-    place = device_of(device)
-    opening = Opening(str(local_path(source)), size, dtype, place.type, max_len, fast, page_len)
+    place, path = device_of(device), local_path(source)
+    Share(0, size).check(lean_config(path))
+    opening = Opening(str(path), size, dtype, place.type, max_len, fast, page_len)
     return ParallelTarget(opening)

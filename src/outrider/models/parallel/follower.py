@@ -1,6 +1,6 @@
 """A follower's process: read the share, then do what the leader says until it is gone.
 
-    python -m outrider.models.parallel.follower        started by ``team.py``; messages come through standard input
+python -m outrider.models.parallel.follower        started by ``team.py``; messages come through standard input
 """
 
 from __future__ import annotations

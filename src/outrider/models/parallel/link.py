@@ -8,7 +8,7 @@ everything else (CPUs, or several ranks on one GPU).
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -20,15 +20,17 @@ from outrider.models.share import Share
 PATIENCE = timedelta(seconds=120)
 """Longest that a rank waits for another inside a pass; a rank that died is noticed at once."""
 _HOST = "127.0.0.1"
+_dist: Any = dist
+"""Groups and stores by their own names, which the type stubs do not export."""
 
 
-def open_store() -> dist.TCPStore:
+def open_store() -> Any:
     """Where the ranks of one machine find each other; ``port`` names it."""
-    return dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+    return _dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
 
 
-def find_store(port: int) -> dist.TCPStore:
-    return dist.TCPStore(_HOST, port, is_master=False, timeout=PATIENCE)
+def find_store(port: int) -> Any:
+    return _dist.TCPStore(_HOST, port, is_master=False, timeout=PATIENCE)
 
 
 def backend_of(device: torch.device, size: int) -> str:
@@ -44,14 +46,14 @@ class Link(Joint):
         self.share = share
         self.first_token = share.span(vocab_size)[0]
         self._spans = [Share(rank, share.size).span(vocab_size) for rank in range(share.size)]
-        self._group: dist.ProcessGroup | None = None
+        self._group: Any = None
 
-    def connect(self, store: dist.Store, device: torch.device) -> None:
+    def connect(self, store: Any, device: torch.device) -> None:
         rank, size = self.share.rank, self.share.size
         if backend_of(device, size) == "nccl":
-            self._group = dist.ProcessGroupNCCL(store, rank, size, PATIENCE)
+            self._group = _dist.ProcessGroupNCCL(store, rank, size, PATIENCE)
         else:
-            self._group = dist.ProcessGroupGloo(store, rank, size, PATIENCE)
+            self._group = _dist.ProcessGroupGloo(store, rank, size, PATIENCE)
 
     def sum(self, values: Tensor) -> Tensor:
         parts = self.gather(values)
@@ -80,6 +82,6 @@ class Link(Joint):
         return all_tokens.gather(0, all_values.argmax(0, keepdim=True))[0]
 
     @property
-    def _connected(self) -> dist.ProcessGroup:
+    def _connected(self) -> Any:
         assert self._group is not None, "ranks are connected before the first pass"
         return self._group

@@ -90,7 +90,9 @@ class Rank:
     def prefill(self, rows: Sequence[Sequence[int]], number: int, taps: Sequence[int]) -> Mapping[int, list[Tensor]]:
         return self.model.prefill(rows, self.caches[number], taps=taps)
 
-    def score(self, tree: TokenTree, number: int, taps: Sequence[int], start: int, resume: Resume | None) -> Mapping[int, Tensor]:
+    def score(
+        self, tree: TokenTree, number: int, taps: Sequence[int], start: int, resume: Resume | None
+    ) -> Mapping[int, Tensor]:
         """Scores stay here until they are asked for, by ``choose`` or ``gather``; returns the taps, which are whole."""
         here = None if resume is None else Resume(resume.layer, resume.hidden.to(self.device))
         scores: Scores = self.model.score(tree.to(self.device), self.caches[number], taps=taps, start=start, resume=here)

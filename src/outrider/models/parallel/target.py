@@ -55,6 +55,11 @@ class ParallelTarget(LayeredTarget):
         return self._team.size
 
     @property
+    def num_weights(self) -> int:
+        """Numbers in the leader's share."""
+        return self._rank.num_weights
+
+    @property
     def team(self) -> Team:
         return self._team
 

@@ -23,17 +23,13 @@ from typing import IO, Any, final
 
 import torch
 
-from outrider.core.errors import OutriderError
+from outrider.core.errors import RankError
 from outrider.models.parallel.link import open_store
 from outrider.models.parallel.rank import Opening, Rank
 
 READY = b"ready\n"
 _NOTICE_S = 3.0
 """Longest wait for the system to say which process died, after a pass broke."""
-
-
-class RankError(OutriderError):
-    """A rank of a divided model is gone, and the model with it."""
 
 
 def write_message(to: IO[bytes], message: Any) -> None:
@@ -57,7 +53,7 @@ class Follower:
 
     def __init__(self, opening: Opening, rank: int, *, port: int, num_threads: int) -> None:
         self.rank, self._opening = rank, opening
-        self._words = tempfile.TemporaryFile()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(num_threads)}
         command = [sys.executable, "-m", "outrider.models.parallel.follower"]
         self.process = subprocess.Popen(
