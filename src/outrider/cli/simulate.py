@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Sequence
 
+from outrider.bench.capacity import Capacity
 from outrider.bench.runner import RunConfig
 from outrider.bench.session import Bench, encode_suites
 from outrider.bench.simulate import HARDWARE, Cluster, Scenario, Shape, Wire, hardware_named, tokens_per_pass
@@ -46,6 +47,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--link-latency", type=float, metavar="US", help="microseconds between devices (default: one node's)")
     group.add_argument("--link-bandwidth", type=float, default=100.0, metavar="GB", help="GB/s between them (default: 100)")
     group.add_argument("--pearl", action="store_true", help="compare with drafting beside verifying, on one device more")
+    group.add_argument("--load", type=float, metavar="R", help="requests per second: how many replicas that takes")
+    group.add_argument("--request-tokens", type=float, default=256, help="tokens an answer has (default: 256)")
+    group.add_argument("--utilisation", type=float, default=0.7, help="share of a replica's speed to plan for (default: 0.7)")
+    group.add_argument("--price", type=float, default=0.0, help="of a replica's hour: what a million tokens cost")
     group.add_argument("--longest", type=int, default=12, help="longest draft that is considered")
     group = parser.add_argument_group("here")
     group.add_argument("--validate", action="store_true", help="predict synthetic drafters on this machine, then measure them")
@@ -64,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    rates = _rates(arguments.acceptance)
+    rates, capacity = _rates(arguments.acceptance), _capacity(arguments)
     draft = Shape(arguments.draft_params, arguments.draft_layers) if arguments.draft_params else None
     target = Shape(arguments.params, arguments.layers, arguments.kv_bytes)
     cluster = Cluster(hardware_named(arguments.hardware), arguments.devices, _link(arguments))
@@ -78,12 +83,21 @@ def _predict(arguments: argparse.Namespace) -> int:
         gain = tokens_per_pass(rates, best)
         print(f"{batch:>6}{plain:>13.0f}{best:>8}{fast:>10.0f}{fast / plain:>9.2f}x{gain:>10.2f}{pass_ms:>9.2f}")
         rows.append({"batch": batch, "plain": plain, "best_length": best, "speed": fast, "speedup": fast / plain})
+        if capacity is not None:
+            rows[-1] |= {"replicas_plain": capacity.replicas(plain), "replicas": capacity.replicas(fast)}
+            print(f"{'':>6}{capacity.compared(plain, fast)}")
         if arguments.pearl:
             rows[-1] |= _beside(scenario, rates, arguments.longest)
     if all(row["best_length"] == 0 for row in rows):
         print("speculation does not pay at this acceptance and cost")
     print(json.dumps({"hardware": arguments.hardware, "devices": arguments.devices, "acceptance": rates, "rows": rows}))
     return 0
+
+
+def _capacity(arguments: argparse.Namespace) -> Capacity | None:
+    if arguments.load is None:
+        return None
+    return Capacity(arguments.load, arguments.request_tokens, arguments.utilisation, arguments.price)
 
 
 def _link(arguments: argparse.Namespace) -> Wire | None:
