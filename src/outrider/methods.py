@@ -43,7 +43,7 @@ from outrider.drafters.heads import (
 )
 from outrider.drafters.itself import del_, draft_verify, early_exit, jacobi, kangaroo, lookahead, swift, token_recycling
 from outrider.drafters.mixed import cascade, hybrid, multi_draft, rasd
-from outrider.drafters.model import best_first, draft_model, draft_tree, reencode, rsd_s, sequoia, spectr, tli
+from outrider.drafters.model import best_first, draft_model, draft_tree, pearl, reencode, rsd_s, sequoia, spectr, tli
 from outrider.policies.adaptive import Adaptive, AdaptiveOptions
 from outrider.policies.bandit import Bandit, BanditOptions
 from outrider.policies.confidence import Confidence, ConfidenceOptions
@@ -58,6 +58,7 @@ METHODS: Catalog[MethodRow] = Catalog(
     {
         "plain": plain.ROW,
         "draft-model": draft_model.ROW,
+        "pearl": pearl.ROW,
         "draft-tree": draft_tree.ROW,
         "best-first": best_first.ROW,
         "sequoia": sequoia.ROW,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from dataclasses import fields
 
@@ -13,6 +14,7 @@ from outrider.core.errors import OptionError
 from outrider.engine.exchange import Learner
 from outrider.engine.grouping import GROUPINGS
 from outrider.models.load import load_model
+from outrider.models.parallel import ParallelTarget, watch
 from outrider.server.settings import ServerSettings
 from outrider.viz.page import live_page
 
@@ -122,5 +124,21 @@ def run(arguments: argparse.Namespace) -> int:
         where = f"{scheme}://{host}:{port}/"
         print(f"outrider: {service.name} with {service.llm.method_name} at {where} (API: /v1)", flush=True)
 
+    lost = _watched(llm)
     serve(service, listener, page=live_page(), on_ready=ready)
-    return 0
+    return 1 if lost else 0
+
+
+def _watched(llm: LLM) -> list[str]:
+    """Ends the server when a rank of a divided model dies: requests get an error, the process its exit code. Returns the list
+    in which the dead rank will be named."""
+    lost: list[str] = []
+
+    def end(rank: str) -> None:
+        lost.append(rank)
+        print(f"outrider: {rank}; the server ends", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if isinstance(llm.target, ParallelTarget):
+        watch(llm.target.team, end)
+    return lost

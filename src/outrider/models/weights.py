@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -131,9 +131,19 @@ def _weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} holds no model.safetensors; it is not a complete model folder: fetch the model again")
 
 
-def read_weights(source: TensorSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Weights:
-    """All weights of a checkpoint, fused and converted."""
-    return _WeightReader(source, config, dtype=dtype, device=device).weights()
+class Division(Protocol):
+    """Which part of every matrix is wanted (``share.py``)."""
+
+    def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights: ...
+
+    def rows(self, matrix: Tensor) -> Tensor: ...
+
+
+def read_weights(
+    source: TensorSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, share: Division | None = None
+) -> Weights:
+    """All weights of a checkpoint, fused and converted; with a ``share`` its part of them, one layer at a time."""
+    return _WeightReader(source, config, dtype=dtype, device=device).weights(share)
 
 
 class _WeightReader:
@@ -141,12 +151,19 @@ class _WeightReader:
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
         self._prefix = self._find_prefix()
 
-    def weights(self) -> Weights:
+    def weights(self, share: Division | None) -> Weights:
         config = self._config
         embedding = self._matrix("embed_tokens", config.vocab_size, config.hidden_size)
-        layers = [self._layer(layer) for layer in range(config.num_layers)]
+        embedding = embedding if share is None else share.rows(embedding)
+        layers = [self._part(layer, share) for layer in range(config.num_layers)]
+        head = embedding if config.tied_head else self._head()
+        head = head if share is None or config.tied_head else share.rows(head)
         norm, bias = self._norm("norm", config.hidden_size), self._norm_bias("norm", config.hidden_size)
-        return Weights(embedding, layers, norm, self._head(embedding), bias)
+        return Weights(embedding, layers, norm, head, bias)
+
+    def _part(self, layer: int, share: Division | None) -> LayerWeights:
+        whole = self._layer(layer)
+        return whole if share is None else share.layer(self._config, whole)
 
     def _find_prefix(self) -> str:
         """What stands before ``embed_tokens``: "model." as a rule, longer in multimodal checkpoints, nothing in bare ones."""
@@ -154,9 +171,7 @@ class _WeightReader:
         found = [name.removesuffix(ending) for name in self._source.names if name.endswith(ending)]
         return min(found, key=len) if found else "model."
 
-    def _head(self, embedding: Tensor) -> Tensor:
-        if self._config.tied_head:
-            return embedding
+    def _head(self) -> Tensor:
         outer = self._prefix.replace("model.", "") if self._prefix.startswith("language_model.") else ""
         name = "language_model.lm_head.weight" if outer == "language_" else self._name("lm_head.weight")
         return self._place(self._source.take(name, self._config.vocab_size, self._config.hidden_size))
