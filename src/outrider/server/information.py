@@ -11,7 +11,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, StrictInt
 
-from outrider.methods import METHODS
+from outrider.methods import METHODS, RULES
 from outrider.server.failures import ApiError
 from outrider.server.protocol import ChatMessage, Strict
 from outrider.server.service import Service
@@ -56,7 +56,8 @@ def add_information(app: FastAPI, service: Service) -> None:
         """What the page needs to know: methods that can be asked for, and how it goes."""
         gauges = {"net_speedup": service.metrics.speed.net, "waiting": service.worker.scheduler.num_waiting}
         usable = [name for name in METHODS if service.llm.can_compose(name)]
-        return {"model": service.name, "method": service.llm.method_name, "methods": usable, **gauges}
+        lossy = [name for name in usable if not RULES[METHODS[name].acceptance].rule.lossless]
+        return {"model": service.name, "method": service.llm.method_name, "methods": usable, "lossy": lossy, **gauges}
 
     @app.get("/health")
     async def health() -> JSONResponse:

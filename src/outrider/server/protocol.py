@@ -38,6 +38,8 @@ class Speculation(Strict):
     """A row of ``outrider methods``; the server's own if not given."""
     max_tokens: int | None = Field(None, ge=0, le=1024)
     """Most guesses along a path; 0 is plain decoding. The policy decides below it."""
+    num_draft_tokens: int | None = Field(None, ge=1, le=64)
+    """Guesses along a path in every round, whether they pay or not; the policy decides if not given."""
     trace: bool = False
     """Send every round's tree along."""
 

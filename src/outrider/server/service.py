@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -25,6 +26,7 @@ from outrider.engine.exchange import Learner
 from outrider.engine.memory import MemoryModel
 from outrider.engine.scheduler import Scheduler, Slots
 from outrider.methods import METHODS
+from outrider.policies.fixed import Fixed, FixedOptions
 from outrider.server.answers import Answer
 from outrider.server.audit import AuditLog
 from outrider.server.failures import ApiError, busy, late
@@ -33,7 +35,7 @@ from outrider.server.json_text import JsonAnswer
 from outrider.server.keys import KeyRing
 from outrider.server.learning import Lessons
 from outrider.server.metrics import Metrics
-from outrider.server.order import DEFAULT_LANE, Order, PredictedLane
+from outrider.server.order import DEFAULT_LANE, FixedLane, Order, PredictedLane, method_of
 from outrider.server.settings import ServerSettings
 from outrider.server.transcript import Added
 from outrider.server.worker import Ticket, Worker
@@ -77,13 +79,22 @@ class Service:
     def _find_method(self, lane: Any) -> Method:
         if isinstance(lane, PredictedLane):
             return self.llm.compose("reference", references=[list(lane.token_ids)])
+        if isinstance(lane, FixedLane):
+            return self._at_length(self._find_method(lane.method), lane)
         return self.llm.method if lane == DEFAULT_LANE else self.llm.compose(lane)
+
+    def _at_length(self, method: Method, lane: FixedLane) -> Method:
+        """The same method with a fixed draft length; its tree may have as many nodes as by default."""
+        defaults = METHODS[lane.method or self.llm.method_name].defaults or {}
+        nodes = max(defaults.get("num_tree_nodes", 0), lane.num_draft_tokens)
+        return replace(method, policy=Fixed(FixedOptions(lane.num_draft_tokens, nodes)))
 
     def _swap_draft(self, draft: Target) -> None:
         """Every lane that drafts with the model goes on with another one."""
         self.llm.replace_draft(draft)
-        named = [lane for lane in self.worker.scheduler.lanes if not isinstance(lane, PredictedLane)]
-        self.worker.scheduler.redraft([lane for lane in named if lane == DEFAULT_LANE or METHODS[str(lane)].needs_draft])
+        named = {lane: method_of(lane) for lane in self.worker.scheduler.lanes}
+        drafting = [lane for lane, name in named.items() if name == DEFAULT_LANE or (name and METHODS[name].needs_draft)]
+        self.worker.scheduler.redraft(drafting)
 
     def close(self) -> None:
         """Stop the engine and end the processes that compile grammars."""

@@ -27,9 +27,9 @@ from outrider.server.failures import ApiError, broken, failed
 from outrider.server.intake import refusal
 from outrider.server.learning import Lessons
 from outrider.server.metrics import Metrics
-from outrider.server.order import Order, PredictedLane
+from outrider.server.order import Order, is_passing
 from outrider.server.prompt_scores import PromptScores
-from outrider.server.transcript import Added, Transcript
+from outrider.server.transcript import Added, SharedPass, Transcript
 
 _LOG = logging.getLogger("outrider.server")
 _IDLE_S = 0.2
@@ -83,7 +83,7 @@ class Worker:
         self._codec = codec
         self._metrics = metrics
         self._inbox: queue.SimpleQueue[tuple[str, Ticket | None]] = queue.SimpleQueue()
-        self._numbers = itertools.count()
+        self._numbers, self._passes = itertools.count(), itertools.count()
         self._tickets: dict[int, Ticket] = {}
         self._transcripts: dict[int, Transcript] = {}
         self._scoring: list[tuple[Ticket, dict[tuple[int, ...], PromptScores]]] = []
@@ -221,7 +221,7 @@ class Worker:
         self._retire(order)
 
     def _retire(self, order: Order) -> None:
-        if isinstance(order.lane, PredictedLane):
+        if is_passing(order.lane):
             self.scheduler.retire(order.lane)
 
     def _hand_out(self, reports: Sequence[RoundReport]) -> None:
@@ -229,16 +229,17 @@ class Worker:
             self._metrics.queue_time.observe(seconds)
         for report in reports:
             self._metrics.round(report)
+            shared = SharedPass(next(self._passes), len(report.ids), sum(report.seen.draft.tree.sizes))
             for step in report.progress():
                 ticket = self._tickets.get(step.request)  # None: another choice of its order failed in this round
                 if ticket is not None:
-                    self._hand_over(ticket, step)
+                    self._hand_over(ticket, step, shared)
 
-    def _hand_over(self, ticket: Ticket, step: Progress) -> None:
+    def _hand_over(self, ticket: Ticket, step: Progress, shared: SharedPass) -> None:
         try:
             if step.state.failure is not None:
                 raise step.state.failure
-            added = self._transcripts[step.request].advance(step)
+            added = self._transcripts[step.request].advance(step, shared)
         except Exception as error:
             self._metrics.finished.labels("error").inc(self._drop(ticket))
             ticket.tell(self._failure(error))
