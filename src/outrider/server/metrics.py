@@ -162,8 +162,12 @@ class Metrics:
             self._prefix_hits.see(scheduler.prefixes.num_hits)
             self._prefix_tokens.see(scheduler.prefixes.num_hit_tokens)
 
-    def text(self) -> bytes:
-        """Prometheus' exposition format."""
+    def refresh(self) -> None:
+        """Bring the gauges that are computed when somebody looks up to date."""
         self.net.set(self.speed.net)
         self.acceptance.set(self._totals[1] / self._totals[0] if self._totals[0] else 0.0)
+
+    def text(self) -> bytes:
+        """Prometheus' exposition format."""
+        self.refresh()
         return generate_latest(self.registry)

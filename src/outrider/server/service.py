@@ -19,7 +19,6 @@ from outrider.bundled import bundled_path
 from outrider.cache.contiguous import ContiguousCache
 from outrider.cache.paged import PagedCache
 from outrider.cache.prefixes import prefix_tree
-from outrider.core.errors import nearest
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.engine.exchange import Learner
@@ -51,8 +50,18 @@ _LOGIT_COPIES = 2 * 4
 class Service:
     """One model being served."""
 
-    def __init__(self, llm: LLM, settings: ServerSettings, *, name: str | None = None, learner: Learner | None = None) -> None:
-        """``learner`` is told what ended, and may exchange the draft model for a better one (``server/learning.py``)."""
+    def __init__(
+        self,
+        llm: LLM,
+        settings: ServerSettings,
+        *,
+        name: str | None = None,
+        learner: Learner | None = None,
+        parent: str | None = None,
+    ) -> None:
+        """``learner`` is told what ended, and may exchange the draft model for a better one (``server/learning.py``);
+        ``parent`` is the name of the model that an adapter was made for."""
+        self.parent = parent
         self.llm, self.settings = llm, settings
         self.name = name or ("outrider-bundled" if llm.model_name == bundled_path("target") else Path(llm.model_name).name)
         self.keys = KeyRing(settings.api_keys, Path(settings.api_key_file) if settings.api_key_file else None)
@@ -101,11 +110,6 @@ class Service:
         self.worker.stop()
         self.intake.close()
         self.audit.close()
-
-    def check_model(self, name: str | None) -> None:
-        if name not in (None, self.name):
-            message = f"model {name!r} is not served here; {nearest(str(name), [self.name])}"
-            raise ApiError(404, message, param="model")
 
     async def answer(
         self, http: HttpRequest, order: Coroutine[Any, Any, Order], make_answer: Callable[[Order], Answer], *, stream: bool

@@ -64,11 +64,16 @@ async function talk() {
 
 async function refresh() {
   try {
-    const response = await fetch("/v1/speculation", {headers: headers()});
+    const named = $("served").value;
+    const response = await fetch("/v1/speculation" + (named ? "?model=" + encodeURIComponent(named) : ""), {headers: headers()});
     if (!response.ok) throw new Error((await response.json()).error.message);
     known = await response.json();
     show("model", known.model);
     show("g-net", known.net_speedup.toFixed(2) + "x");
+    if (!$("served").options.length) {
+      known.models.forEach(name => $("served").add(new Option(name, name)));
+      $("served-box").classList.toggle("hidden", known.models.length < 2);
+    }
     if (!$("method").options.length) {
       $("method").add(new Option(`${known.method} (default)`, ""));
       known.methods.forEach(name => $("method").add(new Option(name + (known.lossy.includes(name) ? " (lossy)" : ""), name)));
@@ -143,6 +148,7 @@ $("race-all").addEventListener("click", () => guarded(raceAll));
 $("stop").addEventListener("click", () => running?.abort());
 $("save").addEventListener("click", save);
 $("key").addEventListener("change", refresh);
+$("served").addEventListener("change", () => { $("method").replaceChildren(); begin(); refresh(); });
 $("fresh").addEventListener("click", begin);
 document.addEventListener("keydown", event => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !running) { event.preventDefault(); guarded(talk); }

@@ -44,7 +44,7 @@ function speculation() {
 /* One request of n choices; calls back with every round and the choice it belongs to. */
 async function generate(conversation, wanted, onRound, n = 1) {
   const seed = $("seed").value;
-  const body = {messages: conversation, stream: true, n, temperature: Number($("temperature").value), speculation: wanted,
+  const body = {model: $("served").value || null, messages: conversation, stream: true, n, temperature: Number($("temperature").value), speculation: wanted,
     max_tokens: Number($("tokens").value), ...(seed === "" ? {} : {seed: Number(seed)})};
   const response = await fetch("/v1/chat/completions", {method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal});
   if (!response.ok) throw new Error((await response.json()).error.message);
