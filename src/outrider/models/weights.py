@@ -172,6 +172,11 @@ def read_weights(source: TensorSource, config: ModelConfig, *, dtype: torch.dtyp
     return _WeightReader(source, config, dtype=dtype, device=device).weights()
 
 
+def read_final_norm(source: TensorSource, config: ModelConfig) -> Tensor:
+    """[H] weight of the norm behind the last layer, float32."""
+    return _WeightReader(source, config, dtype=torch.float32, device=torch.device("cpu")).final_norm()
+
+
 class _WeightReader:
     def __init__(self, source: TensorSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
@@ -181,7 +186,10 @@ class _WeightReader:
         config = self._config
         embedding = self._matrix("embed_tokens", config.vocab_size, config.hidden_size)
         layers = [self._layer(layer) for layer in range(config.num_layers)]
-        return Weights(embedding, layers, self._norm("norm", config.hidden_size), self._head(embedding))
+        return Weights(embedding, layers, self.final_norm(), self._head(embedding))
+
+    def final_norm(self) -> Tensor:
+        return self._norm("norm", self._config.hidden_size)
 
     def _find_prefix(self) -> str:
         """What stands before ``embed_tokens``: "model." as a rule, longer in multimodal checkpoints, nothing in bare ones."""

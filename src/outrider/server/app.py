@@ -19,6 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from outrider.server.answers import CompletionAnswer
 from outrider.server.chat_answers import ChatAnswer
+from outrider.server.embeddings import add_embeddings
 from outrider.server.failures import ApiError
 from outrider.server.guard import Guard
 from outrider.server.information import add_information, add_tokens
@@ -69,6 +70,7 @@ def create_app(service: Service, page: str = "", *, others: Sequence[Service] = 
     _add_generation(app, models)
     add_information(app, models)
     add_tokens(app, models)
+    add_embeddings(app, models)
     _add_page(app, page)
     return app
 

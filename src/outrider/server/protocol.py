@@ -140,10 +140,14 @@ def _one_kind(prompt: Any) -> Any:
     raise ValueError("must hold texts only, token ids only, or lists of token ids only")
 
 
+Prompts = Annotated[Any, BeforeValidator(_one_kind)]
+"""A text, several, the tokens of one, or those of several."""
+
+
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: Annotated[Any, BeforeValidator(_one_kind)]
+    prompt: Prompts
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False

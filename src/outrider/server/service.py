@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +132,18 @@ class Service:
         finally:
             if run is None or not run.is_streaming:
                 self.num_active -= 1
+
+    async def errand(self, http: HttpRequest, work: Generator[None, None, Any]) -> Any:
+        """The result of work for the engine's thread; None if the client left."""
+        self._check_room()
+        self.num_active += 1
+        try:
+            async with asyncio.timeout(self.settings.timeout_s):
+                return await _unless_left(http, self.worker.run_errand(work))
+        except TimeoutError:
+            raise late(self.settings.timeout_s) from None
+        finally:
+            self.num_active -= 1
 
     def _check_room(self) -> None:
         if self.num_active >= self.settings.max_requests:
