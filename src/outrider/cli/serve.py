@@ -81,6 +81,8 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--audit-log", help="file for a line per request: who asked what when, never the text")
     text = "site whose pages may call the API from a browser (repeatable; '*' for all)"
     group.add_argument("--cors-origin", action="append", default=[], help=text)
+    text = "send OpenTelemetry spans of requests to this collector, as http://localhost:4318/v1/traces"
+    group.add_argument("--otlp-endpoint", metavar="URL", help=text)
     group.add_argument("--tls-cert", help="certificate file (PEM): serve HTTPS")
     group.add_argument("--tls-key", help="its private key file (PEM)")
 
@@ -114,6 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         from outrider.server.logs import log_as_json
         from outrider.server.run import bind, serve
         from outrider.server.service import Service
+        from outrider.server.spans import exported_to
     except ImportError as error:
         raise OptionError(f"serving needs the package {error.name!r}; pip install 'outrider[serve]'") from None
     settings = _settings(arguments)
@@ -124,9 +127,10 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as kept:
         first, *others = load_all(arguments, kept)
         learner = _learner(first.llm, arguments) if arguments.learn else None
-        service = Service(first.llm, settings, name=first.name, learner=learner)
+        spans = exported_to(arguments.otlp_endpoint, replica=settings.replica) if arguments.otlp_endpoint else None
+        service = Service(first.llm, settings, name=first.name, learner=learner, spans=spans)
         inner = replace(settings, api_keys=(), api_key_file=None, audit_log=None)  # the first one's guard is at the door
-        more = [Service(one.llm, inner, name=one.name, parent=one.parent and service.name) for one in others]
+        more = [Service(one.llm, inner, name=one.name, parent=one.parent and service.name, spans=spans) for one in others]
         serve(service, listener, page=live_page(), on_ready=_teller([service, *more]), others=more)
     return 0
 
