@@ -61,3 +61,21 @@ def test_two_hundred_random_samplers_say_what_the_host_says(llm: LLM, seed: int)
     for name, options in METHODS if seed < 10 else METHODS[:3]:
         got = llm.generate(PROMPTS, params, method=llm.compose(name, **options))
         assert [o.token_ids for o in got] == expected, (name, params)
+
+
+@pytest.mark.parametrize(("name", "options"), METHODS, ids=[name for name, _ in METHODS])
+def test_logprobs_in_captured_rounds_are_those_of_the_host(llm: LLM, name: str, options: dict[str, Any]) -> None:
+    params = [
+        SamplingParams(max_tokens=20, logprobs=3),
+        SamplingParams(max_tokens=20, logprobs=0, temperature=0.8, seed=3, top_p=0.9),
+        SamplingParams(max_tokens=20, temperature=0.5, seed=1, repetition_penalty=1.3, logprobs=20),
+        SamplingParams(max_tokens=20),
+    ]
+    expected = llm.generate(PROMPTS, params, method=llm.compose("plain"), trace=True)
+    got = llm.generate(PROMPTS, params, method=llm.compose(name, **options))
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert (ours.logprobs is None) == (theirs.logprobs is None)
+        for one, other in zip(ours.logprobs or [], theirs.logprobs or [], strict=True):
+            assert one.token == other.token and abs(one.logprob - other.logprob) < 1e-4
+            assert [token for token, _ in one.top] == [token for token, _ in other.top]

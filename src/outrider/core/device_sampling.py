@@ -3,7 +3,7 @@
 A ``Shaping`` holds what lies between a model's logits and the law of a slot, beside its temperature: bias, banned and forced
 tokens, a minimum length, penalties and the counts they need, and truncations. ``Stages`` says how much of it a captured round
 computes. A round computes what the most demanding request in its slots needs; the others are not changed by it. What cannot be
-a tensor (grammars, processors) and what needs the raw logits (logprobs) is left to the host.
+a tensor (grammars, processors) is left to the host.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from outrider.core.sampling import bias_of
 
 _MOST_ENDS = 16
 """Tokens that may end a text of a slot with a minimum length."""
+MOST_LOGPROBS = 20
+"""Alternatives whose log-probabilities a captured round reports."""
 IN_PROMPT = 1 << 30
 """Added to the count of a token that the prompt holds."""
 
@@ -29,9 +31,10 @@ class Stages(IntEnum):
     """How much of the sampler a round computes, each with all before it."""
 
     TEMPERATURE = 0
-    CUTS = 1
-    """Bias, minimum length, penalties, top-k, top-p, min-p."""
-    TYPICAL = 2
+    TOP_P = 1
+    """Bias, minimum length, penalties, min-p and top-p."""
+    TOP_K = 2
+    TYPICAL = 3
 
 
 class Use(IntFlag):
@@ -68,13 +71,18 @@ def stages_for(requests: Sequence[Request]) -> Stages | None:
     """The stages that these requests need; None where one of them needs the host."""
     for request in requests:
         params = request.params
-        needs_host = params.grammar is not None or bool(params.logits_processors) or params.logprobs is not None
+        needs_host = params.grammar is not None or bool(params.logits_processors) or (params.logprobs or 0) > MOST_LOGPROBS
         if needs_host or (params.min_tokens and len(request.end_ids) > _MOST_ENDS):
             return None
-    uses = [use_of(request.params) for request in requests]
-    if any(use & Use.TYPICAL for use in uses):
+    return max((_stages_of(use_of(request.params)) for request in requests), default=Stages.TEMPERATURE)
+
+
+def _stages_of(use: Use) -> Stages:
+    if use & Use.TYPICAL:
         return Stages.TYPICAL
-    return Stages.CUTS if any(uses) else Stages.TEMPERATURE
+    if use & Use.TOP_K:
+        return Stages.TOP_K
+    return Stages.TOP_P if use else Stages.TEMPERATURE
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,8 @@ from outrider.codecs.text import TextCodec
 from outrider.core.errors import OutriderError
 from outrider.core.report import Progress, RoundReport
 from outrider.core.request import RequestState
-from outrider.engine.scheduler import Job, Scheduler
+from outrider.engine.job import Job
+from outrider.engine.scheduler import Scheduler
 from outrider.server.errands import Errand
 from outrider.server.failures import ApiError, broken, failed
 from outrider.server.intake import refusal
@@ -184,7 +185,8 @@ class Worker:
             ticket.ids.append(number)
             self._tickets[number] = ticket
             self._transcripts[number] = transcript
-            self.scheduler.submit(Job(number, state, order.lane, order.max_draft, order.priority, order.shares_prefix))
+            limits = (order.max_draft, order.priority, order.shares_prefix)
+            self.scheduler.submit(Job(number, state, order.lane, *limits, traced=order.trace))
 
     def _score(self) -> None:
         """Score a few more tokens of the prompts of the order that came first; let it in when all are scored."""
@@ -240,7 +242,7 @@ class Worker:
             self._metrics.queue_time.observe(seconds)
         for report in reports:
             self._metrics.round(report)
-            shared = SharedPass(next(self._passes), len(report.ids), sum(report.seen.draft.tree.sizes))
+            shared = SharedPass(next(self._passes), len(report.ids), len(report.ids) + sum(report.drafted))
             for step in report.progress():
                 ticket = self._tickets.get(step.request)  # None: another choice of its order failed in this round
                 if ticket is not None:

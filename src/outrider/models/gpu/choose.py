@@ -21,15 +21,17 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.core.device_round import Frame
+from outrider.core.device_sampling import Stages
 from outrider.core.rng import Purpose
 from outrider.models.gpu.adjust import Trail, adjust
 from outrider.models.gpu.truncate import find_cuts, kept
 
-_BLOCK = 2048
+_BLOCK = 1024
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
 _MULTIPLIER_1 = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
 _MULTIPLIER_2 = tl.constexpr(0x94D049BB133111EB - (1 << 64))
 _TARGET = tl.constexpr(int(Purpose.TARGET))
+_TYPICAL = tl.constexpr(int(Stages.TYPICAL))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +67,10 @@ def block_bests(
     trail: Trail | None = None,
 ) -> Bests:
     """``depths`` of the nodes: [B, N] int32, one for all, or None where node n stands at n. ``vocab_size`` logits count.
-    ``trail`` is the way to each node, which penalties look at. Where the frame has stages, the logits are changed by them."""
+    ``trail`` is the way to each node, which penalties look at. Where the frame has stages, the logits are changed by them.
+    Guesses are not truncated: a token outside a draft's nucleus may be inside the target's."""
     batch_size, num_nodes, width = logits.shape
+    is_target = guessing is None
     num_blocks, guessing = triton.cdiv(vocab_size, _BLOCK), guessing or Guessing(1)
     shape = (batch_size, num_nodes, num_blocks)
     values = torch.empty(*shape[:2], num_blocks * guessing.num_best, dtype=torch.float32, device=logits.device)
@@ -75,7 +79,7 @@ def block_bests(
     cuts, shaping = None, frame.shaping
     if frame.stages:
         adjust(logits, frame, ids=guessing.ids, depths=depths, trail=trail)
-        cuts = find_cuts(logits, frame, vocab_size=vocab_size)
+        cuts = find_cuts(logits, frame, vocab_size=vocab_size) if is_target else None
     _block_bests[(num_blocks, num_nodes, batch_size)](
         logits, values if shaping is None else shaping.uses, values if shaping is None else shaping.log_min_p,
         values if cuts is None else cuts.keys, values if cuts is None else cuts.marks,
@@ -84,7 +88,8 @@ def block_bests(
         depths if isinstance(depths, Tensor) else tokens, depths if isinstance(depths, int) else 0,
         width, vocab_size, 1.0 / (guessing.tau or 1.0),
         DEPTHS=0 if depths is None else 1 if isinstance(depths, Tensor) else 2, HAS_IDS=guessing.ids is not None,
-        SUMS=sums is not None, BEST=guessing.num_best, STAGES=int(frame.stages), BLOCK=_BLOCK, num_warps=8,
+        SUMS=sums is not None, BEST=guessing.num_best, STAGES=0 if cuts is None else int(frame.stages), BLOCK=_BLOCK,
+        num_warps=8,
     )  # fmt: skip
     return Bests(values, tokens, sums)
 
@@ -138,7 +143,7 @@ def _block_bests(
         x = tl.div_rn(x, temperature)
         if STAGES > 0:
             use, num_flat = tl.load(uses + row), tl.num_programs(1) * tl.num_programs(2)
-            stays = kept(x, use, tl.load(min_ps + row), keys, marks, flat, num_flat, STAGES > 1)
+            stays = kept(x, use, tl.load(min_ps + row), keys, marks, flat, num_flat, STAGES >= _TYPICAL)
             x = tl.where(stays, x, float("-inf"))
         x += _gumbel(tl.load(seeds + row), position, tokens)
         scale *= temperature

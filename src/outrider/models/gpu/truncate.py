@@ -25,7 +25,9 @@ from torch import Tensor
 from outrider.core.device_round import Frame
 from outrider.core.device_sampling import Stages, Use
 
-_BLOCK = 1024
+_BLOCK = 2048
+_CHUNK = 256
+"""Tokens that are compared at a time."""
 _SHIFTS = (27, 22, 17, 12, 7, 2, 0)
 """Bits below those that a step decides: five at a time, then the last two."""
 _WAYS = tl.constexpr(32)
@@ -57,10 +59,11 @@ def find_cuts(logits: Tensor, frame: Frame, *, vocab_size: int) -> Cuts:
     sums = torch.empty(2, batch_size, num_nodes, num_blocks, int(_WAYS), dtype=torch.float32, device=device)
     bases = torch.empty(2, batch_size, num_nodes, dtype=torch.int64, device=device)
     search = _Search(logits, frame, cuts, sums, bases, vocab_size)
-    search.measure(Use.TOP_K)
-    search.find(Use.TOP_K)
+    search.measure(Use.TOP_P)
+    if frame.stages >= Stages.TOP_K:
+        search.find(Use.TOP_K)
     search.find(Use.TOP_P)
-    if frame.stages == Stages.TYPICAL:
+    if frame.stages >= Stages.TYPICAL:
         search.measure(Use.TYPICAL)
         search.find(Use.TYPICAL)
     return cuts
@@ -90,7 +93,7 @@ class _Search:
                 logits, frame.temperatures, shaping.uses, shaping.log_min_p, limits, cuts.keys, cuts.marks,
                 sums[step % 2], sums[1 - step % 2], bases[step % 2], bases[1 - step % 2], logits.shape[2], self.vocab_size,
                 KIND=int(kind), FIRST=step == 0, SHIFT=shift, ABOVE=_SHIFTS[step - 1] if step else 0,
-                BLOCKS=padded, BLOCK=_BLOCK, num_warps=8,
+                BLOCKS=padded, BLOCK=_BLOCK, CHUNK=_CHUNK, num_warps=8,
             )  # fmt: skip
         _settle[logits.shape[1::-1]](
             shaping.uses, limits, cuts.keys[index], sums[(len(_SHIFTS) - 1) % 2], bases[(len(_SHIFTS) - 1) % 2], num_blocks,
@@ -114,9 +117,9 @@ class _Search:
 
 @triton.jit
 def ordered(x):
-    """Whole numbers in the order of the floats."""
+    """int32 in the order of the floats."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
-    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
 
 @triton.jit
@@ -128,7 +131,7 @@ def typicality(x, marks, flat, num_flat):
 
 @triton.jit
 def kept(x, use, log_min_p, keys, marks, flat, num_flat, LAST: tl.constexpr):
-    """Which tempered logits survive top-k, top-p and min-p, and with ``LAST`` typical-p."""
+    """Which tempered logits survive the truncations in ``use``; typical-p only with ``LAST``."""
     key = ordered(x)
     stays = ((use & _TOP_K) == 0) | (key >= tl.load(keys + flat))
     stays = stays & (((use & _TOP_P) == 0) | (key >= tl.load(keys + num_flat + flat)))
@@ -207,7 +210,7 @@ def _narrowed(limits, bases, sums, row, flat, num_blocks, KIND: tl.constexpr, SH
 def _split(
     logits, temperatures, uses, min_ps, limits, keys, marks, sums, sums_before, bases, bases_before, width, vocab_size,
     KIND: tl.constexpr, FIRST: tl.constexpr, SHIFT: tl.constexpr, ABOVE: tl.constexpr,
-    BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     node = tl.program_id(1)
     row = tl.program_id(2)
@@ -221,18 +224,38 @@ def _split(
             base = _narrowed(limits, bases_before, sums_before, row, flat, num_blocks, KIND, ABOVE, BLOCKS)
         tl.store(bases + flat, base, mask=tl.program_id(0) == 0)
         x = _tempered(logits, temperatures, row, flat, width, vocab_size, BLOCK)
-        value, weight = x, (x > float("-inf")).to(tl.float32)
-        if KIND != _TOP_K:
-            earlier = use & (_TOP_K if KIND == _TOP_P else _TOP_K | _TOP_P | _MIN_P)
-            stays = kept(x, earlier, tl.load(min_ps + row), keys, marks, flat, num_flat, False)
-            weight = tl.where(stays, tl.exp(x - tl.load(marks + flat)), 0.0)
-        if KIND == _TYPICAL:
-            value = typicality(x, marks, flat, num_flat)
+        value, weight = _weighed(x, use, min_ps, row, keys, marks, flat, num_flat, KIND)
+        key, last, total = ordered(value), base + (1 << SHIFT) * _WAYS - 1, tl.sum(weight, 0)
         way = tl.arange(0, _WAYS)
-        ends = base + ((way + 1).to(tl.int64) << SHIFT) - 1
-        is_above = (ordered(value)[:, None] > ends[None, :]) | (way == _WAYS - 1)[None, :]  # the last one holds the total
-        above = tl.sum(tl.where(is_above, weight[:, None], 0.0), 0)
+        above = tl.zeros((_WAYS,), tl.float32) + tl.sum(tl.where(key > last, weight, 0.0), 0)
+        within = (key >= base) & (key <= last) & (weight > 0)
+        if tl.max(within.to(tl.int32), 0) > 0:  # most blocks have nothing left to split after two steps
+            ends = (base + ((way + 1).to(tl.int64) << SHIFT) - 1).to(tl.int32)
+            parts = tl.zeros((CHUNK, _WAYS), tl.float32)
+            for first in range(0, BLOCK, CHUNK):
+                places = tl.program_id(0) * BLOCK + first + tl.arange(0, CHUNK)
+                x = tl.load(logits + flat * width + places, mask=places < vocab_size, other=float("-inf"))
+                x = tl.div_rn(x, tl.load(temperatures + row))
+                value, weight = _weighed(x, use, min_ps, row, keys, marks, flat, num_flat, KIND)
+                key = ordered(value)
+                is_above = (key[:, None] > ends[None, :]) & (key <= last)[:, None]
+                parts += tl.where(is_above, weight[:, None], 0.0)
+            above += tl.sum(parts, 0)
+        above = tl.where(way == _WAYS - 1, total, above)  # nothing is above the last: it holds the total
         tl.store(sums + (flat * num_blocks + tl.program_id(0)) * _WAYS + way, above)
+
+
+@triton.jit
+def _weighed(x, use, min_ps, row, keys, marks, flat, num_flat, KIND: tl.constexpr):
+    """What a truncation compares, and what it adds up, of some tempered logits."""
+    value, weight = x, (x > float("-inf")).to(tl.float32)
+    if KIND != _TOP_K:
+        earlier = use & (_TOP_K if KIND == _TOP_P else _TOP_K | _TOP_P | _MIN_P)
+        stays = kept(x, earlier, tl.load(min_ps + row), keys, marks, flat, num_flat, False)
+        weight = tl.where(stays, tl.exp(x - tl.load(marks + flat)), 0.0)
+    if KIND == _TYPICAL:
+        value = typicality(x, marks, flat, num_flat)
+    return value, weight
 
 
 @triton.jit
