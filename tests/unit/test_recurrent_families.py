@@ -33,7 +33,7 @@ TEXTS = torch.randint(3, 64, (2, 90), generator=torch.Generator().manual_seed(1)
 
 def saved(variant: str, folder: Path) -> Any:
     """A random model of transformers, saved as transformers saves it."""
-    raw = tiny_raw(variant.split("-")[0], **VARIANTS[variant])
+    raw = tiny_raw(variant.partition("-")[0], **VARIANTS[variant])
     if raw["model_type"] not in CONFIG_MAPPING:
         pytest.skip(f"this transformers has no {raw['model_type']}")
     torch.manual_seed(0)
@@ -100,7 +100,7 @@ def test_a_text_by_the_ordinary_verbs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["early-exit", "swift", "del", "draft-verify"])
 def test_methods_that_run_layers_apart_are_refused(method: str, tmp_path: Path) -> None:
     write_random(tmp_path, tiny_raw("mamba2"))
-    with pytest.raises(CompositionError, match="recurrent state.*prompt-lookup"):
+    with pytest.raises(CompositionError, match=r"recurrent state.*prompt-lookup"):
         LLM(tmp_path, method=method, device="cpu")
 
 

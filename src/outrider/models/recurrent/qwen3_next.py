@@ -1,4 +1,4 @@
-"""Qwen3-Next checkpoints (``Qwen3NextForCausalLM``): gated delta and gated attention layers, with experts after most of them."""
+"""Qwen3-Next checkpoints (``Qwen3NextForCausalLM``): gated delta and gated attention layers, most with experts."""
 
 from __future__ import annotations
 
