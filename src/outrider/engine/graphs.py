@@ -1,8 +1,8 @@
 """A whole round as one graph: draft, score, walk and commit without asking the host anything.
 
-For every (slots, guesses) the round is captured once. What it reads (tokens, lengths, seeds, temperatures) and what it decides
-stays in a ``Frame`` on the device; a note of each round's result goes to the host by itself and is read one round late
-(``engine/overlap.py``), so the device never waits. Plain decoding is the round with no guesses.
+For every (slots, guesses, stages of the sampler) the round is captured once. What it reads (tokens, lengths, sampling
+parameters) and what it decides stays in a ``Frame`` on the device. A note of each round's result goes to the host by itself
+and is read one round late (``engine/overlap.py``), so the device never waits. Plain decoding is the round with no guesses.
 
     roots -> guesses -> logits -> choices -> accepted -> tokens, lengths, note          one launch
 """
@@ -10,16 +10,18 @@ stays in a ``Frame`` on the device; a note of each round's result goes to the ho
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from outrider.core.device_round import DeviceDrafter, Frame
+from outrider.core.device_sampling import MOST_LOGPROBS, Shaping, Stages, stages_for
 from outrider.core.interfaces import Policy
-from outrider.core.request import RequestState
+from outrider.core.request import RequestState, TokenLogprob
 from outrider.models.attention.tree_tiles import Sights
+from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.chain import Seats
 from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder
@@ -42,6 +44,40 @@ class Notes:
     """The same in pinned memory; the graph copies it."""
 
 
+@dataclass(frozen=True, eq=False)
+class NotedLogprobs:
+    """Log-probabilities of the last rounds' choices under the raw logits, and the best alternatives."""
+
+    ring: Tensor
+    """[RING, B, D + 1, 1 + 2 * MOST_LOGPROBS] float32: of the choice, then the best ones, then their tokens."""
+    host: Tensor
+
+    @staticmethod
+    def empty(notes: Tensor) -> NotedLogprobs:
+        """For the rounds of a ring of notes."""
+        shape = (*notes.shape[:2], notes.shape[2] - NOTE, 1 + 2 * MOST_LOGPROBS)
+        return NotedLogprobs(torch.zeros(shape, device=notes.device), torch.zeros(shape, pin_memory=True))
+
+    def note(self, logits: Tensor, path: Tensor, notes: Notes) -> None:
+        """``logits`` [B, N, V] of the nodes, of which ``path`` was followed in the round that was noted last."""
+        steps = torch.arange(path.shape[1] - 1, device=path.device)
+        followed = torch.cat([torch.zeros_like(path[:, :1]), path[:, 2:]], 1)
+        followed = torch.where(steps <= path[:, 1:2], followed, 0)  # the others are of no round
+        said = logits.gather(1, followed[..., None].expand(-1, -1, logits.shape[2])).log_softmax(-1)
+        slot = (notes.rounds[:1] - 1) % RING
+        choices = notes.ring.index_select(0, slot)[0, :, NOTE:]
+        best = said.topk(MOST_LOGPROBS, -1)
+        parts = (said.gather(2, choices[..., None]), best.values, best.indices.to(said.dtype))
+        self.ring.index_copy_(0, slot, torch.cat(parts, -1)[None])
+        self.host.copy_(self.ring, non_blocking=True)
+
+    def of(self, number: int, slot: int, place: int, *, count: int, token: int) -> TokenLogprob:
+        """What round ``number`` noted of the token at ``place`` of a slot's choices."""
+        chosen, *rest = self.host[number % RING, slot, place].tolist()
+        best, tokens = rest[:count], [int(token) for token in rest[MOST_LOGPROBS : MOST_LOGPROBS + count]]
+        return TokenLogprob(token, chosen, tuple(zip(tokens, best, strict=True)))
+
+
 @final
 class RoundGraph:
     """One captured round of a frame."""
@@ -57,6 +93,7 @@ class RoundGraph:
         ring = torch.zeros(RING, batch_size, NOTE + num_guesses + 1, dtype=torch.int64, device=device)
         rounds = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self.notes = Notes(rounds, ring, torch.zeros(ring.shape, dtype=torch.int64, pin_memory=True))
+        self.logprobs = NotedLogprobs.empty(ring) if frame.has_logprobs else None
         self.num_guesses = num_guesses
         self.num_launched = 0
         held = frame.limits.clone()
@@ -92,7 +129,10 @@ class RoundGraph:
         taps = () if graphs.drafter is None else graphs.drafter.taps
         logits, tapped = target.forward(nodes.clamp(min=0), step, taps=taps)
         before = frame.lengths - 1
-        bests = block_bests(logits, frame, depths=None if trees is None else trees.depths, vocab_size=target.vocab_size)
+        depths, words = (None, None) if trees is None else (trees.depths, trees.words)
+        trail = Trail(nodes, words)
+        raw = logits.clone() if frame.has_logprobs and frame.stages else logits
+        bests = block_bests(logits, frame, depths=depths, vocab_size=target.vocab_size, trail=trail)
         ring, rounds = self.notes.ring, self.notes.rounds
         path = walk_and_commit(bests, nodes, frame, parents=self._parents, ring=ring, rounds=rounds)
         if trees is not None:
@@ -101,6 +141,8 @@ class RoundGraph:
             features = torch.cat([tapped[tap] for tap in taps], -1)
             graphs.drafter.take(before, features, None if trees is None else path)
         self.notes.host.copy_(self.notes.ring, non_blocking=True)
+        if self.logprobs is not None:
+            self.logprobs.note(raw[..., : target.vocab_size], path, self.notes)
 
 
 @final
@@ -119,7 +161,7 @@ class RoundGraphs:
         self.is_busy = False
         """A loop is using the slots."""
         self._frames: dict[int, Frame] = {}
-        self._rounds: dict[tuple[int, int], RoundGraph] = {}
+        self._rounds: dict[tuple[int, int, Stages, bool], RoundGraph] = {}
         self._version = self._versions()
 
     def frame(self, batch_size: int, capacity: int) -> Frame:
@@ -132,21 +174,34 @@ class RoundGraphs:
                 del self._rounds[key]
         return frame
 
+    def _shaped(self, frame: Frame) -> Frame:
+        """The frame of this many slots with room for all sampling parameters."""
+        frame = self._frames[frame.batch_size]
+        if frame.shaping is None:
+            with torch.inference_mode(False):  # whoever asks first, anybody may write to it
+                shaping = Shaping.empty(frame.batch_size, self.target.vocab_size, frame.tokens.device)
+            frame = self._frames[frame.batch_size] = replace(frame, shaping=shaping)
+        return frame
+
     def seat(self, frame: Frame, slots: Sequence[int], states: Sequence[RequestState]) -> None:
         """Put requests into slots: prefill, and fill in their columns of the frame."""
-        rows = [state.tokens for state in states]
+        frame, rows = self._frames[frame.batch_size], [state.tokens for state in states]
         for place in (self.seats, self.drafter):
             if place is not None:
                 place.seat(slots, rows, batch_size=frame.batch_size, capacity=frame.capacity + self._slack)
+        if stages_for([state.request for state in states]):
+            frame = self._shaped(frame)
+        if frame.shaping is not None:
+            frame.shaping.seat(slots, states)
         device = frame.tokens.device
         for slot, state in zip(slots, states, strict=True):
             frame.tokens[slot, : len(state.tokens)] = torch.tensor(state.tokens, device=device)
         index = torch.tensor(list(slots), device=device)
-        size = [len(row) for row in rows]
-        limits = [min(n + state.params.max_tokens, self.target.max_len) for n, state in zip(size, states, strict=True)]
+        prompts = [len(state.request.prompt_ids) for state in states]
+        limits = [min(n + state.params.max_tokens, self.target.max_len) for n, state in zip(prompts, states, strict=True)]
         for column, values in (
-            (frame.lengths, size),
-            (frame.prompt_lens, size),
+            (frame.lengths, [len(row) for row in rows]),
+            (frame.prompt_lens, prompts),
             (frame.limits, limits),
             (frame.seeds, [state.seed for state in states]),
             (frame.temperatures, [state.params.temperature for state in states]),
@@ -175,15 +230,18 @@ class RoundGraphs:
     def fits(self, capacity: int) -> bool:
         return self.drafter is None or self.drafter.fits(capacity + self._slack)
 
-    def round(self, frame: Frame, num_guesses: int) -> RoundGraph:
+    def round(
+        self, frame: Frame, num_guesses: int, stages: Stages = Stages.TEMPERATURE, *, logprobs: bool = False
+    ) -> RoundGraph:
         """The captured round, captured now if it must be."""
         if self._version != self._versions():
             self._rounds.clear()
             self._version = self._versions()
-        key = (frame.batch_size, num_guesses)
+        key = (frame.batch_size, num_guesses, stages, logprobs)
         if key not in self._rounds:
             if not self._rounds:  # a pool goes with the last graph that used it
                 self.pool = torch.cuda.graph_pool_handle()
+            frame = replace(self._shaped(frame) if stages else frame, stages=stages, has_logprobs=logprobs)
             with torch.inference_mode():
                 self._rounds[key] = RoundGraph(self, frame, num_guesses)
         return self._rounds[key]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from outrider.core.device_sampling import Stages, stages_for
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Observation, Plan
 from outrider.core.report import Progress, RoundReport
@@ -27,24 +28,16 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def can_overlap(graphs: RoundGraphs, requests: Sequence[Request]) -> bool:
-    """Sampling is nothing but a temperature, a prompt has the two tokens a drafter's first pass reads, and no other loop (a
-    stream that was left half read) holds the slots."""
-    long = all(len(request.prompt_ids) >= 2 for request in requests)
-    plain = long and not graphs.is_busy and all(_is_plain(request) for request in requests)
-    return plain and graphs.fits(capacity_of(graphs, requests))
+    """The device can do all that the requests' sampling asks for, a prompt has the two tokens a drafter's first pass reads, and
+    no other loop (a stream that was left half read) holds the slots."""
+    if graphs.is_busy or any(len(request.prompt_ids) < 2 for request in requests) or stages_for(requests) is None:
+        return False
+    return graphs.fits(capacity_of(graphs, requests))
 
 
 def capacity_of(graphs: RoundGraphs, requests: Sequence[Request]) -> int:
     """The longest text any of the requests can become."""
     return min(max(len(r.prompt_ids) + r.params.max_tokens for r in requests), graphs.target.max_len)
-
-
-def _is_plain(request: Request) -> bool:
-    params = request.params
-    whole = params.top_k == 0 and params.top_p == 1 and params.min_p == 0 and params.typical_p == 1
-    even = params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
-    free = not (params.logit_bias or params.banned_token_ids or params.min_tokens or params.grammar or params.logits_processors)
-    return whole and even and free and params.logprobs is None
 
 
 @dataclass
@@ -57,6 +50,8 @@ class _Seat:
     """Rounds before this one belong to whoever stood here earlier."""
     known: int
     """Tokens the drafter has certainly read."""
+    stages: Stages
+    """Of the sampler that the request needs."""
     num_unread: int = 0
     """Rounds since then that drafted nothing."""
 
@@ -147,7 +142,9 @@ class _Loop:
 
     def _launch(self, depth: int) -> _Launched:
         began = time.perf_counter()
-        graph = self.graphs.round(self.frame, depth)
+        stages = max(seat.stages for seat in self.seats if seat is not None)
+        logprobs = any(seat is not None and seat.state.params.logprobs is not None for seat in self.seats)
+        graph = self.graphs.round(self.frame, depth, stages, logprobs=logprobs)
         self.clock = began if self.num_rounds == 0 else self.clock
         self.clock += time.perf_counter() - began  # capturing is no part of a round
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -170,7 +167,10 @@ class _Loop:
         torch.cuda.synchronize(self.frame.tokens.device)
         for (slot, index, _), state in zip(arrivals, states, strict=True):
             state.stats.prefill_seconds = time.perf_counter() - began
-            self.seats[slot] = _Seat(index, state, first_round=self.num_rounds, known=len(state.tokens) - 1)
+            stages = stages_for([state.request])
+            assert stages is not None, "the others run on the host"
+            known = len(state.tokens) - 1
+            self.seats[slot] = _Seat(index, state, first_round=self.num_rounds, known=known, stages=stages)
         self.clock += time.perf_counter() - began
 
     def _lags(self) -> bool:
@@ -197,6 +197,7 @@ class _Loop:
         emitted = [
             seat.take(notes[slot], drafted=depth > 0, max_len=self.graphs.target.max_len) for slot, seat in taking.items()
         ]
+        self._add_logprobs(launched, taking, emitted)
         for slot, seat in taking.items():
             if seat.state.is_finished:
                 self.seats[slot] = None
@@ -205,6 +206,16 @@ class _Loop:
             yield from self._report(taking, notes, positions, emitted, depth=depth, seconds=seconds).progress()
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self.seats))]
         self.graphs.policy.update(self.policy_state, _observation(everybody, depth, launched.seconds))
+
+    @staticmethod
+    def _add_logprobs(launched: _Launched, taking: Mapping[int, _Seat], emitted: Sequence[list[int]]) -> None:
+        noted = launched.graph.logprobs
+        for (slot, seat), tokens in zip(taking.items(), emitted, strict=True):
+            count = seat.state.params.logprobs
+            if count is not None and noted is not None:
+                seat.state.logprobs += [
+                    noted.of(launched.number, slot, place, count=count, token=token) for place, token in enumerate(tokens)
+                ]
 
     def _report(
         self,

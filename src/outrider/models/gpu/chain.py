@@ -18,8 +18,9 @@ from torch import Tensor
 from outrider.cache.paged import PagedCache
 from outrider.core.device_round import DeviceDrafter, Frame
 from outrider.models.attention.tree_tiles import Rows, Sights
+from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.arena import DeviceCache
-from outrider.models.gpu.choose import block_bests, pick
+from outrider.models.gpu.choose import Guessing, block_bests, pick
 from outrider.models.gpu.decoder import FastDecoder, Step
 
 
@@ -172,7 +173,8 @@ class DeviceChain(ModelDrafter):
         lengths = columns[:, 0]
         for guess in range(1, nodes.shape[1]):
             logits, _ = self.model.forward(fed, self._step(lengths, fed.shape[1], Sights(None, None)))
-            bests = block_bests(logits[:, -1:].contiguous(), frame, depths=guess - 1, vocab_size=self._vocab_size)
+            last, trail = logits[:, -1:].contiguous(), Trail(nodes, length=guess - 1)
+            bests = block_bests(last, frame, depths=guess - 1, vocab_size=self._vocab_size, guessing=Guessing(1), trail=trail)
             pick(bests, nodes, guess)
             lengths = lengths + fed.shape[1]
             fed = nodes[:, guess : guess + 1].contiguous()

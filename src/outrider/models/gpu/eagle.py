@@ -20,6 +20,7 @@ from torch import Tensor
 
 from outrider.core.device_round import DeviceDrafter, Frame, SlotTrees
 from outrider.models.attention.tree_tiles import Rows, Sights
+from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.best_first import Growths, Search
 from outrider.models.gpu.branches import FedTree, StaticTree
 from outrider.models.gpu.chain import Again
@@ -152,10 +153,12 @@ class DeviceEagle(DeviceDrafter, ABC):
         states, logits = self.head.read(stream, parts)
         return states.view(batch_size, -1, states.shape[-1]), logits.view(batch_size, -1, logits.shape[-1])
 
-    def _bests(self, logits: Tensor, frame: Frame, *, depth: int, num_best: int, tau: float | None = None) -> Bests:
+    def _bests(
+        self, logits: Tensor, frame: Frame, *, depth: int, num_best: int, trail: Trail | None, tau: float | None = None
+    ) -> Bests:
         guessing = Guessing(num_best, self.head.ids, tau)
         num_tokens = min(logits.shape[-1], self._target.vocab_size) if self.head.ids is None else len(self.head.ids)
-        return block_bests(logits, frame, depths=depth, vocab_size=num_tokens, guessing=guessing)
+        return block_bests(logits, frame, depths=depth, vocab_size=num_tokens, guessing=guessing, trail=trail)
 
 
 @final
@@ -181,9 +184,9 @@ class StaticEagle(DeviceEagle):
                 sights = self._guesses.sights(frame.batch_size, start=first, end=end)
                 states, logits = self._below(frame, nodes.index_select(1, level.fed), above, sights)
                 found = torch.cat([found, states], 1)
-            pick_children(
-                self._bests(logits, frame, depth=level.depth, num_best=level.children.shape[1]), nodes, level.children
-            )
+            trail = Trail(nodes, self._tree.words[level.fed].expand(frame.batch_size, -1, -1).contiguous())
+            tops = self._bests(logits, frame, depth=level.depth, num_best=level.children.shape[1], trail=trail)
+            pick_children(tops, nodes, level.children)
 
 
 @final
@@ -203,12 +206,14 @@ class BestFirstEagle(DeviceEagle):
         states, logits = self._at_root(frame)
         found, first = states, 0
         for level, count in enumerate(search.num_expanded):
+            trail = None
             if level:
                 fed = growth.expanded.level(first, count)
+                trail = growth.trail(fed)
                 # behind the root's column, which is the last
                 depths = torch.full_like(fed.tokens, level - 1, dtype=torch.int32)
                 states, logits = self._below(frame, fed.tokens, Above(found, fed.above), Sights(fed.words, depths, first))
                 found, first = torch.cat([found, states], 1), first + count
-            tops = self._bests(logits, frame, depth=level, num_best=search.num_children, tau=search.tau)
+            tops = self._bests(logits, frame, depth=level, num_best=search.num_children, trail=trail, tau=search.tau)
             growth.add(level, tops, frame)
         growth.choose(nodes)
