@@ -73,17 +73,18 @@ def _info(name: str, raw: dict[str, Any], files: list[Path], num_parameters: int
     text = raw.get("text_config", raw)
     recurrent = recurrent_config(raw)
     config = config_of(raw) if recurrent is None else recurrent.attention
+    sizes = recurrent or config
     return ModelInfo(
         name=name,
         family=str(raw.get("model_type")),
         runs_on=_runs_on(config, recurrent),
         num_parameters=num_parameters,
-        num_layers=config.num_layers if config else text.get("num_hidden_layers", 0),
-        hidden_size=config.hidden_size if config else text.get("hidden_size", 0),
+        num_layers=sizes.num_layers if sizes else text.get("num_hidden_layers", 0),
+        hidden_size=sizes.hidden_size if sizes else text.get("hidden_size", 0),
         num_heads=config.num_heads if config else text.get("num_attention_heads", 0),
         num_kv_heads=config.num_kv_heads if config else text.get("num_key_value_heads", 0),
-        vocab_size=config.vocab_size if config else text.get("vocab_size", 0),
-        max_len=config.max_len if config else text.get("max_position_embeddings", 0),
+        vocab_size=sizes.vocab_size if sizes else text.get("vocab_size", 0),
+        max_len=sizes.max_len if sizes else text.get("max_position_embeddings", 0),
         dtype=dtype,
         same_bits=_same_bits(config, recurrent),
         files=tuple(path.name for path in files),
