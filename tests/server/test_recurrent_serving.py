@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 
-from inprocess import run  # noqa: E402
+from inprocess import run
 
-from outrider import LLM  # noqa: E402
-from outrider.bundled import bundled_path  # noqa: E402
-from outrider.core.errors import OptionError  # noqa: E402
-from outrider.models.recurrent.random_model import tiny_raw, write_random  # noqa: E402
+from outrider import LLM
+from outrider.bundled import bundled_path
+from outrider.core.errors import OptionError
+from outrider.models.recurrent.random_model import tiny_raw, write_random
 
 TEXTS = ("Once upon a time", "The little dog ran and ran and ran and ran to the house", "A")
 
