@@ -9,7 +9,7 @@ the order of p that are near in p and in the codebook, and a rejection is follow
                    keep x  with  min(1, p(C) / q(C));     rejection:  y ~ norm((p - q)+)
     gsd-partition  keep x  with  min(1, P(C) / Q(C)),  P and Q the group sums;     rejection:  C ~ norm((P - Q)+),  y ~ p(. | C)
 
-So, Lee et al. 2025, arXiv 2508.07747. What is lost: with a partition the law of the GROUP is the target's own (rejection
+So et al. 2025, arXiv 2508.07747. What is lost: with a partition the law of the GROUP is the target's own (rejection
 sampling over groups), and within a kept group the token follows q instead of p. Dynamic groups are no partition: not even the
 law of groups is kept. At temperature 0 ``gsd`` leaves greedy text alone; ``gsd-partition`` keeps guesses in the argmax's group.
 """
