@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from outrider.core.params import SamplingParams
 from outrider.core.request import RequestState
 from outrider.core.rng import Noise, Purpose
 from outrider.core.tree import TokenTree
@@ -141,16 +142,7 @@ class Sampler:
     def _static_bias(self) -> Tensor | None:
         if not any(row.params.logit_bias or row.params.banned_token_ids for row in self.rows):
             return None
-        bias = torch.zeros(len(self.rows), 1, self.vocab_size)
-        for i, row in enumerate(self.rows):
-            forced = row.params.forced_token_ids
-            if forced:  # a mask, and not a sum: an infinite logit has no ratios to others
-                bias[i, 0] = -torch.inf
-                bias[i, 0, forced] = 0.0
-            for token, value in () if forced else row.params.logit_bias.items():
-                bias[i, 0, token] = value
-            for token in row.params.banned_token_ids:
-                bias[i, 0, token] = -torch.inf
+        bias = torch.stack([bias_of(row.params, self.vocab_size) for row in self.rows])[:, None]
         return bias.to(self.device)
 
     def _end_mask(self) -> Tensor:
@@ -187,6 +179,19 @@ class Sampler:
                 allowed = row.params.grammar.allowed(states[node], self.vocab_size).to(logits.device)
                 if bool(allowed.any()):  # a dead end keeps its logits, so that p is a law; ``emit`` ends the request there
                     logits[node - start].masked_fill_(~allowed, -torch.inf)
+
+
+def bias_of(params: SamplingParams, vocab_size: int) -> Tensor:
+    """[V] what is added to a request's logits: -inf bans a token, and bans all others where one is forced."""
+    bias, forced = torch.zeros(vocab_size), params.forced_token_ids
+    if forced:  # a mask, and not a sum: an infinite logit has no ratios to others
+        bias.fill_(-torch.inf)
+        bias[forced] = 0.0
+    for token, value in () if forced else params.logit_bias.items():
+        bias[token] = value
+    for token in params.banned_token_ids:
+        bias[token] = -torch.inf
+    return bias
 
 
 def _grammar_states(row: RequestState, tree: TokenTree, index: int) -> dict[int, object]:

@@ -83,11 +83,14 @@ class Arena:
     def is_shared(self, row: int) -> bool:
         return self._uses[row] > 1
 
-    def ensure(self, capacity: int) -> None:
-        """Rows hold at least ``capacity`` slots from now on."""
+    def ensure(self, capacity: int, *, num_rows: int = 0) -> None:
+        """Rows hold at least ``capacity`` slots from now on, and there are ``num_rows`` of them."""
+        num_rows = max(num_rows, self.num_rows)
         if capacity > self.capacity:
             grown = max(capacity, self.capacity + self.capacity // 2)
-            self._move(self.num_rows, -(-grown // _STEP) * _STEP)
+            self._move(num_rows, -(-grown // _STEP) * _STEP)
+        elif num_rows > self.num_rows:
+            self._move(num_rows, self.capacity)
 
     def _move(self, num_rows: int, capacity: int) -> None:
         old = self.block
