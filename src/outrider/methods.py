@@ -32,6 +32,7 @@ from outrider.drafters import plain
 from outrider.drafters.copying import ngram_cache, prompt_lookup, reference, rest, suffix
 from outrider.drafters.heads import (
     dflash,
+    dspark,
     eagle1,
     eagle3,
     hydra,
@@ -102,6 +103,7 @@ METHODS: Catalog[MethodRow] = Catalog(
         "l-mtp": l_mtp.ROW,
         "p-eagle": p_eagle.ROW,
         "dflash": dflash.ROW,
+        "dspark": dspark.ROW,
         "hybrid": hybrid.ROW,
         "rasd": rasd.ROW,
         "cascade": cascade.ROW,
