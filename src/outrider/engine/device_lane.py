@@ -170,8 +170,11 @@ class DeviceLane:
         graphs.holder = self
         graphs.resize(len(old), size, kept, [seat.state for seat in old if seat is not None])
         self._seats = [*(old[slot] for slot in kept), *[None] * (size - len(kept))]
-        fresh = graphs.policy.start(size - len(kept))
-        self._policy_state = self._policy_state.fork(kept).join(fresh) if kept else graphs.policy.start(size)
+        fresh = graphs.policy.start(max(1, size - len(kept)))
+        if kept:
+            known = self._policy_state.fork(kept)
+            fresh = known if size == len(kept) else known.join(fresh)
+        self._policy_state = fresh
 
     def _seat(self) -> None:
         began = time.perf_counter()
