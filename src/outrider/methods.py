@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
 from outrider.acceptance.divergence import Divergence, DivergenceOptions
+from outrider.acceptance.judge import Judge, JudgeOptions
 from outrider.acceptance.lenient import Lenient, LenientOptions
 from outrider.acceptance.threshold import ThresholdRule, ThresholdRuleOptions
 from outrider.acceptance.top_k_rule import TopK, TopKOptions
@@ -115,6 +116,7 @@ RULES: Catalog[RuleRow] = Catalog(
         "lenient": RuleRow(Lenient, "rejection sampling with q scaled down", "arXiv 2211.17192", LenientOptions),
         "top-k": RuleRow(TopK, "keeps guesses among the target's k likeliest", "arXiv 1811.03115", TopKOptions),
         "threshold": RuleRow(ThresholdRule, "keeps guesses that are likely enough", "docs/lossy.md", ThresholdRuleOptions),
+        "judge": RuleRow(Judge, "keeps guesses that a trained head finds harmless", "arXiv 2501.19309", JudgeOptions),
         "divergence": RuleRow(Divergence, "keeps guesses where q is near p", "arXiv 2502.20704", DivergenceOptions),
     },
 )
