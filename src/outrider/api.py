@@ -91,7 +91,7 @@ class LLM:
             self.target = load(source, numerics=numerics, page_len=page_len, max_len=max_len)
         else:
             self.target = _divided(tensor_parallel, load, source, numerics=numerics, page_len=page_len, max_len=max_len)
-        self._rounds = Rounds(self.target)
+        self.rounds = Rounds(self.target)
         self.drafts = [load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)
@@ -165,7 +165,7 @@ class LLM:
     ) -> Iterator[Progress]:
         """Serve requests round by round. This is the loop under ``generate``, ``stream`` and ``outrider chat``. With ``traced``
         every round reports its tree (``Progress.trace``)."""
-        return self._rounds.run(self._method_of(method), requests, max_batch_size=self.max_batch_size, traced=traced)
+        return self.rounds.run(self._method_of(method), requests, max_batch_size=self.max_batch_size, traced=traced)
 
     def warm_up(self, *, method: Method | None = None, num_tokens: int = 1024, progress: bool = False) -> None:
         """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for.
@@ -173,7 +173,7 @@ class LLM:
         sizes = sorted({1, self.max_batch_size}, reverse=True)  # the largest first: memory that grows moves
         with tqdm(disable=not progress, unit="round", desc="preparing") as bar:
             for size in sizes:
-                for _, total in self._rounds.prepare(method or self.method, batch_size=size, num_tokens=num_tokens):
+                for _, total in self.rounds.prepare(method or self.method, batch_size=size, num_tokens=num_tokens):
                     bar.total = total * len(sizes)
                     bar.update()
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "tune": "find the fastest method for your prompts on this machine",
     "audit": "is a method lossless on a model, here?",
     "simulate": "predict speculation on other hardware",
+    "analyse": "estimate what hidden states know beyond the next token",
     "train": "train heads or a draft model for a target",
     "inspect": "say what a folder of heads is",
     "export": "write a folder of heads in another layout",

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import OptionError
-from outrider.models.config import ModelConfig
-from outrider.models.weights import LayerWeights
+from outrider.models.decoder_weights import LayerWeights
+from outrider.models.features import ModelConfig
 
 
 @final
@@ -32,7 +32,21 @@ class Share:
         return total * self.rank // self.size, total * (self.rank + 1) // self.size
 
     def check(self, config: ModelConfig) -> None:
-        """Refuse a model whose heads cannot be divided."""
+        """Refuse a model whose heads cannot be divided, or whose layers have parts that this division does not know."""
+        undivided = {
+            "experts": config.experts is not None,
+            "attention sinks": config.sinks,
+            "norms over all heads": config.qk_norm and config.qk_norm_span != "head",
+            "a bias behind its norms": config.norm_bias,
+            "an MLP without a gate": not config.gated,
+            "scaled logits": config.logit_scale != 1.0,
+        }
+        found = [part for part, has in undivided.items() if has]
+        if found:
+            raise OptionError(
+                f"tensor_parallel = {self.size} is not available for {config.family} models: {', '.join(found)} cannot be "
+                "divided yet; leave it out"
+            )
         if config.num_kv_heads % self.size:
             valid = [str(n) for n in range(1, config.num_kv_heads + 1) if config.num_kv_heads % n == 0]
             raise OptionError(

@@ -22,8 +22,9 @@ from outrider.core.errors import nearest
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.engine.exchange import Learner
+from outrider.engine.job import Slots
 from outrider.engine.memory import MemoryModel
-from outrider.engine.scheduler import Scheduler, Slots
+from outrider.engine.scheduler import Scheduler
 from outrider.methods import METHODS
 from outrider.server.answers import Answer
 from outrider.server.audit import AuditLog
@@ -72,6 +73,7 @@ class Service:
             memory=self._memory,
             prefixes=prefix_tree(self.llm.target.new_cache(1), settings.prefix_bytes) if settings.prefix_bytes else None,
             grouping=settings.grouping,
+            device_lane=self.llm.rounds.lane,
         )
 
     def _find_method(self, lane: Any) -> Method:

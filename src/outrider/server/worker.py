@@ -22,7 +22,8 @@ from outrider.codecs.text import TextCodec
 from outrider.core.errors import OutriderError
 from outrider.core.report import Progress, RoundReport
 from outrider.core.request import RequestState
-from outrider.engine.scheduler import Job, Scheduler
+from outrider.engine.job import Job
+from outrider.engine.scheduler import Scheduler
 from outrider.server.failures import ApiError, broken, failed
 from outrider.server.intake import refusal
 from outrider.server.learning import Lessons
@@ -173,7 +174,8 @@ class Worker:
             ticket.ids.append(number)
             self._tickets[number] = ticket
             self._transcripts[number] = transcript
-            self.scheduler.submit(Job(number, state, order.lane, order.max_draft, order.priority, order.shares_prefix))
+            limits = (order.max_draft, order.priority, order.shares_prefix)
+            self.scheduler.submit(Job(number, state, order.lane, *limits, traced=order.trace))
 
     def _score(self) -> None:
         """Score a few more tokens of the prompts of the order that came first; let it in when all are scored."""

@@ -42,8 +42,24 @@ _LANES = 16
 
 
 def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """The native pass knows this model: any family, heads in whole vectors."""
-    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and config.head_dim % _LANES == 0
+    """The native pass knows this model: its features, heads in whole vectors."""
+    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and not missing_features(config)
+
+
+def missing_features(config: ModelConfig) -> list[str]:
+    """What a model needs and the native pass does not have, in words; nothing where it can run."""
+    found = {
+        f"heads of {config.head_dim}, which do not fill vectors of {_LANES}": config.head_dim % _LANES != 0,
+        "layer norms": config.norm_kind != "rms",
+        "residual streams read without a norm": not config.pre_norms,
+        "query and key norms over more than a head": config.qk_norm and config.qk_norm_span != "head",
+        "MLPs without a gate": not config.gated,
+        "parallel layers": config.parallel,
+        "residual or logit multipliers": config.residual_scale != 1.0 or config.logit_scale != 1.0,
+        "attention sinks": config.sinks,
+        "mixtures of experts": config.experts is not None,
+    }
+    return [words for words, is_missing in found.items() if is_missing]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
