@@ -26,6 +26,7 @@ from outrider.codecs.translation import TextTranslation
 from outrider.core.choice import Choice
 from outrider.core.errors import ModelError, OptionError, RequestError
 from outrider.core.interfaces import Target
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.method import Method
 from outrider.core.params import Grammar, SamplingParams, as_params
 from outrider.core.prompts import Message, Prompt, as_conversations, as_prompts
@@ -133,7 +134,8 @@ class LLM:
         """Whether a method, with nothing but its defaults, can run on what is loaded."""
         row = METHODS[name]
         missing = set(row.needs) - ({"heads"} if self._has_bundled_heads(name) else set())
-        return not missing and not row.foreign and (bool(self.drafts) or not row.needs_draft)
+        has_layers = not row.needs_layers or isinstance(self.target, LayeredTarget)
+        return not missing and not row.foreign and has_layers and (bool(self.drafts) or not row.needs_draft)
 
     def generate(
         self,

@@ -19,6 +19,7 @@ from outrider.core.version import VERSION
 COMMANDS = {
     "generate": "continue a prompt",
     "chat": "talk to a model in the terminal",
+    "imagine": "draw an image, and show how its codes were accepted",
     "serve": "serve the OpenAI API, and a page to watch it",
     "methods": "list methods, acceptance rules and policies, or explain one",
     "info": "describe a model",

@@ -17,10 +17,13 @@ CONFIG_KIND = "outrider config"
 """What a file written by ``outrider tune`` says it is."""
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
+def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "store") -> None:
+    """``model_action`` "append" lets ``--model`` be repeated, for commands that run several models."""
     group = parser.add_argument_group("model and method")
     group.add_argument("--config", type=Path, metavar="FILE", help="written by `outrider tune`; options given here come first")
-    group.add_argument("--model", metavar="NAME", help="folder, hub name or .gguf file (default: the bundled model)")
+    group.add_argument(
+        "--model", metavar="NAME", action=model_action, help="folder, hub name or .gguf file (default: the bundled model)"
+    )
     group.add_argument(
         "--draft", action="append", metavar="NAME", help="draft model, repeatable (default: the bundled model's own)"
     )

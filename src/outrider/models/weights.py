@@ -146,6 +146,11 @@ def read_weights(
     return _WeightReader(source, config, dtype=dtype, device=device).weights(share)
 
 
+def read_final_norm(source: TensorSource, config: ModelConfig) -> Tensor:
+    """[H] weight of the norm behind the last layer, float32."""
+    return _WeightReader(source, config, dtype=torch.float32, device=torch.device("cpu")).final_norm()
+
+
 class _WeightReader:
     def __init__(self, source: TensorSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
@@ -158,12 +163,15 @@ class _WeightReader:
         layers = [self._part(layer, share) for layer in range(config.num_layers)]
         head = embedding if config.tied_head else self._head()
         head = head if share is None or config.tied_head else share.rows(head)
-        norm, bias = self._norm("norm", config.hidden_size), self._norm_bias("norm", config.hidden_size)
+        norm, bias = self.final_norm(), self._norm_bias("norm", config.hidden_size)
         return Weights(embedding, layers, norm, head, bias)
 
     def _part(self, layer: int, share: Division | None) -> LayerWeights:
         whole = self._layer(layer)
         return whole if share is None else share.layer(self._config, whole)
+
+    def final_norm(self) -> Tensor:
+        return self._norm("norm", self._config.hidden_size)
 
     def _find_prefix(self) -> str:
         """What stands before ``embed_tokens``: "model." as a rule, longer in multimodal checkpoints, nothing in bare ones."""
