@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -118,7 +118,7 @@ class RemoteModel(GuessingTarget):
             raise OptionError(value)
         return value
 
-    def _lost(self, cause: BaseException | None) -> None:
+    def _lost(self, cause: BaseException | None) -> NoReturn:
         self._process.process.wait()
         raise RankError(f"{self._process.describe_end()}; load the model again") from cause
 
