@@ -108,6 +108,10 @@ class DeviceDrafter(ABC):
         """Whether it can follow a text of this many tokens."""
 
     @abstractmethod
+    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
+        """The requests of these slots, of ``old_size``, take the first slots of ``new_size``; texts grow to ``capacity``."""
+
+    @abstractmethod
     def leave(self, batch_size: int) -> None:
         """All slots of a frame of this size are empty; give back what their requests held."""
 

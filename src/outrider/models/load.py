@@ -102,6 +102,26 @@ def load_model(
     return _decoder(config, SafetensorsFolder(path), dtype=dtype_used, device=place, max_len=max_len, speed=speed)
 
 
+def lean_config(path: Path) -> ModelConfig:
+    """The numbers of a folder or GGUF file that the lean decoder runs."""
+    if path.suffix == ".gguf":
+        return _gguf_config(read_gguf(str(path)))
+    config = config_of(read_config(path))
+    if config is None:
+        raise OptionError(f"{path} is run by transformers' own modules, which are not divided; leave tensor_parallel out")
+    return config
+
+
+def lean_checkpoint(
+    path: Path, *, dtype: str | None, device: torch.device, max_len: int | None
+) -> tuple[ModelConfig, TensorSource, torch.dtype]:
+    """What the lean decoder needs to open a folder or a GGUF file: numbers, tensors and the type to hold them in."""
+    config, is_gguf = lean_config(path), path.suffix == ".gguf"
+    used = _dtype_named(dtype) or auto_dtype("bfloat16" if is_gguf else config.dtype, device)
+    source = TensorDict(dict(hf_tensors(read_gguf(str(path)), dtype=used)), str(path)) if is_gguf else SafetensorsFolder(path)
+    return config if max_len is None else replace(config, max_len=max_len), source, used
+
+
 def _recurrent(
     config: RecurrentConfig, path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed
 ) -> RecurrentDecoder:

@@ -26,7 +26,7 @@ from outrider.core.rng import Purpose
 from outrider.models.gpu.adjust import Trail, adjust
 from outrider.models.gpu.truncate import find_cuts, kept
 
-_BLOCK = 2048
+_BLOCK = 1024
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
 _MULTIPLIER_1 = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
 _MULTIPLIER_2 = tl.constexpr(0x94D049BB133111EB - (1 << 64))

@@ -58,6 +58,14 @@ class Memory:
         keys, values, features = (tensor[index : index + 1] for tensor in (self.keys, self.values, self.features))
         return Memory(keys, values, features, self.places[:1])
 
+    def take(self, other: Memory, slots: Sequence[int]) -> None:
+        """The first slots become those of another memory."""
+        length = min(self.capacity, other.capacity)
+        for place, slot in enumerate(slots):
+            self.features[place, :length] = other.features[slot, :length]
+            for tensor, held in ((self.keys, other.keys), (self.values, other.values)):
+                tensor[place, :, :length] = held[slot, :, :length]
+
 
 class DeviceEagle(DeviceDrafter, ABC):
     """Trees from an EAGLE head; how they grow is up to those below."""
@@ -80,6 +88,9 @@ class DeviceEagle(DeviceDrafter, ABC):
     def leave(self, batch_size: int) -> None:
         """Slots hold nothing that another request could not write over."""
         del batch_size
+
+    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
+        self._room(new_size, capacity).take(self._memories[old_size], slots)
 
     def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
         memory = self._room(batch_size, capacity)
@@ -116,7 +127,10 @@ class DeviceEagle(DeviceDrafter, ABC):
                 keys = like.new_zeros(batch_size, config.num_kv_heads, size, config.head_dim)
                 features = like.new_zeros(batch_size, size, len(self.taps) * config.hidden_size)
                 places = torch.arange(batch_size, dtype=torch.int32, device=like.device)
-                memory = self._memories[batch_size] = Memory(keys, torch.zeros_like(keys), features, places)
+                grown = Memory(keys, torch.zeros_like(keys), features, places)
+            if memory is not None:
+                grown.take(memory, range(batch_size))
+            memory = self._memories[batch_size] = grown
             self._version += 1
         return memory
 

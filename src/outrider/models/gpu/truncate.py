@@ -25,7 +25,9 @@ from torch import Tensor
 from outrider.core.device_round import Frame
 from outrider.core.device_sampling import Stages, Use
 
-_BLOCK = 1024
+_BLOCK = 2048
+_CHUNK = 256
+"""Tokens that are compared at a time."""
 _SHIFTS = (27, 22, 17, 12, 7, 2, 0)
 """Bits below those that a step decides: five at a time, then the last two."""
 _WAYS = tl.constexpr(32)
@@ -91,7 +93,7 @@ class _Search:
                 logits, frame.temperatures, shaping.uses, shaping.log_min_p, limits, cuts.keys, cuts.marks,
                 sums[step % 2], sums[1 - step % 2], bases[step % 2], bases[1 - step % 2], logits.shape[2], self.vocab_size,
                 KIND=int(kind), FIRST=step == 0, SHIFT=shift, ABOVE=_SHIFTS[step - 1] if step else 0,
-                BLOCKS=padded, BLOCK=_BLOCK, num_warps=8,
+                BLOCKS=padded, BLOCK=_BLOCK, CHUNK=_CHUNK, num_warps=8,
             )  # fmt: skip
         _settle[logits.shape[1::-1]](
             shaping.uses, limits, cuts.keys[index], sums[(len(_SHIFTS) - 1) % 2], bases[(len(_SHIFTS) - 1) % 2], num_blocks,
@@ -208,7 +210,7 @@ def _narrowed(limits, bases, sums, row, flat, num_blocks, KIND: tl.constexpr, SH
 def _split(
     logits, temperatures, uses, min_ps, limits, keys, marks, sums, sums_before, bases, bases_before, width, vocab_size,
     KIND: tl.constexpr, FIRST: tl.constexpr, SHIFT: tl.constexpr, ABOVE: tl.constexpr,
-    BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     node = tl.program_id(1)
     row = tl.program_id(2)
@@ -222,24 +224,38 @@ def _split(
             base = _narrowed(limits, bases_before, sums_before, row, flat, num_blocks, KIND, ABOVE, BLOCKS)
         tl.store(bases + flat, base, mask=tl.program_id(0) == 0)
         x = _tempered(logits, temperatures, row, flat, width, vocab_size, BLOCK)
-        value, weight = x, (x > float("-inf")).to(tl.float32)
-        if KIND != _TOP_K:
-            earlier = use & (_TOP_K if KIND == _TOP_P else _TOP_K | _TOP_P | _MIN_P)
-            stays = kept(x, earlier, tl.load(min_ps + row), keys, marks, flat, num_flat, False)
-            weight = tl.where(stays, tl.exp(x - tl.load(marks + flat)), 0.0)
-        if KIND == _TYPICAL:
-            value = typicality(x, marks, flat, num_flat)
+        value, weight = _weighed(x, use, min_ps, row, keys, marks, flat, num_flat, KIND)
+        key, last, total = ordered(value), base + (1 << SHIFT) * _WAYS - 1, tl.sum(weight, 0)
         way = tl.arange(0, _WAYS)
-        key, last = ordered(value), base + (1 << SHIFT) * _WAYS - 1
-        higher = tl.sum(tl.where(key > last, weight, 0.0), 0)
-        within = (key >= base) & (key <= last)
-        above = tl.zeros((_WAYS,), tl.float32) + higher
+        above = tl.zeros((_WAYS,), tl.float32) + tl.sum(tl.where(key > last, weight, 0.0), 0)
+        within = (key >= base) & (key <= last) & (weight > 0)
         if tl.max(within.to(tl.int32), 0) > 0:  # most blocks have nothing left to split after two steps
             ends = (base + ((way + 1).to(tl.int64) << SHIFT) - 1).to(tl.int32)
-            is_above = (key[:, None] > ends[None, :]) & within[:, None]
-            above += tl.sum(tl.where(is_above, weight[:, None], 0.0), 0)
-        above = tl.where(way == _WAYS - 1, tl.sum(weight, 0), above)  # nothing is above the last: it holds the total
+            parts = tl.zeros((CHUNK, _WAYS), tl.float32)
+            for first in range(0, BLOCK, CHUNK):
+                places = tl.program_id(0) * BLOCK + first + tl.arange(0, CHUNK)
+                x = tl.load(logits + flat * width + places, mask=places < vocab_size, other=float("-inf"))
+                x = tl.div_rn(x, tl.load(temperatures + row))
+                value, weight = _weighed(x, use, min_ps, row, keys, marks, flat, num_flat, KIND)
+                key = ordered(value)
+                is_above = (key[:, None] > ends[None, :]) & (key <= last)[:, None]
+                parts += tl.where(is_above, weight[:, None], 0.0)
+            above += tl.sum(parts, 0)
+        above = tl.where(way == _WAYS - 1, total, above)  # nothing is above the last: it holds the total
         tl.store(sums + (flat * num_blocks + tl.program_id(0)) * _WAYS + way, above)
+
+
+@triton.jit
+def _weighed(x, use, min_ps, row, keys, marks, flat, num_flat, KIND: tl.constexpr):
+    """What a truncation compares, and what it adds up, of some tempered logits."""
+    value, weight = x, (x > float("-inf")).to(tl.float32)
+    if KIND != _TOP_K:
+        earlier = use & (_TOP_K if KIND == _TOP_P else _TOP_K | _TOP_P | _MIN_P)
+        stays = kept(x, earlier, tl.load(min_ps + row), keys, marks, flat, num_flat, False)
+        weight = tl.where(stays, tl.exp(x - tl.load(marks + flat)), 0.0)
+    if KIND == _TYPICAL:
+        value = typicality(x, marks, flat, num_flat)
+    return value, weight
 
 
 @triton.jit

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from outrider.cache.recurrent import RecurrentCache
-from outrider.models.layers import Norm, Pass, SelfAttention
+from outrider.models.layers import Pass, SelfAttention
 from outrider.models.linear import Linear
+from outrider.models.norms import Norm
 from outrider.models.recurrent.scan import Reach
 
 

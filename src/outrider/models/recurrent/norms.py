@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.models.layers import Norm, rms_norm
+from outrider.models.norms import Norm, rms_norm
 
 
 def norm_of(weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:

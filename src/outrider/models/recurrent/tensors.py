@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from outrider.models.config import ModelConfig
-from outrider.models.layers import GatedMlp, Norm, SelfAttention
+from outrider.models.layers import GatedMlp, SelfAttention
 from outrider.models.linear import Linear, linear_of
+from outrider.models.norms import Norm
 from outrider.models.recurrent.norms import norm_of
 from outrider.models.rope import head_order
 from outrider.models.weights import TensorSource
