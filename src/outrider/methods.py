@@ -32,6 +32,7 @@ from outrider.drafters import plain
 from outrider.drafters.copying import ngram_cache, prompt_lookup, reference, rest, suffix
 from outrider.drafters.heads import (
     dflash,
+    dspark,
     eagle1,
     eagle3,
     hydra,
@@ -56,7 +57,7 @@ from outrider.drafters.itself import (
     token_recycling,
 )
 from outrider.drafters.mixed import cascade, hybrid, multi_draft, rasd
-from outrider.drafters.model import best_first, draft_model, draft_tree, reencode, rsd_s, sequoia, spectr, tli
+from outrider.drafters.model import best_first, draft_model, draft_tree, pearl, reencode, rsd_s, sequoia, spectr, tli
 from outrider.policies.adaptive import Adaptive, AdaptiveOptions
 from outrider.policies.bandit import Bandit, BanditOptions
 from outrider.policies.confidence import Confidence, ConfidenceOptions
@@ -71,6 +72,7 @@ METHODS: Catalog[MethodRow] = Catalog(
     {
         "plain": plain.ROW,
         "draft-model": draft_model.ROW,
+        "pearl": pearl.ROW,
         "draft-tree": draft_tree.ROW,
         "best-first": best_first.ROW,
         "sequoia": sequoia.ROW,
@@ -103,6 +105,7 @@ METHODS: Catalog[MethodRow] = Catalog(
         "l-mtp": l_mtp.ROW,
         "p-eagle": p_eagle.ROW,
         "dflash": dflash.ROW,
+        "dspark": dspark.ROW,
         "hybrid": hybrid.ROW,
         "rasd": rasd.ROW,
         "cascade": cascade.ROW,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from outrider.cli.parser import Parser
-from outrider.core.errors import OptionError, OutriderError, nearest
+from outrider.core.errors import OptionError, OutriderError, RankError, nearest
 from outrider.core.version import VERSION
 
 COMMANDS = {
@@ -28,6 +28,7 @@ COMMANDS = {
     "tune": "find the fastest method for your prompts on this machine",
     "audit": "is a method lossless on a model, here?",
     "simulate": "predict speculation on other hardware",
+    "analyse": "estimate what hidden states know beyond the next token",
     "train": "train heads or a draft model for a target",
     "inspect": "say what a folder of heads is",
     "export": "write a folder of heads in another layout",
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OutriderError as error:
         print(f"outrider: {error}", file=sys.stderr)
         return 2
+    except RankError as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output left, as `| head` does

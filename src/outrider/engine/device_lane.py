@@ -133,9 +133,7 @@ class DeviceLane:
     def leave(self, number: int) -> None:
         """A request is given up."""
         self._joining = [one for one in self._joining if one[0] != number]
-        for slot, seat in enumerate(self._seats):
-            if seat is not None and seat.number == number:
-                self._empty(slot)
+        self._empty([slot for slot, seat in enumerate(self._seats) if seat is not None and seat.number == number])
         self._rest()
 
     def step(self) -> RoundReport | None:
@@ -235,9 +233,7 @@ class DeviceLane:
         _add_logprobs(launched, taking, emitted)
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
         self._graphs.policy.update(self._policy_state, _observation(everybody, depth, launched.seconds, launched.plan))
-        for slot, seat in taking.items():
-            if seat.state.is_finished:
-                self._empty(slot)
+        self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
         return self._report(taking, notes, positions, emitted, launched=launched, seconds=seconds) if taking else None
 
     def _report(
@@ -265,9 +261,11 @@ class DeviceLane:
         report.count()
         return report
 
-    def _empty(self, slot: int) -> None:
-        self._seats[slot] = None
-        self._graphs.stop(len(self._seats), slot)
+    def _empty(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._seats[slot] = None
+        if slots:
+            self._graphs.stop(len(self._seats), slots)
 
     def _rest(self) -> None:
         """Nobody is here: the slots are for whoever comes next."""
