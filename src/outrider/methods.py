@@ -53,6 +53,7 @@ from outrider.drafters.itself import (
     kangaroo,
     lookahead,
     sjd,
+    sjd_coupled,
     swift,
     token_recycling,
 )
@@ -87,6 +88,7 @@ METHODS: Catalog[MethodRow] = Catalog(
         "token-recycling": token_recycling.ROW,
         "jacobi": jacobi.ROW,
         "sjd": sjd.ROW,
+        "sjd-coupled": sjd_coupled.ROW,
         "lookahead": lookahead.ROW,
         "early-exit": early_exit.ROW,
         "kangaroo": kangaroo.ROW,
