@@ -13,7 +13,6 @@ folders of heads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -61,7 +60,7 @@ class ReducedDraft(Target):
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
     ) -> Scores:
         scores = self._inner.score(tree, cache, taps=taps, start=start, resume=resume)
-        return replace(scores, logits=self._spread(scores.logits))
+        return Scores(self._spread(scores.logits), scores.taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._spread(self._inner.logits(hidden))
