@@ -12,7 +12,7 @@ Every output of a pair is one sum in the order of its inputs, so it does not dep
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportPossiblyUnbound=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 
@@ -110,6 +110,7 @@ def choose(scores: Tensor, bias: Tensor | None, experts: Experts) -> Blocks:
     pairs = torch.empty(num_blocks, size, dtype=torch.int32, device=scores.device)
     _group[(1,)](
         index,
+        torch.empty_like(index),
         found,
         pairs,
         num_pairs,
@@ -117,6 +118,7 @@ def choose(scores: Tensor, bias: Tensor | None, experts: Experts) -> Blocks:
         SIZE=size,
         PADDED=triton.next_power_of_2(num_pairs),
         BLOCKS=triton.next_power_of_2(num_blocks),
+        CHUNK=32,
         EARLY=launch.EARLY,
         num_warps=1 if num_pairs <= 32 else 8,
         launch_pdl=launch.EARLY,
@@ -211,9 +213,10 @@ def _choose(
 
 @triton.jit(do_not_specialize=["num_pairs", "num_blocks"])
 def _group(
-    index, found, pairs, num_pairs, num_blocks,
-    SIZE: tl.constexpr, PADDED: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    index, ranks, found, pairs, num_pairs, num_blocks,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """A pair's rank is the number of pairs before it with its expert; the pair of every SIZE-th rank leads a block."""
     numbers = tl.arange(0, PADDED)
     is_pair = numbers < num_pairs
     blocks = tl.arange(0, BLOCKS)
@@ -221,19 +224,23 @@ def _group(
     tl.store(found + blocks, tl.full((BLOCKS,), -1, tl.int32), mask=blocks < num_blocks)
     places = tl.arange(0, BLOCKS * SIZE)
     tl.store(pairs + places, tl.zeros((BLOCKS * SIZE,), tl.int32) + num_pairs, mask=places < num_blocks * SIZE)
-    mine = tl.load(index + numbers, mask=is_pair, other=1 << 30)
-    others = tl.load(index + numbers, mask=is_pair, other=1 << 30)
-    same = (mine[:, None] == others[None, :]) & is_pair[None, :]
-    rank = tl.sum((same & (numbers[None, :] < numbers[:, None])).to(tl.int32), 1)
-    size = tl.sum(same.to(tl.int32), 1)
-    earlier = tl.sum((same & (numbers[:, None] < numbers[None, :])).to(tl.int32), 0)  # rank again, along the other axis
-    theirs = tl.sum(same.to(tl.int32) * is_pair[:, None].to(tl.int32), 0)
-    leads = (earlier == 0) & is_pair
-    before = tl.where(leads[None, :] & (others[None, :] < mine[:, None]), ((theirs + SIZE - 1) // SIZE)[None, :], 0)
-    block = tl.sum(before, 1) + rank // SIZE
+    mine = tl.load(index + numbers, mask=is_pair, other=-1)
+    rank = tl.zeros((PADDED,), tl.int32)
+    for first in range(0, num_pairs, CHUNK):
+        others = first + tl.arange(0, CHUNK)
+        theirs = tl.load(index + others, mask=others < num_pairs, other=-2)
+        before = (mine[:, None] == theirs[None, :]) & (others[None, :] < numbers[:, None])
+        rank += tl.sum(before.to(tl.int32), 1)
+    tl.store(ranks + numbers, rank, mask=is_pair)
+    tl.debug_barrier()  # ranks can be read, and what stands for "none" is written before what stands there
+    block = rank // SIZE
+    for first in range(0, num_pairs, CHUNK):
+        others = first + tl.arange(0, CHUNK)
+        theirs = tl.load(index + others, mask=others < num_pairs, other=1 << 30)
+        leads = tl.load(ranks + others, mask=others < num_pairs, other=1) % SIZE == 0
+        block += tl.sum(((theirs[None, :] < mine[:, None]) & leads[None, :]).to(tl.int32), 1)
     end(EARLY)
-    tl.debug_barrier()  # what stands for "none" is written before what stands there
-    tl.store(found + block, mine, mask=is_pair & (rank % SIZE == 0) & (size > 0))
+    tl.store(found + block, mine, mask=is_pair & (rank % SIZE == 0))
     tl.store(pairs + block * SIZE + rank % SIZE, numbers, mask=is_pair)
 
 
