@@ -211,8 +211,8 @@ def _refuse(speed: _Speed) -> None:
     if wanted:
         on_cpu = " (on a CPU, dtype = 'int8' is there)" if speed.bits == 4 else ""
         raise OptionError(
-            f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type "
-            f"and a model of the Llama family without sliding windows{on_cpu}"
+            f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type and a model "
+            f"whose gpu path in `outrider info` is the fast decoder (few bits: with SiLU gates, without experts){on_cpu}"
         )
 
 
