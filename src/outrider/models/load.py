@@ -18,7 +18,7 @@ from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
-from outrider.models.gguf.stored import StoredTensors, stored_head
+from outrider.models.gguf.stored import StoredTensors
 from outrider.models.gpu import gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, read_weights
@@ -116,7 +116,7 @@ def _gguf_config(file: GGUFFile) -> ModelConfig:
 
 
 def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed: _Speed) -> LayeredTarget:
-    """A GGUF file whose quantised matrices are multiplied as they are; embedding, cache and residual stream in float32."""
+    """A GGUF file whose quantised matrices are multiplied as they are; cache and residual stream in float32."""
     what = f"dtype = {STORED!r} is not available"
     if path.suffix != ".gguf":
         raise OptionError(f"{what} for {path}, which is not a GGUF file; use 'auto', or 'int8' for weights of 8 bits")
@@ -127,8 +127,7 @@ def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed
     if max_len is not None:
         config = replace(config, max_len=max_len)
     weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=device)
-    head = stored_head(file) if config.tied_head else None
-    decoder = native_decoder(config, weights if head is None else replace(weights, head=head))
+    decoder = native_decoder(config, replace(weights, file=replace(file, metadata={})))  # its strings take megabytes
     if decoder is None:
         reason = "it needs a C++ compiler, OUTRIDER_NATIVE not 0, and heads of a multiple of 16"
         raise OptionError(f"{what} for {path} on this machine: {reason}; use 'float32'")

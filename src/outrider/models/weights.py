@@ -20,8 +20,11 @@ from torch import Tensor
 
 from outrider.core.errors import ModelError
 from outrider.models.config import ModelConfig
+from outrider.models.gguf.reader import GGUFFile
 from outrider.models.rope import head_order
 
+STORED_ROWS = torch.int64
+"""Type of a table of rows, what a matrix is that stays as a GGUF file stores it (``gguf/stored.py``)."""
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -133,7 +136,7 @@ def _weight_files(folder: Path) -> list[Path]:
 class LayerWeights:
     """One layer. Rows of ``qkv`` are query heads, key heads, value heads; of ``gate_up`` the gate, then up.
 
-    For the native CPU pass, a matrix may be the uint8 rows of a GGUF file (``gguf/stored.py``)."""
+    For the native CPU pass, a matrix may be a table of rows of a GGUF file (``gguf/stored.py``)."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -159,6 +162,13 @@ class Weights:
     layers: list[LayerWeights]
     norm: Tensor
     head: Tensor
+    file: GGUFFile | None = None
+    """The GGUF file whose rows the stored matrices are."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the cache and of what is computed."""
+        return torch.float32 if self.embedding.dtype == STORED_ROWS else self.embedding.dtype
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -267,5 +277,5 @@ class _WeightReader:
         return self._source.take(self._prefix + name, *shape)
 
     def _place(self, tensor: Tensor) -> Tensor:
-        """On the device, in the type; the bytes of a stored matrix (``gguf/stored.py``) stay bytes."""
-        return tensor.to(self._device, tensor.dtype if tensor.dtype == torch.uint8 else self._dtype)
+        """On the device, in the type; the table of a stored matrix (``gguf/stored.py``) stays one."""
+        return tensor.to(self._device, STORED_ROWS if tensor.dtype == STORED_ROWS else self._dtype)

@@ -38,5 +38,5 @@ def fastest_decoder(config: ModelConfig, weights: Weights, bits: int = 16) -> La
 
 def native_decoder(config: ModelConfig, weights: Weights, bits: int = 16) -> NativeDecoder | None:
     """The native decoder; None where it cannot run."""
-    library = built_library() if can_run(config, weights.embedding.dtype, weights.embedding.device) else None
+    library = built_library() if can_run(config, weights.dtype, weights.embedding.device) else None
     return None if library is None else NativeDecoder(library, config, weights, bits)

@@ -29,10 +29,11 @@ from outrider.core.scores import Scores, StackedTaps
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Tempering
 from outrider.models.config import ModelConfig
-from outrider.models.native.structs import ChainStruct, ChoicesStruct, PackedModel, PassStruct, TreeStruct, cut_array
+from outrider.models.native.packed_model import PackedModel
+from outrider.models.native.structs import ChainStruct, ChoicesStruct, PassStruct, TreeStruct, cut_array
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
-from outrider.models.weights import Weights
+from outrider.models.weights import STORED_ROWS, Weights
 
 _CHUNK = 256
 """Most tokens of a row per prefill pass."""
@@ -67,13 +68,14 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         """``bits`` (16, 8) of the matrices of a bfloat16 model."""
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
-        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self.device, self.dtype = weights.embedding.device, weights.dtype
         self._call, self._chain, self._tree = library.outrider_pass, library.outrider_chain, library.outrider_tree
         self._call.restype = self._chain.restype = self._tree.restype = None
         self._num_threads = torch.get_num_threads()
         self.gumbel_stream, self.choose = partial(_gumbel_stream, library), partial(_choose, library)
         self._model = PackedModel(library, config, weights, bits)
         self._embedding = weights.embedding
+        self._embed = library.outrider_embed
         self._tables = [
             RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=torch.float32, device=self.device)
             for rope in config.ropes
@@ -139,9 +141,17 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., H] what enters the first layer."""
-        embedded = self._embedding[tokens]
         scale = self.config.embedding_scale
+        if self._embedding.dtype == STORED_ROWS:
+            return self._dequantised(tokens.contiguous())
+        embedded = self._embedding[tokens]
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
+
+    def _dequantised(self, tokens: Tensor) -> Tensor:
+        rows = torch.empty(*tokens.shape, self.config.hidden_size)
+        count = ctypes.c_int64(tokens.numel())
+        self._embed(byref(self._model.struct), ctypes.c_void_p(tokens.data_ptr()), count, ctypes.c_void_p(rows.data_ptr()))
+        return rows
 
     def _begun(self, tree: TokenTree, cache: Cache, resume: Resume) -> Tensor:
         """[B, N, H] what enters layer ``resume.layer``, at the nodes that have not been through those below it too."""
