@@ -23,7 +23,8 @@ from outrider.core.tree import TokenTree
 from outrider.models import decoder, load
 from outrider.models.config import config_of
 from outrider.models.gguf import GGUFFile, read_gguf
-from outrider.models.gguf.stored import STORED, multiply, rounded, row_table, stored_matrices
+from outrider.models.gguf.stored import STORED, is_quantised, multiply, rounded, row_table, stored_matrices
+from outrider.models.info import describe_model
 from outrider.models.linear import Linear
 from outrider.models.load import load_model
 from outrider.models.native import BUILD, NativeDecoder
@@ -245,6 +246,21 @@ def test_other_types_are_dequantised_and_named(library, tmp_path: Path) -> None:
     tree = TokenTree.of_rows([([5, 6], [-1, 0])])
     found, wide = (scores_of(one, tree) for one in (model, load_model(str(path), dtype="float32", device="cpu")))
     assert 0 < (found - wide).norm() / wide.norm() < 0.05
+
+
+def test_auto_takes_a_quantised_file_as_stored(library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every matrix stays; with a matrix of floats, without the native pass or with pages it is dequantised."""
+    path = str(model_file(tmp_path, Q4_K_M))
+    tree = TokenTree.of_rows([([5, 6], [-1, 0])])
+    stored, auto, wide = (load_model(path, dtype=dtype, device="cpu") for dtype in ("stored", "auto", "float32"))
+    assert torch.equal(scores_of(auto, tree), scores_of(stored, tree))
+    assert not torch.equal(scores_of(auto, tree), scores_of(wide, tree))
+    assert describe_model(path).on_cpu.startswith("as stored, activations rounded to 8 bits")
+    assert not isinstance(load_model(path, device="cpu", page_len=16), NativeDecoder)
+    monkeypatch.setattr(load, "native_decoder", lambda *_: None)
+    assert torch.isfinite(scores_of(load_model(path, device="cpu"), tree)).all()
+    mixed = model_file(tmp_path, {"": "Q8_0", "token_embd": "F32"})
+    assert not is_quantised(read_gguf(mixed)) and describe_model(str(mixed)).on_cpu.startswith("in bfloat16")
 
 
 def test_where_it_is_not_available_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ import torch
 
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.gguf import hf_config, read_gguf
+from outrider.models.gguf.stored import is_quantised
 from outrider.models.load import local_path, read_config
-from outrider.models.native import can_run
+from outrider.models.native import can_build, can_run
 from outrider.models.weights import SafetensorsFolder
 
 
@@ -32,6 +33,8 @@ class ModelInfo:
     vocab_size: int
     max_len: int
     dtype: str
+    on_cpu: str
+    """How ``dtype="auto"`` multiplies it on a CPU."""
     same_bits: str
     """Where a node's scores do not depend on what shares its pass (``Target.is_invariant``)."""
     files: tuple[str, ...]
@@ -44,7 +47,7 @@ def describe_model(name: str) -> ModelInfo:
         file = read_gguf(str(path))
         count = sum(math.prod(entry.shape) for entry in file.tensors.values())
         kinds = sorted({entry.storage.name for entry in file.tensors.values()})
-        return _info(name, hf_config(file), [path], count, " ".join(kinds))
+        return _info(name, hf_config(file), [path], count, " ".join(kinds), is_stored=is_quantised(file))
     folder = SafetensorsFolder(path)
     return _info(name, read_config(path), folder.files, folder.num_parameters, " ".join(folder.dtypes))
 
@@ -55,10 +58,19 @@ def _same_bits(config: ModelConfig | None) -> str:
         return "nowhere (transformers' passes round by their shape: near ties can fall otherwise in a batch or a tree)"
     if not can_run(config, torch.float32, torch.device("cpu")):
         return f"on a GPU with numerics='invariant'; not on a CPU (heads of {config.head_dim} do not fill its vectors)"
-    return "on a CPU in float32, bfloat16 and int8 (native passes); on a GPU with numerics='invariant'"
+    return "on a CPU in float32, bfloat16, int8 and as stored (native passes); on a GPU with numerics='invariant'"
 
 
-def _info(name: str, raw: dict[str, Any], files: list[Path], num_parameters: int, dtype: str) -> ModelInfo:
+def _on_cpu(config: ModelConfig | None, *, is_stored: bool) -> str:
+    """How ``dtype="auto"`` multiplies the matrices on a CPU, in words."""
+    if is_stored and config is not None and can_run(config, torch.float32, torch.device("cpu")) and can_build():
+        return "as stored, activations rounded to 8 bits as in llama.cpp (dtype='float32' dequantises instead)"
+    return "in bfloat16 where the CPU is fast in it and the checkpoint has 16 bits, in float32 otherwise"
+
+
+def _info(
+    name: str, raw: dict[str, Any], files: list[Path], num_parameters: int, dtype: str, *, is_stored: bool = False
+) -> ModelInfo:
     text = raw.get("text_config", raw)
     config = config_of(raw)
     return ModelInfo(
@@ -73,6 +85,7 @@ def _info(name: str, raw: dict[str, Any], files: list[Path], num_parameters: int
         vocab_size=config.vocab_size if config else text.get("vocab_size", 0),
         max_len=config.max_len if config else text.get("max_position_embeddings", 0),
         dtype=dtype,
+        on_cpu=_on_cpu(config, is_stored=is_stored),
         same_bits=_same_bits(config),
         files=tuple(path.name for path in files),
         num_bytes=sum(path.stat().st_size for path in files),

@@ -16,6 +16,7 @@ __all__ = [
     "BUILD",
     "NativeDecoder",
     "auto_types",
+    "can_build",
     "can_run",
     "fastest_decoder",
     "isa_here",

@@ -44,17 +44,10 @@ class RoundedRows {
   private:
     static Rounded::Span rounded_span(const float* x, int8_t* to) {
         const V low = load(x), high = load(x + LANES);
-        const float most = largest(max(max(low, -low), max(high, -high))), scale = most / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
-        const int32_t first = rounded_half(x, to, inverse), second = rounded_half(x + LANES, to + LANES, inverse);
+        const float most = largest(max(max(low, -low), max(high, -high))), scale = most / 127.0f;
+        const float inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;  // all but zero counts as zero
+        const int32_t first = round_to_bytes(low * inverse, to), second = round_to_bytes(high * inverse, to + LANES);
         return {scale, scale * float(first + second), {first, second}};
-    }
-    static int32_t rounded_half(const float* x, int8_t* to, float inverse) {
-        int32_t sum = 0;
-        for (int i = 0; i < LANES; i++) {
-            const int32_t number = int32_t(std::min(127.0f, std::max(-127.0f, std::rint(x[i] * inverse))));  // to nearest even
-            to[i] = int8_t(number), sum += number;
-        }
-        return sum;
     }
     Memory<int8_t> numbers;
     Memory<Rounded::Span> spans;

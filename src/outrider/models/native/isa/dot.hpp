@@ -4,6 +4,7 @@
 //   upper_bits<BIT, MASK>   the bits from BIT on moved to bit 4 of their bytes, those of MASK; joined: the bits of two
 //   add_small, add_bytes    sum[output] += the four products; weights of at most 127, or of at most 255
 //   whole, floats           sixteen equal whole numbers; whole numbers as floats
+//   round_to_bytes          writes sixteen floats, at most 127, to the nearest (even) whole number; returns their sum
 //   load_half               sixteen numbers of 16 bits (IEEE)
 //   WHOLE_SUMS, WHOLE_ROWS  sums that stay in registers, and rows that share one reading of the weights
 //
@@ -27,6 +28,11 @@ INLINE I whole(int32_t x) { return (I)_mm512_set1_epi32(x); }
 INLINE V floats(I x) { return (V)_mm512_cvtepi32_ps((__m512i)x); }
 INLINE V load_half(const uint16_t* p) {
     return (V)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+INLINE int32_t round_to_bytes(V x, int8_t* to) {
+    const __m512i near = _mm512_cvtps_epi32((__m512)x);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(near));
+    return _mm512_reduce_add_epi32(near);
 }
 #if defined(__AVX512VNNI__)
 INLINE void add_small(I& sum, Bytes w, int32_t four) { sum = (I)_mm512_dpbusd_epi32((__m512i)sum, w, _mm512_set1_epi32(four)); }
@@ -58,6 +64,17 @@ template <int BIT, int MASK> INLINE Bytes upper_bits(Bytes b) {
 INLINE I whole(int32_t x) { return each<I>([&](int) { return Ints{} + x; }); }
 INLINE V floats(I x) { return each<V>([&](int i) { return __builtin_convertvector(x.part[i], Floats); }); }
 
+// Adding 1.5 * 2^23 leaves no room for a fraction.
+INLINE int32_t round_to_bytes(V x, int8_t* to) {
+    const Floats room = Floats{} + 12582912.0f;
+    int32_t near[LANES], sum = 0;
+    for (int i = 0; i < PARTS; i++) {
+        const Ints part = (Ints)(x.part[i] + room) - (Ints)room;
+        memcpy(near + i * WIDE, &part, sizeof part);
+    }
+    for (int i = 0; i < LANES; i++) to[i] = int8_t(near[i]), sum += near[i];
+    return sum;
+}
 #if defined(__AVX2__) && !defined(OUTRIDER_ISA_GENERIC)
 constexpr int WHOLE_SUMS = 2, WHOLE_ROWS = 2;
 INLINE Ints small_products(Words w, int32_t four) {  // pairs fit into 16 bits
