@@ -3,11 +3,12 @@
     PYTHONPATH=src python benchmarks/serving_goodput.py [--loops captured server] [--batches 1 8 32 64] [--limit 120]
 
 A load generator in the process: always ``batch`` requests at once, the next one waiting when one ends, 32 to 96 tokens each.
-Goodput is tokens per second while all places are taken. Two loops: ``captured`` (whole rounds as graphs, the device one ahead
-of the host, ``engine/overlap.py``) and ``server`` (the scheduler of ``outrider serve``, ``engine/scheduler.py``); two more,
-``eqspec`` and ``exspec``, are the scheduler with the groupings of rectangular batches (``engine/grouping.py``), the second with
-a window of three batches. The models are the bundled pair in 8B shapes (recipes/inflate.py); on a machine without a GPU, the
-bundled pair itself. Modes take turns; what is not measured when ``limit`` seconds are over is left out. The last line is JSON.
+Goodput is tokens per second while all places are taken. All loops are the scheduler (``engine/scheduler.py``): ``captured`` as
+``LLM.generate`` sets it up and ``server`` as ``outrider serve`` does, both with whole rounds as graphs and the device one ahead
+of the host (``engine/device_lane.py``); ``host`` without them; ``eqspec`` and ``exspec`` are the host with the groupings of
+rectangular batches (``engine/grouping.py``), the second with a window of three batches. The models are the bundled pair in 8B
+shapes (recipes/inflate.py); on a machine without a GPU, the bundled pair itself. Modes take turns; what is not measured when
+``limit`` seconds are over is left out. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from outrider.core.interfaces import Target  # noqa: E402
 from outrider.core.method import Method  # noqa: E402
 from outrider.core.report import Progress  # noqa: E402
 from outrider.core.request import Request, RequestState  # noqa: E402
-from outrider.engine.scheduler import Job, Scheduler, Slots  # noqa: E402
+from outrider.engine.job import Job, Slots  # noqa: E402
+from outrider.engine.scheduler import Scheduler  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.gpu import gpu_decoder  # noqa: E402
 from outrider.models.load import load_model  # noqa: E402
@@ -84,8 +86,14 @@ class Bench:
         if loop == "captured":
             yield from self.rounds.run(self.methods[mode], requests, max_batch_size=batch)
             return
-        grouping, rows = ("ragged" if loop == "server" else loop), places(loop, batch)
-        scheduler = Scheduler(self.target, lambda _: self.methods[mode], slots=Slots(rows, 4096), grouping=grouping)
+        grouping, rows = (loop if loop in ("eqspec", "exspec") else "ragged"), places(loop, batch)
+        scheduler = Scheduler(
+            self.target,
+            lambda _: self.methods[mode],
+            slots=Slots(rows, 4096),
+            grouping=grouping,
+            device_lane=self.rounds.lane if loop == "server" else None,
+        )
         for number, request in enumerate(requests):
             scheduler.submit(Job(number, RequestState.of(request), mode))
         while not scheduler.is_idle:
@@ -149,7 +157,7 @@ def measure(bench: Bench, loop: str, batch: int, repeats: int) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    loops = ("captured", "server", "eqspec", "exspec")
+    loops = ("captured", "server", "host", "eqspec", "exspec")
     parser.add_argument("--loops", nargs="+", choices=loops, default=loops[:2])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--repeats", type=int, default=2)

@@ -1,8 +1,8 @@
 """Which methods run as captured rounds on a GPU, and the choice between them and the engine.
 
 Target, drafter, rule and policy each declare whether they can be part of a captured round. A method whose parts all can takes
-whole rounds as one graph (``engine/overlap.py``). Everything else, and every request that asks for more than a temperature,
-takes the engine, whose passes are graphs too. The text is the same either way.
+whole rounds as one graph (``engine/device_lane.py``). Everything else, and every request whose sampling needs the host (a
+grammar, a processor), takes the engine, whose passes are graphs too. The text is the same either way.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from outrider.core.report import Progress
 from outrider.core.request import Request
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
+from outrider.methods import compose
 
 if TYPE_CHECKING:
+    from outrider.engine.device_lane import DeviceLane
     from outrider.engine.graphs import RoundGraphs
 
 
@@ -35,25 +37,25 @@ class Rounds:
     ) -> Iterator[Progress]:
         """As ``engine.generate.run``. With ``traced`` every round reports its tree, which captured rounds cannot: the host runs
         them then."""
-        engine = Engine(self._target, method)
-        graphs = self._graphs_of(method) if not traced and self._target.device.type == "cuda" else None
-        if graphs is not None:
-            from outrider.engine.overlap import can_overlap, run_overlapped
+        lane = None if traced else self.lane
+        yield from run(Engine(self._target, method), requests, max_batch_size=max_batch_size, device_lane=lane)
 
-            for request in requests:
-                engine.check(request)
-            if can_overlap(graphs, requests):
-                yield from run_overlapped(graphs, requests, max_batch_size=max_batch_size)
-                return
-        yield from run(engine, requests, max_batch_size=max_batch_size)
+    def lane(self, method: Method) -> DeviceLane | None:
+        """A new lane of the method's captured rounds; None where they cannot be captured."""
+        graphs = self._graphs_of(method) if self._target.device.type == "cuda" else None
+        if graphs is None:
+            return None
+        from outrider.engine.device_lane import DeviceLane
+
+        return DeviceLane(graphs, Engine(self._target, compose("plain", self._target)))
 
     def prepare(self, method: Method, *, batch_size: int = 1, num_tokens: int = 1024) -> Iterator[tuple[int, int]]:
         """Compile and capture what the first ``batch_size`` requests of up to ``num_tokens`` tokens would wait for; yields how
         many rounds are ready, and of how many. Nothing to do where rounds are not captured."""
         graphs = self._graphs_of(method) if self._target.device.type == "cuda" else None
-        if graphs is None or graphs.is_busy:
+        if graphs is None or graphs.holder is not None:
             return
-        from outrider.engine.overlap import num_slots
+        from outrider.engine.device_lane import num_slots
 
         guesses = [*range(graphs.most_guesses + 1)] if self._varies(method) else [graphs.most_guesses]
         for count, _ in enumerate(graphs.prepare(num_slots(batch_size), num_tokens, guesses=guesses), 1):

@@ -21,8 +21,9 @@ from outrider.core.report import Progress
 from outrider.core.request import Request, RequestState
 from outrider.engine.generate import run
 from outrider.engine.grouping import GROUPINGS
+from outrider.engine.job import Job, Slots
 from outrider.engine.memory import BatchSize, MemoryModel
-from outrider.engine.scheduler import Job, Scheduler, Slots
+from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
 from outrider.methods import compose
 from outrider.models.decoder import Decoder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,8 +29,48 @@ def pair(config: ModelConfig, numerics: str = "fast", page_len: int = 0) -> tupl
     return Decoder(config, weights), FastDecoder(config, weights, numerics=numerics, page_len=page_len)
 
 
-def config_named(family: str) -> ModelConfig:
-    return tiny_config(family, head_dim=16, num_attention_heads=2, num_key_value_heads=1)
+def config_named(family: str, **changes: Any) -> ModelConfig:
+    return tiny_config(family, **{"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, **changes})
+
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("mistral", {"sliding_window": 4}),
+    "gemma2": ("gemma2", {"sliding_window": 5, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma3": ("gemma3_text", {"sliding_window": 4, "sliding_window_pattern": 2}),
+    "phi3": ("phi3", {"head_dim": 24}),
+    "olmo2": ("olmo2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "granite": ("granite", {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}),
+    "cohere": ("cohere", {"use_qk_norm": True, "num_attention_heads": 4, "num_key_value_heads": 2}),
+    "cohere2": ("cohere2", {"sliding_window": 4, "sliding_window_pattern": 2}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True}),
+    "gpt-neox": ("gpt_neox", {}),
+    "starcoder2": ("starcoder2", {"sliding_window": 6}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-moe": ("qwen3_moe", {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}),
+    "gpt-oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}),
+}
+"""One model for every feature; windows that end inside the prompts."""
+LONG_PROMPTS = [[5, 9, 1, 33, 7, 2, 2, 41, 8], [2, 8, 60]]
+
+
+@pytest.mark.parametrize("numerics", ["fast", "invariant"])
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_every_feature_scores_as_the_oracle_does(name: str, numerics: str) -> None:
+    family, changes = FAMILIES[name]
+    eager, fast = pair(config_named(family, **changes), numerics)
+    caches = eager.new_cache(2), fast.new_cache(2)
+    for model, cache in zip((eager, fast), caches, strict=True):
+        model.prefill(LONG_PROMPTS, cache)
+    for tree in (TREE, TokenTree.chain(torch.tensor([[3, 4, 5], [9, 8, 1]], device=DEVICE))):
+        expected = eager.score(tree, caches[0], taps=(1,))
+        caches[1].reserve(tree.num_nodes)
+        logits, tapped = fast.forward(tree.tokens, fast.step_of(tree, caches[1]), taps=(1,))
+        for row, size in enumerate(tree.sizes):
+            torch.testing.assert_close(logits[row, :size], expected.logits[row, :size], atol=3e-3, rtol=1e-3)
+            torch.testing.assert_close(tapped[1][row, :size], expected.taps[1][row, :size], atol=2e-3, rtol=1e-3)
+        for cache in caches:
+            cache.commit([[0, 1], [0, 1]])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ import torch
 
 from outrider.bundled import bundled_path
 from outrider.core.errors import OptionError
+from outrider.models.families import DEFAULTS
+from outrider.models.features import ModelConfig
 from outrider.models.gpu import can_run, gpu_decoder
+from outrider.models.gpu.known import missing_features
 from outrider.models.gpu.limits import shared_memory, stages_that_fit
 from outrider.models.load import load_model
 from outrider.models.random_decoder import tiny_config, tiny_weights
@@ -28,20 +31,29 @@ def test_a_llama_in_16_bits_on_a_gpu_takes_it() -> None:
     assert can_run(tiny_config("qwen3", head_dim=16), torch.bfloat16, GPU)
 
 
+@pytest.mark.parametrize("family", sorted(DEFAULTS))
+def test_every_family_takes_it(family: str) -> None:
+    assert can_run(tiny_config(family, head_dim=64, hidden_size=256), torch.bfloat16, GPU)
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("config", "reason"),
     [
-        replace(CONFIG, windows=(16, None)),
-        replace(CONFIG, head_dim=24),
-        replace(CONFIG, activation="gelu"),
-        replace(CONFIG, attention_softcap=50.0),
-        replace(CONFIG, post_norms=True),
-        replace(CONFIG, mlp_bias=True),
+        (replace(CONFIG, windows=(16, None)), "window of 16"),
+        (replace(CONFIG, head_dim=512), "more than 256"),
+        (replace(CONFIG, head_dim=24, qk_norm=True), "heads of 24"),
     ],
-    ids=["window", "head size", "activation", "soft cap", "post norms", "bias"],
+    ids=["window", "head size", "norms of odd heads"],
 )
-def test_what_its_kernels_do_not_know_it_leaves_to_the_eager_decoder(config: object) -> None:
-    assert not can_run(config, torch.bfloat16, GPU)  # type: ignore[arg-type]
+def test_what_its_kernels_do_not_know_it_leaves_to_the_eager_decoder(config: ModelConfig, reason: str) -> None:
+    assert not can_run(config, torch.bfloat16, GPU)
+    assert reason in missing_features(config)[0]
+
+
+def test_matrices_of_few_bits_are_for_plain_layers() -> None:
+    assert can_run(CONFIG, torch.bfloat16, GPU, bits=8)
+    assert not can_run(tiny_config("gemma2", head_dim=16), torch.bfloat16, GPU, bits=8)
+    assert not can_run(tiny_config("mixtral", head_dim=16), torch.bfloat16, GPU, bits=4)
 
 
 def test_other_types_and_devices_leave_it() -> None:

@@ -14,7 +14,8 @@ from outrider.models.attention.sdpa import SightMaker, attend
 from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words, rotate_and_write
 from outrider.models.gpu import skinny, tuned
-from outrider.models.gpu.skinny import Norm, Tile, add_norm, product, reference_product
+from outrider.models.gpu.skinny import Norm, Tile, product, reference_product
+from outrider.models.gpu.sums import add_norm
 from outrider.models.gpu.tiles import Kind, num_parts, tile_for
 from outrider.models.packed import pack
 

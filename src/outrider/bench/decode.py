@@ -13,7 +13,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.report import RoundReport
 from outrider.core.request import RequestState
 from outrider.engine.generate import scheduler_of
-from outrider.engine.scheduler import Job
+from outrider.engine.job import Job
 from outrider.engine.step import Batch
 
 Watcher = Callable[[RoundReport], None]

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.core.device_sampling import Shaping, Stages
+
 
 @dataclass(frozen=True, eq=False)
 class Frame:
@@ -30,6 +32,12 @@ class Frame:
     """[B] int64."""
     temperatures: Tensor
     """[B] float32, 0 for greedy."""
+    shaping: Shaping | None = None
+    """The rest of the slots' sampling parameters; None until somebody asks for more than a temperature."""
+    stages: Stages = Stages.TEMPERATURE
+    """How much of the sampler a round of this frame computes."""
+    has_logprobs: bool = False
+    """Whether a round of this frame reports log-probabilities."""
 
     @staticmethod
     def empty(batch_size: int, capacity: int, device: torch.device) -> Frame:
@@ -98,6 +106,10 @@ class DeviceDrafter(ABC):
     @abstractmethod
     def fits(self, capacity: int) -> bool:
         """Whether it can follow a text of this many tokens."""
+
+    @abstractmethod
+    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
+        """The requests of these slots, of ``old_size``, take the first slots of ``new_size``; texts grow to ``capacity``."""
 
     @abstractmethod
     def leave(self, batch_size: int) -> None:

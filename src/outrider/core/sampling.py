@@ -10,14 +10,16 @@ Truncations (top-k, top-p, min-p) are thresholds on the logit: ties at the thres
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from outrider.core.params import SamplingParams
 from outrider.core.request import RequestState
 from outrider.core.rng import Noise, Purpose
+from outrider.core.scores import Chooser, Scores
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Cut, Tempering, min_p, top_k, top_p, typical_p
 
@@ -25,13 +27,27 @@ from outrider.core.truncation import Cut, Tempering, min_p, top_k, top_p, typica
 class Law:
     """What a model would say after each of M nodes: the same object for the target (p) and for a drafter (q)."""
 
-    def __init__(self, adjusted: Tensor, sampler: Sampler, tree: TokenTree, noise: Noise, *, start: int = 0) -> None:
-        self.adjusted = adjusted
-        """[B, M, V] logits after everything that can change their order."""
+    def __init__(
+        self,
+        adjusted: Tensor | Callable[[], Tensor],
+        sampler: Sampler,
+        tree: TokenTree,
+        noise: Noise,
+        *,
+        start: int = 0,
+        choose: Chooser | None = None,
+    ) -> None:
+        """``adjusted`` may be a function, which is called when somebody looks; ``choose`` makes choices without."""
+        self._adjusted, self._choose = adjusted, choose
         self._sampler = sampler
         self._tree = tree
         self._noise = noise
         self._start = start
+
+    @cached_property
+    def adjusted(self) -> Tensor:
+        """[B, M, V] logits after everything that can change their order."""
+        return self._adjusted() if callable(self._adjusted) else self._adjusted
 
     @cached_property
     def logits(self) -> Tensor:
@@ -47,6 +63,9 @@ class Law:
     def choices(self) -> Tensor:
         """[B, M] Gumbel-max draw with the noise of each node's output position; the argmax where temperature is 0."""
         choose, tempering = self._noise.choose, self._sampler.tempering
+        if self._choose is not None and tempering is not None and tempering.cuts is None:
+            depths = None if self._sampler.all_greedy else self._tree.depths[:, self._start :]
+            return self._choose(tempering.temperatures, self._noise, depths)
         if choose is not None and tempering is not None and tempering.cuts is None and self.adjusted.dtype == torch.float32:
             depths = None if self._sampler.all_greedy else self._tree.depths[:, self._start :]
             return choose(self.adjusted, tempering.temperatures, noise=self._noise, depths=depths)
@@ -104,6 +123,12 @@ class Sampler:
         """The law after nodes ``start``.. of the tree, from their raw logits [B, N - start, V]."""
         return Law(self.adjust(logits, tree, start=start), self, tree, noise, start=start)
 
+    def law_of(self, scores: Scores, tree: TokenTree, noise: Noise) -> Law:
+        """As ``law``, from a pass whose logits are looked at only where something more than a temperature shapes them."""
+        if scores.choose is None or self.tempering is None:
+            return self.law(scores.logits, tree, noise)
+        return Law(lambda: self.adjust(scores.logits, tree), self, tree, noise, choose=scores.choose)
+
     def adjust(self, logits: Tensor, tree: TokenTree, *, start: int = 0) -> Tensor:
         """Everything that can change which token is largest."""
         logits = logits[..., : self.vocab_size]
@@ -141,16 +166,7 @@ class Sampler:
     def _static_bias(self) -> Tensor | None:
         if not any(row.params.logit_bias or row.params.banned_token_ids for row in self.rows):
             return None
-        bias = torch.zeros(len(self.rows), 1, self.vocab_size)
-        for i, row in enumerate(self.rows):
-            forced = row.params.forced_token_ids
-            if forced:  # a mask, and not a sum: an infinite logit has no ratios to others
-                bias[i, 0] = -torch.inf
-                bias[i, 0, forced] = 0.0
-            for token, value in () if forced else row.params.logit_bias.items():
-                bias[i, 0, token] = value
-            for token in row.params.banned_token_ids:
-                bias[i, 0, token] = -torch.inf
+        bias = torch.stack([bias_of(row.params, self.vocab_size) for row in self.rows])[:, None]
         return bias.to(self.device)
 
     def _end_mask(self) -> Tensor:
@@ -187,6 +203,19 @@ class Sampler:
                 allowed = row.params.grammar.allowed(states[node], self.vocab_size).to(logits.device)
                 if bool(allowed.any()):  # a dead end keeps its logits, so that p is a law; ``emit`` ends the request there
                     logits[node - start].masked_fill_(~allowed, -torch.inf)
+
+
+def bias_of(params: SamplingParams, vocab_size: int) -> Tensor:
+    """[V] what is added to a request's logits: -inf bans a token, and bans all others where one is forced."""
+    bias, forced = torch.zeros(vocab_size), params.forced_token_ids
+    if forced:  # a mask, and not a sum: an infinite logit has no ratios to others
+        bias.fill_(-torch.inf)
+        bias[forced] = 0.0
+    for token, value in () if forced else params.logit_bias.items():
+        bias[token] = value
+    for token in params.banned_token_ids:
+        bias[token] = -torch.inf
+    return bias
 
 
 def _grammar_states(row: RequestState, tree: TokenTree, index: int) -> dict[int, object]:

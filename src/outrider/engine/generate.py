@@ -8,27 +8,45 @@ from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.report import Progress
 from outrider.core.request import Request, RequestState
-from outrider.engine.scheduler import Job, Scheduler, Slots
+from outrider.engine.device_lanes import NewLane
+from outrider.engine.job import Job, Slots
+from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
 
 _WHOLE_PROMPTS = 1 << 62
 """Nobody else waits for a round, so prompts are not cut into pieces."""
 
 
-def scheduler_of(target: Target, method: Method, *, max_batch_size: int) -> Scheduler:
+def scheduler_of(
+    target: Target,
+    method: Method,
+    *,
+    max_batch_size: int,
+    device_lane: NewLane | None = None,
+) -> Scheduler:
     """A scheduler with one lane, ``None``, whose requests have the target to themselves."""
-    return Scheduler(target, lambda _: method, slots=Slots(max_batch_size, _WHOLE_PROMPTS), isolates=False)
+    slots = Slots(max_batch_size, _WHOLE_PROMPTS)
+    return Scheduler(target, lambda _: method, slots=slots, isolates=False, device_lane=device_lane)
 
 
-def run(engine: Engine, requests: Sequence[Request], *, max_batch_size: int) -> Iterator[Progress]:
+def run(
+    engine: Engine,
+    requests: Sequence[Request],
+    *,
+    max_batch_size: int,
+    device_lane: NewLane | None = None,
+) -> Iterator[Progress]:
     """Serve all requests, at most ``max_batch_size`` at a time, yielding every row's progress after every round."""
-    scheduler = scheduler_of(engine.target, engine.method, max_batch_size=max_batch_size)
+    scheduler = scheduler_of(engine.target, engine.method, max_batch_size=max_batch_size, device_lane=device_lane)
     for index, request in enumerate(requests):
         scheduler.check(request, None)
         scheduler.submit(Job(index, RequestState.of(request)))
-    while not scheduler.is_idle:
-        for report in scheduler.round():
-            for step in report.progress():
-                if step.state.failure is not None:
-                    raise step.state.failure
-                yield step
+    try:
+        while not scheduler.is_idle:
+            for report in scheduler.round():
+                for step in report.progress():
+                    if step.state.failure is not None:
+                        raise step.state.failure
+                    yield step
+    finally:
+        scheduler.close()

@@ -1,8 +1,8 @@
 """A whole round as one graph: draft, score, walk and commit without asking the host anything.
 
-For every (slots, guesses) the round is captured once. What it reads (tokens, lengths, seeds, temperatures) and what it decides
-stays in a ``Frame`` on the device; a note of each round's result goes to the host by itself and is read one round late
-(``engine/overlap.py``), so the device never waits. Plain decoding is the round with no guesses.
+For every (slots, guesses, stages of the sampler) the round is captured once. What it reads (tokens, lengths, sampling
+parameters) and what it decides stays in a ``Frame`` on the device. A note of each round's result goes to the host by itself
+and is read one round late (``engine/device_lane.py``), so the device never waits. Plain decoding is the round with no guesses.
 
     roots -> guesses -> logits -> choices -> accepted -> tokens, lengths, note          one launch
 """
@@ -10,16 +10,20 @@ stays in a ``Frame`` on the device; a note of each round's result goes to the ho
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from outrider.cache.paged import PagedCache
 from outrider.core.device_round import DeviceDrafter, Frame
+from outrider.core.device_sampling import MOST_LOGPROBS, Shaping, Stages, stages_for
 from outrider.core.interfaces import Policy
-from outrider.core.request import RequestState
+from outrider.core.request import RequestState, TokenLogprob
 from outrider.models.attention.tree_tiles import Sights
+from outrider.models.gpu.adjust import Trail
+from outrider.models.gpu.arena import DeviceCache
 from outrider.models.gpu.chain import Seats
 from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder
@@ -28,6 +32,8 @@ from outrider.models.gpu.walk import NOTE, RING, chain_parents, move_path, walk_
 
 _STEP = 256
 """Token buffers are made in multiples of this."""
+_LONGEST = 1 << 17
+"""Tokens of a text that a frame has room for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +46,40 @@ class Notes:
     """[RING, B, NOTE + D + 1] int64: emitted, guessed, agreed, rejected, the choices."""
     host: Tensor
     """The same in pinned memory; the graph copies it."""
+
+
+@dataclass(frozen=True, eq=False)
+class NotedLogprobs:
+    """Log-probabilities of the last rounds' choices under the raw logits, and the best alternatives."""
+
+    ring: Tensor
+    """[RING, B, D + 1, 1 + 2 * MOST_LOGPROBS] float32: of the choice, then the best ones, then their tokens."""
+    host: Tensor
+
+    @staticmethod
+    def empty(notes: Tensor) -> NotedLogprobs:
+        """For the rounds of a ring of notes."""
+        shape = (*notes.shape[:2], notes.shape[2] - NOTE, 1 + 2 * MOST_LOGPROBS)
+        return NotedLogprobs(torch.zeros(shape, device=notes.device), torch.zeros(shape, pin_memory=True))
+
+    def note(self, logits: Tensor, path: Tensor, notes: Notes) -> None:
+        """``logits`` [B, N, V] of the nodes, of which ``path`` was followed in the round that was noted last."""
+        steps = torch.arange(path.shape[1] - 1, device=path.device)
+        followed = torch.cat([torch.zeros_like(path[:, :1]), path[:, 2:]], 1)
+        followed = torch.where(steps <= path[:, 1:2], followed, 0)  # the others are of no round
+        said = logits.gather(1, followed[..., None].expand(-1, -1, logits.shape[2])).log_softmax(-1)
+        slot = (notes.rounds[:1] - 1) % RING
+        choices = notes.ring.index_select(0, slot)[0, :, NOTE:]
+        best = said.topk(MOST_LOGPROBS, -1)
+        parts = (said.gather(2, choices[..., None]), best.values, best.indices.to(said.dtype))
+        self.ring.index_copy_(0, slot, torch.cat(parts, -1)[None])
+        self.host.copy_(self.ring, non_blocking=True)
+
+    def of(self, number: int, slot: int, place: int, *, count: int, token: int) -> TokenLogprob:
+        """What round ``number`` noted of the token at ``place`` of a slot's choices."""
+        chosen, *rest = self.host[number % RING, slot, place].tolist()
+        best, tokens = rest[:count], [int(token) for token in rest[MOST_LOGPROBS : MOST_LOGPROBS + count]]
+        return TokenLogprob(token, chosen, tuple(zip(tokens, best, strict=True)))
 
 
 @final
@@ -57,6 +97,7 @@ class RoundGraph:
         ring = torch.zeros(RING, batch_size, NOTE + num_guesses + 1, dtype=torch.int64, device=device)
         rounds = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self.notes = Notes(rounds, ring, torch.zeros(ring.shape, dtype=torch.int64, pin_memory=True))
+        self.logprobs = NotedLogprobs.empty(ring) if frame.has_logprobs else None
         self.num_guesses = num_guesses
         self.num_launched = 0
         held = frame.limits.clone()
@@ -92,7 +133,10 @@ class RoundGraph:
         taps = () if graphs.drafter is None else graphs.drafter.taps
         logits, tapped = target.forward(nodes.clamp(min=0), step, taps=taps)
         before = frame.lengths - 1
-        bests = block_bests(logits, frame, depths=None if trees is None else trees.depths, vocab_size=target.vocab_size)
+        depths, words = (None, None) if trees is None else (trees.depths, trees.words)
+        trail = Trail(nodes, words)
+        raw = logits.clone() if frame.has_logprobs and frame.stages else logits
+        bests = block_bests(logits, frame, depths=depths, vocab_size=target.vocab_size, trail=trail)
         ring, rounds = self.notes.ring, self.notes.rounds
         path = walk_and_commit(bests, nodes, frame, parents=self._parents, ring=ring, rounds=rounds)
         if trees is not None:
@@ -101,11 +145,13 @@ class RoundGraph:
             features = torch.cat([tapped[tap] for tap in taps], -1)
             graphs.drafter.take(before, features, None if trees is None else path)
         self.notes.host.copy_(self.notes.ring, non_blocking=True)
+        if self.logprobs is not None:
+            self.logprobs.note(raw[..., : target.vocab_size], path, self.notes)
 
 
 @final
 class RoundGraphs:
-    """The captured rounds of a target with a drafter, and the slots their requests stand in. Serves one loop at a time."""
+    """The captured rounds of a target with a drafter, and the slots their requests stand in. Serves one lane at a time."""
 
     def __init__(self, target: FastDecoder, drafter: DeviceDrafter | None, policy: Policy, *, most_guesses: int) -> None:
         """``policy`` plans the number of guesses, up to ``most_guesses``."""
@@ -116,38 +162,69 @@ class RoundGraphs:
         """Slots a round may use beyond a text."""
         self.seats = Seats(target)
         self.pool: Any = None
-        self.is_busy = False
-        """A loop is using the slots."""
+        self.holder: object = None
+        """The lane that uses the slots."""
         self._frames: dict[int, Frame] = {}
-        self._rounds: dict[tuple[int, int], RoundGraph] = {}
+        self._rounds: dict[tuple[int, int, Stages, bool], RoundGraph] = {}
         self._version = self._versions()
 
-    def frame(self, batch_size: int, capacity: int) -> Frame:
-        """A frame of this many slots, each with room for ``capacity`` tokens and a round that overshoots."""
-        needed = -(-(capacity + self._slack) // _STEP) * _STEP
-        frame = self._frames.get(batch_size)
-        if frame is None or frame.capacity < needed:
-            frame = self._frames[batch_size] = Frame.empty(batch_size, needed, self.target.device)
-            for key in [key for key in self._rounds if key[0] == batch_size]:
-                del self._rounds[key]
+    def frame(self, batch_size: int) -> Frame:
+        """The frame of this many slots, each with room for the longest text there is and a round that overshoots."""
+        if batch_size not in self._frames:
+            capacity = -(-(min(self.target.max_len, _LONGEST) + self._slack) // _STEP) * _STEP
+            with torch.inference_mode(False):  # whoever asks first, anybody may write to it
+                self._frames[batch_size] = Frame.empty(batch_size, capacity, self.target.device)
+        return self._frames[batch_size]
+
+    def _shaped(self, batch_size: int) -> Frame:
+        """The frame of this many slots with room for all sampling parameters."""
+        frame = self.frame(batch_size)
+        if frame.shaping is None:
+            with torch.inference_mode(False):
+                shaping = Shaping.empty(batch_size, self.target.vocab_size, frame.tokens.device)
+            frame = self._frames[batch_size] = replace(frame, shaping=shaping)
         return frame
 
-    def seat(self, frame: Frame, slots: Sequence[int], states: Sequence[RequestState]) -> None:
-        """Put requests into slots: prefill, and fill in their columns of the frame."""
+    def seat(
+        self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState], caches: Sequence[DeviceCache | PagedCache]
+    ) -> None:
+        """Put requests whose prompts were read into slots."""
         rows = [state.tokens for state in states]
-        for place in (self.seats, self.drafter):
-            if place is not None:
-                place.seat(slots, rows, batch_size=frame.batch_size, capacity=frame.capacity + self._slack)
+        capacities = [self._limit(state) + self._slack for state in states]
+        self.seats.adopt(slots, caches, batch_size=batch_size, capacities=capacities)
+        if self.drafter is not None:
+            self.drafter.seat(slots, rows, batch_size=batch_size, capacity=max(capacities))
+        self._fill(batch_size, slots, states)
+
+    def resize(self, old_size: int, new_size: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
+        """Move requests from slots of one frame to the first ones of another."""
+        if slots:
+            capacity = max(self._limit(state) for state in states) + self._slack
+            self.seats.move(old_size, new_size, slots)
+            if self.drafter is not None:
+                self.drafter.move(old_size, new_size, slots, capacity=capacity)
+            self._fill(new_size, range(len(slots)), states)
+        if old_size in self._frames and old_size != new_size:
+            self._frames[old_size].limits.zero_()
+
+    def _limit(self, state: RequestState) -> int:
+        """The length at which a request ends."""
+        return min(len(state.request.prompt_ids) + state.params.max_tokens, self.target.max_len)
+
+    def _fill(self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
+        """Fill in the columns of a frame."""
+        shaped = bool(stages_for([state.request for state in states]))
+        frame = self._shaped(batch_size) if shaped else self.frame(batch_size)
+        if frame.shaping is not None:
+            frame.shaping.seat(slots, states)
         device = frame.tokens.device
         for slot, state in zip(slots, states, strict=True):
             frame.tokens[slot, : len(state.tokens)] = torch.tensor(state.tokens, device=device)
         index = torch.tensor(list(slots), device=device)
-        size = [len(row) for row in rows]
-        limits = [min(n + state.params.max_tokens, self.target.max_len) for n, state in zip(size, states, strict=True)]
         for column, values in (
-            (frame.lengths, size),
-            (frame.prompt_lens, size),
-            (frame.limits, limits),
+            (frame.lengths, [len(state.tokens) for state in states]),
+            (frame.prompt_lens, [len(state.request.prompt_ids) for state in states]),
+            (frame.limits, [self._limit(state) for state in states]),
             (frame.seeds, [state.seed for state in states]),
             (frame.temperatures, [state.params.temperature for state in states]),
         ):
@@ -156,36 +233,53 @@ class RoundGraphs:
     def prepare(self, batch_size: int, capacity: int, *, guesses: Sequence[int]) -> Iterator[None]:
         """Compile and capture the rounds of so many slots with these numbers of guesses, one per step, before anybody waits
         for them. The slots must be free."""
-        frame, slots = self.frame(batch_size, capacity), range(batch_size)
-        for place in (self.seats, self.drafter):  # memory moves when rows are added, and graphs hold its address
-            if place is not None:
-                place.seat(slots, [[1, 1]] * batch_size, batch_size=batch_size, capacity=frame.capacity + self._slack)
-        for num_guesses in guesses:
-            self.round(frame, num_guesses)
-            yield
-        self.leave(frame)
-
-    def leave(self, frame: Frame) -> None:
-        """Everybody has finished: nothing moves any more, and the rows are free."""
-        frame.limits.zero_()
-        self.seats.leave(frame.batch_size)
+        slots, capacity = range(batch_size), capacity + self._slack
+        cache = self.target.new_cache(batch_size)
+        self.target.prefill([[1]] * batch_size, cache)
+        caches = [cache.fork([row]) for row in slots]
+        del cache
+        # memory moves when rows are added, and graphs hold its address
+        self.seats.adopt(slots, caches, batch_size=batch_size, capacities=[capacity] * batch_size)
         if self.drafter is not None:
-            self.drafter.leave(frame.batch_size)
+            self.drafter.seat(slots, [[1, 1]] * batch_size, batch_size=batch_size, capacity=capacity)
+        for num_guesses in guesses:
+            self.round(batch_size, num_guesses)
+            yield
+        self.leave(batch_size)
+
+    def stop(self, batch_size: int, slots: Sequence[int]) -> None:
+        """Slots stand still from the next round on, and give their memory back."""
+        self.frame(batch_size).limits[list(slots)] = 0
+        self.seats.release(batch_size, slots)
+
+    def leave(self, batch_size: int) -> None:
+        """Everybody has finished: nothing moves any more, and the rows are free."""
+        if batch_size:
+            self.frame(batch_size).limits.zero_()
+            self.seats.leave(batch_size)
+            if self.drafter is not None:
+                self.drafter.leave(batch_size)
 
     def fits(self, capacity: int) -> bool:
+        """Whether a text may grow to this many tokens."""
+        if capacity > _LONGEST:
+            return False
         return self.drafter is None or self.drafter.fits(capacity + self._slack)
 
-    def round(self, frame: Frame, num_guesses: int) -> RoundGraph:
+    def round(
+        self, batch_size: int, num_guesses: int, stages: Stages = Stages.TEMPERATURE, *, logprobs: bool = False
+    ) -> RoundGraph:
         """The captured round, captured now if it must be."""
         if self._version != self._versions():
             self._rounds.clear()
             self._version = self._versions()
-        key = (frame.batch_size, num_guesses)
+        key = (batch_size, num_guesses, stages, logprobs)
         if key not in self._rounds:
             if not self._rounds:  # a pool goes with the last graph that used it
                 self.pool = torch.cuda.graph_pool_handle()
+            frame = self._shaped(batch_size) if stages else self.frame(batch_size)
             with torch.inference_mode():
-                self._rounds[key] = RoundGraph(self, frame, num_guesses)
+                self._rounds[key] = RoundGraph(self, replace(frame, stages=stages, has_logprobs=logprobs), num_guesses)
         return self._rounds[key]
 
     def _versions(self) -> tuple[Hashable, Hashable]:

@@ -16,60 +16,29 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Container, Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Hashable, Iterable
+from dataclasses import replace
 from typing import Any, final
 
 import torch
 
 from outrider.cache.prefixes import PrefixTree
-from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
 from outrider.engine.arrival import Arrivals
+from outrider.engine.device_lanes import DeviceLanes, NewLane, OnDevice
 from outrider.engine.exchange import exchange
 from outrider.engine.grouping import GROUPINGS
 from outrider.engine.isolation import join_all, report_apart, step_apart
+from outrider.engine.job import Job, Slots
 from outrider.engine.lane import Lane
 from outrider.engine.limits import Limited
 from outrider.engine.memory import BatchSize, MemoryModel
 from outrider.engine.step import Batch, Engine
 
 _LOG = logging.getLogger("outrider.engine")
-
-
-@dataclass(frozen=True)
-class Slots:
-    """How much may happen at once."""
-
-    max_rows: int = 32
-    """Requests that share rounds."""
-    prefill_tokens: int = 512
-    """Prompt tokens read between two rounds."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise OptionError(f"{name} = {value} is not valid; use at least 1")
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A request in the scheduler."""
-
-    id: int
-    state: RequestState
-    lane: Hashable = None
-    """Name of the method it runs with."""
-    max_draft: int | None = None
-    """Most guesses along a path; 0 is plain decoding, None leaves it to the policy."""
-    priority: int = 0
-    """Requests with a larger one wait behind those with a smaller one."""
-    shares_prefix: bool = True
-    """Its tokens may be read from, and kept among, the shared beginnings."""
-    created: float = field(default_factory=time.perf_counter)
 
 
 @final
@@ -86,9 +55,11 @@ class Scheduler:
         prefixes: PrefixTree[Any] | None = None,
         grouping: str = "ragged",
         isolates: bool = True,
+        device_lane: NewLane | None = None,
     ) -> None:
         """``find_method`` makes the method of a lane when the first request asks for it. A scheduler that ``isolates`` ends
-        only the request whose part failed; otherwise a failing round raises."""
+        only the request whose part failed; otherwise a failing round raises. ``device_lane`` makes the lane of a method whose
+        rounds can be captured; requests it accepts run there, as long as memory has no budget."""
         self.target = target
         self.slots = slots or Slots()
         self.memory = memory or MemoryModel(0, 0)
@@ -96,6 +67,7 @@ class Scheduler:
         self._grouping = GROUPINGS[grouping]
         self._find_method = find_method
         self._isolates = isolates
+        self._devices = DeviceLanes(device_lane if self.memory.budget is None else None, find_method)
         self._jobs: dict[int, Job] = {}
         self._waiting: deque[int] = deque()
         self._arrivals = Arrivals(self.slots.prefill_tokens, isolates=isolates)
@@ -147,8 +119,14 @@ class Scheduler:
         if job_id in self._waiting:
             self._waiting.remove(job_id)
         self._arrivals.keep(self._jobs)
+        self._devices.leave(job_id)
         for lane in self._lanes.values():
             lane.leave(job_id)
+
+    def close(self) -> None:
+        """Give up whoever is still here, and the slots of captured rounds."""
+        for number in list(self._jobs):
+            self.cancel(number)
 
     @torch.inference_mode()
     def round(self) -> list[RoundReport]:
@@ -156,7 +134,11 @@ class Scheduler:
         self.arrive()
         failed, self._failed = self._failed, []
         running = [(name, lane) for name, lane in self._lanes.items() if lane.batch is not None]
-        return [*failed, *(self._step(name, lane) for name, lane in running)]
+        reports = [*failed, *(self._step(name, lane) for name, lane in running)]
+        for report in self._devices.step():
+            self._forget_finished(report)
+            reports.append(report)
+        return reports
 
     @torch.inference_mode()
     def arrive(self) -> None:
@@ -172,16 +154,21 @@ class Scheduler:
         """What the next round would run."""
         return [lane.batch for lane in self._lanes.values() if lane.batch is not None]
 
-    def redraft(self, lanes: Container[Hashable]) -> None:
+    def redraft(self, lanes: Collection[Hashable]) -> None:
         """Make the methods of the named lanes anew, between rounds: their drafters have changed. Running requests go on."""
         for name, lane in self._lanes.items():
             if name in lanes:
                 exchange(lane.engine, lane.batch, self._find_method(name))
+        for name in lanes:
+            for number in sorted(self._devices.numbers(name), reverse=True):  # they read themselves again
+                self._send_back(number)
+            self._devices.forget(name)
 
     def retire(self, lane: Hashable) -> None:
         """Forget the method of a lane that nobody is in and nobody waits for; it is made anew when it is asked for."""
         if lane in self._lanes and all(job.lane != lane for job in self._jobs.values()):
             del self._lanes[lane]
+            self._devices.forget(lane)
 
     @property
     def lanes(self) -> list[Hashable]:
@@ -192,7 +179,7 @@ class Scheduler:
         """When idle, nothing is held: no rows, no readers, no numbers."""
         assert set(self._waiting) <= set(self._jobs), "a forgotten request waits"
         held = [number for lane in self._lanes.values() for number in lane.order]
-        held += self._arrivals.ids
+        held += [*self._arrivals.ids, *self._devices.ids]
         assert sorted(held) == sorted(set(self._jobs) - set(self._waiting)), "a slot is held by nobody, or twice"
         for lane in self._lanes.values():
             assert (lane.batch.ids if lane.batch else []) == lane.order, "a lane does not know its rows"
@@ -207,6 +194,7 @@ class Scheduler:
     def _sizes(self, *more: tuple[Hashable, BatchSize]) -> list[BatchSize]:
         """Every lane as it will be when those who are read, and ``more``, have joined."""
         sizes = {name: lane.size for name, lane in self._lanes.items()}
+        sizes |= self._devices.sizes
         for name, extra in (*self._arrivals.sizes, *more):
             sizes[name] = sizes.get(name, BatchSize(0, 0, 0)).joined(extra)
         return list(sizes.values())
@@ -222,13 +210,15 @@ class Scheduler:
                 lane.batch.policy_state.room = room
 
     def _preempt(self) -> None:
-        youngest = max(number for number in self._jobs if number not in self._waiting)
-        job = self._jobs[youngest]
-        self.cancel(youngest)
-        self.submit(job)
-        self._waiting.remove(youngest)
-        self._waiting.appendleft(youngest)
+        self._send_back(max(number for number in self._jobs if number not in self._waiting))
         self.num_preempted += 1
+
+    def _send_back(self, number: int) -> None:
+        """A request waits again, before all others."""
+        job = self._jobs[number]
+        self.cancel(number)
+        self._jobs[number] = job
+        self._waiting.appendleft(number)
 
     def _admit(self) -> None:
         """Let those who waited longest in, while there are slots, memory and prompt tokens to read left."""
@@ -241,10 +231,12 @@ class Scheduler:
             self._waiting.popleft()
             self.last_waits += [time.perf_counter() - job.created] if not job.state.num_output else []
             budget -= size
-            engine, prefixes = self._lane(job.lane).engine, self.prefixes
+            device, prefixes = self._devices.home(job), self.prefixes
+            home = job.lane if device is None else OnDevice(job.lane)
+            engine = self._lane(job.lane).engine if device is None else device.engine
             known = prefixes is not None and job.shares_prefix and not engine.method.drafter.taps
             prefix = prefixes.find(job.state.tokens[:-1]) if prefixes is not None and known else None
-            self._arrivals.add(job.lane, engine, (job.id, job.state), prefix)
+            self._arrivals.add(home, engine, (job.id, job.state), prefix)
 
     def _read(self) -> None:
         """Read prompts; who is read joins the lane."""
@@ -263,13 +255,15 @@ class Scheduler:
         fresh.policy_state.limits = [self._jobs[number].max_draft for number in fresh.ids]
 
     def _join(self, name: Hashable, fresh: Batch) -> None:
-        lane = self._lane(name)
-        self._set_limits(fresh)
         if self.prefixes is not None:
             for row, state in enumerate(fresh.rows):
                 if self._jobs[fresh.ids[row]].shares_prefix:
                     self.prefixes.keep(state.tokens[:-1], fresh.cache, row)
-        lane.join(fresh)
+        if isinstance(name, OnDevice):
+            self._devices[name].join(fresh)
+            return
+        self._set_limits(fresh)
+        self._lane(name).join(fresh)
         self._end_failed(zip(fresh.ids, fresh.rows, strict=True))
 
     def _step(self, name: Hashable, lane: Lane) -> RoundReport:
@@ -285,10 +279,9 @@ class Scheduler:
             _LOG.warning("a round failed; its requests are run apart", exc_info=error)
             alone = step_apart(lane.engine, list(zip(batch.ids, batch.rows, strict=True)), self._set_limits)
             lane.replace(batch, join_all(alone))
-            for number, state in zip(batch.ids, batch.rows, strict=True):
-                if state.is_finished:
-                    self._jobs.pop(number, None)
-            return report_apart(batch.ids, batch.rows, known, lane=name, seconds=time.perf_counter() - began)
+            report = report_apart(batch.ids, batch.rows, known, lane=name, seconds=time.perf_counter() - began)
+            self._forget_finished(report)
+            return report
         for row, state in enumerate(batch.rows):
             if state.is_finished:
                 job = self._jobs.pop(batch.ids[row])
@@ -296,3 +289,8 @@ class Scheduler:
                     self.prefixes.keep(state.tokens[: batch.cache.lengths[row]], batch.cache, row)
         lane.put_back(batch)
         return report
+
+    def _forget_finished(self, report: RoundReport) -> None:
+        for number, state in zip(report.ids, report.states, strict=True):
+            if state.is_finished:
+                self._jobs.pop(number, None)

@@ -1,64 +1,23 @@
-"""A decoder described by numbers alone, read from a Hugging Face ``config.json``.
+"""Reads a Hugging Face ``config.json`` into a ``ModelConfig``: a decoder described by numbers alone.
 
-``ModelConfig`` says everything the lean decoder has to know, whatever the family: two families that differ only in numbers
-run the same code. ``config_of`` reads both the old spelling (``rope_theta`` beside ``rope_scaling``) and that of
-transformers 5 (``rope_parameters``); it returns None where the architecture needs the Hugging Face adapter instead.
+``ModelConfig`` (``features.py``) says everything the lean decoder has to know, whatever the family: two families that differ
+only in numbers run the same code. ``config_of`` reads both the old spelling (``rope_theta`` beside ``rope_scaling``) and that
+of transformers 5 (``rope_parameters``); it returns None where the architecture needs the Hugging Face adapter instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from outrider.core.errors import ModelError
+from outrider.models.families import DEFAULTS, FULL, SLIDING, TRAITS, WINDOW_RULES, Raw, without_rope
+from outrider.models.features import Experts, ModelConfig
 from outrider.models.rope import ROPE_KINDS, Rope
 
-Raw = Mapping[str, Any]
-"""A parsed config.json."""
+__all__ = ["ACTIVATIONS", "Experts", "ModelConfig", "Raw", "config_of", "why_not_lean"]
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu"}
 """Names of the gate's activation in config files -> ours."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Sizes and switches of one decoder."""
-
-    family: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    mlp_size: int
-    max_len: int
-    """Longest context the model is opened for."""
-    norm_eps: float
-    norm_offset: float = 0.0
-    """Added to the weights of every norm: 1 where a checkpoint stores w of (1 + w)."""
-    qk_norm: bool = False
-    """Queries and keys are normalised per head before they are rotated."""
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    activation: str = "silu"
-    ropes: tuple[Rope, ...]
-    rope_of_layer: tuple[int | None, ...]
-    """Index into ``ropes`` for each layer; None for a layer without positions."""
-    windows: tuple[int | None, ...]
-    """Most positions a node of each layer sees, itself included; None for all."""
-    attention_softcap: float | None = None
-    final_softcap: float | None = None
-    query_scale: float
-    embedding_scale: float = 1.0
-    post_norms: bool = False
-    """Attention and MLP outputs are normalised before they are added to the residual stream."""
-    tied_head: bool = False
-    eos_ids: tuple[int, ...] = ()
-    dtype: str | None = None
-    """Type of the stored weights, by name, where the file says so."""
 
 
 def config_of(raw: Raw) -> ModelConfig | None:
@@ -74,16 +33,52 @@ def config_of(raw: Raw) -> ModelConfig | None:
     return config
 
 
-def _lean_config(raw: Raw) -> ModelConfig | None:
+def why_not_lean(raw: Raw) -> str | None:
+    """Why ``config_of`` returns None, in words; None where it does not."""
+    text = _text_config(raw)
+    family = str(text.get("model_type"))
+    if family not in DEFAULTS:
+        return f"model_type {family!r} is not among the lean decoder's families"
+    if text.get("quantization_config"):
+        return "the checkpoint is quantised"
+    if text.get("use_bidirectional_attention"):
+        return "its attention looks ahead"
+    read = _Reader({**DEFAULTS[family], **text})
+    if read.activation not in ACTIVATIONS:
+        return f"activation {read.activation!r} is not among {', '.join(ACTIVATIONS)}"
+    kinds = [rope.kind for rope in read.ropes if rope.kind not in ROPE_KINDS]
+    if kinds:
+        return f"rotary scaling {kinds[0]!r} is not among {', '.join(ROPE_KINDS)}"
+    others = set(read.layer_types) - {FULL, SLIDING}
+    if others:
+        return f"layers of type {min(others)!r} are not among {FULL}, {SLIDING}"
+    if family == "olmoe" and text.get("clip_qkv") is not None:
+        return "queries, keys and values are clipped (clip_qkv)"
+    if family == "gpt_oss" and (text.get("swiglu_alpha", _ALPHA), text.get("swiglu_limit", _LIMIT)) != (
+        _ALPHA,
+        _LIMIT,
+    ):
+        return f"the gate of its experts is not that of alpha {_ALPHA} and limit {_LIMIT}"
+    return None
+
+
+_ALPHA, _LIMIT = 1.702, 7.0
+"""The clamped gate of gpt-oss."""
+
+
+def _text_config(raw: Raw) -> Raw:
+    """The part of a config that describes the decoder, and its family."""
     inner = raw.get("text_config") if raw.get("model_type") == "gemma3" else None
-    text: Raw = raw if inner is None else {**inner, **{key: raw[key] for key in _OUTER_KEYS if key in raw}}
-    family = "gemma3_text" if inner is not None else str(text.get("model_type"))
-    if family not in _FAMILIES or text.get("quantization_config") or text.get("use_bidirectional_attention"):
+    if inner is None:
+        return raw
+    return {**inner, **{key: raw[key] for key in _OUTER_KEYS if key in raw}, "model_type": "gemma3_text"}
+
+
+def _lean_config(raw: Raw) -> ModelConfig | None:
+    if why_not_lean(raw) is not None:
         return None
-    read = _Reader({**_DEFAULTS, **_FAMILIES[family], **text, "model_type": family})
-    if read.activation not in ACTIVATIONS or any(rope.kind not in ROPE_KINDS for rope in read.ropes):
-        return None
-    return read.config(family)
+    text = _text_config(raw)
+    return _Reader({**DEFAULTS[str(text["model_type"])], **text}).config()
 
 
 def _check(config: ModelConfig) -> None:
@@ -95,6 +90,10 @@ def _check(config: ModelConfig) -> None:
         raise ModelError(
             f"config.json is inconsistent: its lists are not {config.num_layers} layers long; fetch the file again"
         )
+    experts = config.experts
+    if experts is not None and not 0 < experts.num_chosen <= experts.count:
+        few = f"{experts.num_chosen} experts a token of {experts.count}"
+        raise ModelError(f"config.json is inconsistent: {few}; fetch the file again")
     for rope in config.ropes:
         if rope.kind == "longrope" and not len(rope.short_factor) == len(rope.long_factor) == rope.dim // 2:
             raise ModelError(f"config.json is inconsistent: longrope needs {rope.dim // 2} factors; fetch the file again")
@@ -126,74 +125,110 @@ class _Reader:
             raise ModelError(f"config.json has {key} = {value!r}; it must be a positive whole number: fetch the file again")
         return value
 
-    def config(self, family: str) -> ModelConfig:
+    def own(self, key: str) -> Any:
+        """The value of a key that this family knows; None of one that it does not, though the file may hold it."""
+        return self.raw.get(key) if key in DEFAULTS[self.family] else None
+
+    def config(self) -> ModelConfig:
         raw = self.raw
         num_heads = self.whole("num_attention_heads")
-        hidden_size = self.whole("hidden_size")
+        sizes: dict[str, Any] = {
+            "family": self.family,
+            "vocab_size": self.whole("vocab_size"),
+            "hidden_size": self.whole("hidden_size"),
+            "num_layers": self.num_layers,
+            "num_heads": num_heads,
+            "num_kv_heads": int((self.family != "gpt_neox" and raw.get("num_key_value_heads")) or num_heads),
+            "head_dim": self.head_dim,
+            "mlp_size": self.whole("intermediate_size"),
+            "max_len": min(rope.natural_len for rope in self.ropes),
+            "activation": ACTIVATIONS[self.activation],
+            "ropes": self.ropes,
+            "rope_of_layer": self.rope_of_layer,
+            "windows": self._windows(),
+            "experts": self._experts(),
+            "tied_head": bool(raw["tie_word_embeddings"]),
+            "eos_ids": _ids(raw.get("eos_token_id")),
+            "dtype": raw.get("dtype") or raw.get("torch_dtype"),
+        }
+        return ModelConfig(**{**sizes, **self._switches(), **self._numbers(), **TRAITS.get(self.family, {})})
+
+    def _switches(self) -> dict[str, Any]:
+        raw = self.raw
         attention_bias = bool(raw["attention_bias"])
+        use_bias, parallel = bool(self.own("use_bias")), bool(self.own("use_parallel_residual"))
+        return {
+            "qkv_bias": attention_bias or use_bias or bool(self.own("use_qkv_bias")),
+            "out_bias": attention_bias or use_bias,
+            "mlp_bias": bool(raw["mlp_bias"]) or use_bias,
+            "qk_norm": bool(self.own("use_qk_norm") or self.own("qk_layernorm")),
+            "parallel": parallel,
+            "one_norm": parallel and self.family == "stablelm",
+        }
+
+    def _numbers(self) -> dict[str, Any]:
+        raw = self.raw
         scale = raw.get("query_pre_attn_scalar") if self.is_gemma else self.head_dim
-        return ModelConfig(
-            family=family,
-            vocab_size=self.whole("vocab_size"),
-            hidden_size=hidden_size,
-            num_layers=self.num_layers,
-            num_heads=num_heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-            head_dim=self.head_dim,
-            mlp_size=self.whole("intermediate_size"),
-            max_len=min(rope.natural_len for rope in self.ropes),
-            norm_eps=float(raw["rms_norm_eps"]),
-            norm_offset=1.0 if self.is_gemma else 0.0,
-            qk_norm=family in ("qwen3", "gemma3_text"),
-            qkv_bias=attention_bias or family == "qwen2",
-            out_bias=attention_bias,
-            mlp_bias=bool(raw["mlp_bias"]),
-            activation=ACTIVATIONS[self.activation],
-            ropes=self.ropes,
-            rope_of_layer=self.rope_of_layer,
-            windows=self._windows(),
-            attention_softcap=raw.get("attn_logit_softcapping"),
-            final_softcap=raw.get("final_logit_softcapping"),
-            query_scale=float(scale or self.head_dim) ** -0.5,
-            embedding_scale=hidden_size**0.5 if self.is_gemma else 1.0,
-            post_norms=family in ("gemma2", "gemma3_text"),
-            tied_head=bool(raw["tie_word_embeddings"]),
-            eos_ids=_ids(raw.get("eos_token_id")),
-            dtype=raw.get("dtype") or raw.get("torch_dtype"),
+        eps = self.own("layer_norm_eps") or self.own("norm_epsilon") or raw["rms_norm_eps"]
+        root = self.whole("hidden_size") ** 0.5 if self.is_gemma else 1.0
+        return {
+            "norm_eps": float(eps),
+            "attention_softcap": raw.get("attn_logit_softcapping"),
+            "final_softcap": raw.get("final_logit_softcapping"),
+            "query_scale": float(self.own("attention_multiplier") or float(scale or self.head_dim) ** -0.5),
+            "embedding_scale": float(self.own("embedding_multiplier") or root),
+            "residual_scale": float(self.own("residual_multiplier") or 1.0),
+            "logit_scale": float(self.own("logit_scale") or 1.0) / float(self.own("logits_scaling") or 1.0),
+        }
+
+    def _experts(self) -> Experts | None:
+        raw = self.raw
+        if not self.own("usual_experts"):
+            return None
+        count = raw.get("num_experts") or raw.get("num_local_experts") or raw["usual_experts"]
+        step, dense = int(self.own("decoder_sparse_step") or 1), raw.get("mlp_only_layers") or ()
+        return Experts(
+            count=int(count),
+            num_chosen=self.whole("num_experts_per_tok"),
+            size=self.whole("moe_intermediate_size" if self.own("moe_intermediate_size") else "intermediate_size"),
+            normalised=bool(raw["norm_topk_prob"]),
+            layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(self.num_layers)),
         )
 
     def _layer_types(self) -> list[str]:
         given = self.raw.get("layer_types")
         if given is not None:
             return [str(kind) for kind in given]
-        rule = _WINDOW_RULES.get(self.family, _no_window)
-        return [_SLIDING if rule(self.raw, layer) else _FULL for layer in range(self.num_layers)]
+        rule = WINDOW_RULES.get(self.family)
+        return [SLIDING if rule is not None and rule(self.raw, layer) else FULL for layer in range(self.num_layers)]
 
     def _windows(self) -> tuple[int | None, ...]:
         size = self.raw.get("sliding_window")
         if not size or self.raw.get("use_sliding_window") is False:
             return (None,) * self.num_layers
-        return tuple(int(size) if kind == _SLIDING else None for kind in self.layer_types)
+        return tuple(int(size) if kind == SLIDING else None for kind in self.layer_types)
 
     def _ropes(self) -> tuple[tuple[Rope, ...], tuple[int | None, ...]]:
         given = dict(self.raw.get("rope_parameters") or self.raw.get("rope_scaling") or {})
-        if self.family != "gemma3_text":
+        if self.family not in ("gemma3_text", "olmo3"):
             without = self._layers_without_rope()
             return (self._rope(given),), tuple(None if layer in without else 0 for layer in range(self.num_layers))
-        nested = _FULL in given or _SLIDING in given
-        full = dict((given.get(_FULL) if nested else given) or {})
-        local = dict((given.get(_SLIDING) if nested else None) or {})
+        nested = FULL in given or SLIDING in given
+        full = dict((given.get(FULL) if nested else given) or {})
+        local = dict((given.get(SLIDING) if nested else None) or {})
+        is_gemma = self.is_gemma
         full.setdefault("rope_theta", self.raw.get("rope_theta", 1_000_000.0))
-        local.setdefault("rope_theta", self.raw.get("rope_local_base_freq", 10_000.0))
-        order = tuple(1 if kind == _SLIDING else 0 for kind in self.layer_types)
+        local.setdefault("rope_theta", self.raw.get("rope_local_base_freq", 10_000.0) if is_gemma else full["rope_theta"])
+        order = tuple(1 if kind == SLIDING else 0 for kind in self.layer_types)
         return (self._rope(full), self._rope(local)), order
 
     def _rope(self, given: Raw) -> Rope:
         kind = str(given.get("rope_type") or given.get("type") or "default")
         if self.family == "phi3" and kind in ("su", "yarn"):
             kind = "longrope"  # names of the same thing in early Phi-3 files
-        partial = given.get("partial_rotary_factor") or self.raw.get("partial_rotary_factor") or 1.0
-        theta = given.get("rope_theta") or self.raw.get("rope_theta") or 10_000.0
+        outside = self.raw.get("partial_rotary_factor") or self.own("rotary_pct") or 1.0
+        partial = given.get("partial_rotary_factor") or outside
+        theta = given.get("rope_theta") or self.raw.get("rope_theta") or self.raw.get("rotary_emb_base") or 10_000.0
         outer = self.raw.get("original_max_position_embeddings")
         original = outer or given.get("original_max_position_embeddings") or self.trained_len
         numbers = {key: given[key] for key in _ROPE_KEYS if given.get(key) is not None}
@@ -209,11 +244,9 @@ class _Reader:
         )
 
     def _layers_without_rope(self) -> set[int]:
-        if self.family != "smollm3":
-            return set()
-        every = int(self.raw["no_rope_layer_interval"])
-        flags = self.raw.get("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(self.num_layers)]
-        return {layer for layer, has_rope in enumerate(flags) if not has_rope}
+        if self.family == "cohere2" and self.raw.get("sliding_window"):
+            return {layer for layer, kind in enumerate(self.layer_types) if kind == FULL}
+        return set(without_rope(self.raw)) if self.family == "smollm3" else set()
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:
@@ -222,74 +255,6 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _no_window(raw: Raw, layer: int) -> bool:
-    del raw, layer
-    return False
-
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _ROPE_KEYS = (
     "factor attention_factor low_freq_factor high_freq_factor beta_fast beta_slow mscale mscale_all_dim truncate".split()
 )
-_WINDOW_RULES: dict[str, Callable[[Raw, int], bool]] = {
-    "mistral": lambda raw, layer: True,  # noqa: ARG005 - one signature for all rules
-    "phi3": lambda raw, layer: True,  # noqa: ARG005
-    "qwen2": lambda raw, layer: layer >= raw["max_window_layers"],
-    "qwen3": lambda raw, layer: layer >= raw["max_window_layers"],
-    "smollm3": lambda raw, layer: not (raw.get("no_rope_layers") or _every(raw))[layer],
-    "gemma2": lambda raw, layer: (layer + 1) % 2 != 0,  # noqa: ARG005
-    "gemma3_text": lambda raw, layer: (layer + 1) % int(raw["sliding_window_pattern"]) != 0,
-}
-"""Which layers have the sliding window when the file does not list ``layer_types``."""
-
-
-def _every(raw: Raw) -> list[int]:
-    return [int((layer + 1) % raw["no_rope_layer_interval"] != 0) for layer in range(raw["num_hidden_layers"])]
-
-
-_DEFAULTS: Raw = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-}
-_GEMMA: Raw = {
-    "tie_word_embeddings": True,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "eos_token_id": 1,
-}
-_QWEN: Raw = {"max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
-_FAMILIES: dict[str, Raw] = {
-    "llama": {"max_position_embeddings": 2048, "eos_token_id": 2},
-    "mistral": {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096, "eos_token_id": 2},
-    "qwen2": _QWEN,
-    "qwen3": {**_QWEN, "head_dim": 128},
-    "smollm3": {
-        "max_position_embeddings": 32768,
-        "rope_theta": 2_000_000.0,
-        "no_rope_layer_interval": 4,
-        "use_sliding_window": False,
-        "tie_word_embeddings": True,
-    },
-    "phi3": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 32000},
-    "gemma": {**_GEMMA, "max_position_embeddings": 8192, "sliding_window": None, "query_pre_attn_scalar": None},
-    "gemma2": {
-        **_GEMMA,
-        "max_position_embeddings": 8192,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-    },
-    "gemma3_text": {
-        **_GEMMA,
-        "max_position_embeddings": 131_072,
-        "vocab_size": 262_208,
-        "sliding_window_pattern": 6,
-    },
-}
-"""What each family's files may leave out, because transformers fills it in."""

@@ -1,4 +1,4 @@
-"""The lean decoder: Llama and its relatives (Mistral, Qwen, SmolLM, Phi-3, Gemma) as one loop over layers of plain tensors.
+"""The lean decoder: every family whose features ``features.py`` declares, as one loop over layers of plain tensors.
 
 A pass takes the nodes of B trees, puts their keys and values behind each row's committed tokens and scores every node. All
 that the layers share (positions, masks, where to write) is worked out once per pass. Weights are frozen, so nothing here is
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -24,12 +24,15 @@ from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.attention import SightMaker
-from outrider.models.config import ModelConfig
-from outrider.models.layers import GatedMlp, Layer, Pass, PostNormLayer, SelfAttention, rms_norm
+from outrider.models.decoder_weights import LayerWeights, Weights
+from outrider.models.experts import ExpertsMlp
+from outrider.models.features import ModelConfig
+from outrider.models.joint import Joint, SummedLinear
+from outrider.models.layers import AnyLayer, GatedMlp, Layer, Mlp, ParallelLayer, Pass, PlainMlp, PostNormLayer, SelfAttention
 from outrider.models.linear import Linear, linear_of
+from outrider.models.norms import norm_of, query_norm_of
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
-from outrider.models.weights import LayerWeights, Weights
 
 _CHUNK = 512
 """Most tokens of a row per prefill pass: bounds the size of masks and activations."""
@@ -41,17 +44,20 @@ _TWOFOLD = 500_000_000
 class Decoder(LayeredTarget):
     """A frozen decoder. All methods may be called from any thread: what changes lives in the cache."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, page_len: int = 0, *, bits: int = 16) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, page_len: int = 0, *, bits: int = 16, joint: Joint | None = None
+    ) -> None:
         """``page_len`` keeps keys and values in pages of so many tokens, which rows can share; ``bits`` 8 rounds the matrices
-        of a bfloat16 model (on a CPU)."""
+        of a bfloat16 model (on a CPU). With a ``joint``, config and weights are one rank's share of a model."""
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         twofold = sum(tensor.numel() for tensor in weights.tensors) <= _TWOFOLD
         linear = partial(linear_of, twofold=twofold, bits=bits)
-        self._layers = [_layer_of(config, index, layer, linear) for index, layer in enumerate(weights.layers)]
+        self._joint = joint
+        self._layers = [_layer_of(config, index, layer, linear, joint) for index, layer in enumerate(weights.layers)]
         self._embedding = weights.embedding  # other weights are not kept: their layers hold them in layouts of their own
-        self._norm = rms_norm(weights.norm, config.norm_eps)
+        self._norm = norm_of(config, weights.norm, weights.norm_bias)
         self._head = linear(weights.head)
         num_groups = config.num_heads // config.num_kv_heads
         self._sights = SightMaker(config.windows, num_groups, dtype=self.dtype)
@@ -99,19 +105,20 @@ class Decoder(LayeredTarget):
         with torch.inference_mode():
             step, hidden = self._pass(tree, cache, start), self._entry(tree, start)
             for layer, attends, feeds in zip(self._layers, route.attention, route.mlp):
-                hidden = layer.attend(hidden, step) if attends else hidden
-                hidden = layer.feed(hidden) if feeds else hidden
+                hidden = layer.part(hidden, step, attends=attends, feeds=feeds)
         return hidden.view(tree.batch_size, tree.num_nodes - start, -1)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., H] what enters the first layer."""
-        embedded = self._embedding[tokens]
+        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
         scale = self.config.embedding_scale
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] from the last layer's output [..., H], the final norm included."""
         logits = self._head(self._norm(hidden))
+        if self.config.logit_scale != 1.0:
+            logits = logits.mul_(self.config.logit_scale)
         cap = self.config.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -163,18 +170,35 @@ class Decoder(LayeredTarget):
         return table.cos[positions][:, None], table.sin[positions][:, None]
 
 
-def _layer_of(
-    config: ModelConfig, index: int, weights: LayerWeights, linear: Callable[[Tensor, Tensor | None], Linear]
-) -> Layer | PostNormLayer:
-    def norm(weight: Tensor | None) -> Any:
-        return None if weight is None else rms_norm(weight, config.norm_eps)
+_LinearOf = Callable[[Tensor, Tensor | None], Linear]
 
-    q_norm, k_norm = norm(weights.q_norm), norm(weights.k_norm)
-    qkv, out = linear(weights.qkv, weights.qkv_bias), linear(weights.out, weights.out_bias)
-    attention = SelfAttention(config, index, qkv=qkv, out=out, norms=(q_norm, k_norm) if q_norm else None)
-    gate_up, down = linear(weights.gate_up, weights.gate_up_bias), linear(weights.down, weights.down_bias)
-    mlp = GatedMlp(config, gate_up=gate_up, down=down)
-    pair = norm(weights.attention_norm), norm(weights.mlp_norm)
-    if not config.post_norms:
-        return Layer(attention, mlp, *pair)
-    return PostNormLayer(attention, mlp, *pair, norm(weights.attention_post_norm), norm(weights.mlp_post_norm))
+
+def _layer_of(config: ModelConfig, index: int, weights: LayerWeights, linear: _LinearOf, joint: Joint | None) -> AnyLayer:
+    norms = None
+    if weights.q_norm is not None and weights.k_norm is not None:
+        norms = query_norm_of(config, weights.q_norm), query_norm_of(config, weights.k_norm)
+    qkv, out = linear(weights.qkv, weights.qkv_bias), _summed(linear(weights.out, weights.out_bias), joint)
+    attention = SelfAttention(config, index, qkv=qkv, out=out, norms=norms, sinks=weights.sinks)
+    mlp = _mlp_of(config, weights, linear, joint)
+    first = norm_of(config, weights.attention_norm, weights.attention_norm_bias)
+    second = norm_of(config, weights.mlp_norm, weights.mlp_norm_bias)
+    if config.parallel:
+        return ParallelLayer(attention, mlp, first, None if config.one_norm else second)
+    if config.post_norms:
+        after = norm_of(config, weights.attention_post_norm), norm_of(config, weights.mlp_post_norm)
+        return PostNormLayer(attention, mlp, first, second, *after)
+    if config.residual_scale != 1.0:
+        scaled = partial(torch.mul, other=config.residual_scale)
+        return PostNormLayer(attention, mlp, first, second, scaled, scaled)
+    return Layer(attention, mlp, first, second)
+
+
+def _summed(share: Linear, joint: Joint | None) -> Linear:
+    return share if joint is None else SummedLinear(share, joint)
+
+
+def _mlp_of(config: ModelConfig, weights: LayerWeights, linear: _LinearOf, joint: Joint | None) -> Mlp:
+    if weights.router is not None:
+        return ExpertsMlp(config, weights)
+    first, down = linear(weights.gate_up, weights.gate_up_bias), _summed(linear(weights.down, weights.down_bias), joint)
+    return GatedMlp(config, gate_up=first, down=down) if config.gated else PlainMlp(config, up=first, down=down)

@@ -14,6 +14,7 @@ from outrider.models.gguf import hf_config, read_gguf
 from outrider.models.gguf.stored import is_quantised
 from outrider.models.load import local_path, read_config
 from outrider.models.native import can_build, can_run
+from outrider.models.recurrent import RecurrentConfig, recurrent_config
 from outrider.models.weights import SafetensorsFolder
 
 
@@ -52,8 +53,18 @@ def describe_model(name: str) -> ModelInfo:
     return _info(name, read_config(path), folder.files, folder.num_parameters, " ".join(folder.dtypes))
 
 
-def _same_bits(config: ModelConfig | None) -> str:
+def _runs_on(config: ModelConfig | None, recurrent: RecurrentConfig | None) -> str:
+    if recurrent is None:
+        return "transformers adapter" if config is None else "lean decoder"
+    total, attending = recurrent.num_layers, recurrent.num_attention_layers
+    others = f"; {attending} with attention" if attending else ""
+    return f"lean decoder with recurrent layers ({total - attending} of {total}{others})"
+
+
+def _same_bits(config: ModelConfig | None, recurrent: RecurrentConfig | None) -> str:
     """Where speculative and batched text is plain text bit for bit, in words."""
+    if recurrent is not None:
+        return "nowhere (PyTorch's products round by their shape: near ties can fall otherwise in a batch or a tree)"
     if config is None:
         return "nowhere (transformers' passes round by their shape: near ties can fall otherwise in a batch or a tree)"
     if not can_run(config, torch.float32, torch.device("cpu")):
@@ -72,21 +83,23 @@ def _info(
     name: str, raw: dict[str, Any], files: list[Path], num_parameters: int, dtype: str, *, is_stored: bool = False
 ) -> ModelInfo:
     text = raw.get("text_config", raw)
-    config = config_of(raw)
+    recurrent = recurrent_config(raw)
+    config = config_of(raw) if recurrent is None else recurrent.attention
+    sizes = recurrent or config
     return ModelInfo(
         name=name,
         family=str(raw.get("model_type")),
-        runs_on="transformers adapter" if config is None else "lean decoder",
+        runs_on=_runs_on(config, recurrent),
         num_parameters=num_parameters,
-        num_layers=config.num_layers if config else text.get("num_hidden_layers", 0),
-        hidden_size=config.hidden_size if config else text.get("hidden_size", 0),
+        num_layers=sizes.num_layers if sizes else text.get("num_hidden_layers", 0),
+        hidden_size=sizes.hidden_size if sizes else text.get("hidden_size", 0),
         num_heads=config.num_heads if config else text.get("num_attention_heads", 0),
         num_kv_heads=config.num_kv_heads if config else text.get("num_key_value_heads", 0),
-        vocab_size=config.vocab_size if config else text.get("vocab_size", 0),
-        max_len=config.max_len if config else text.get("max_position_embeddings", 0),
+        vocab_size=sizes.vocab_size if sizes else text.get("vocab_size", 0),
+        max_len=sizes.max_len if sizes else text.get("max_position_embeddings", 0),
         dtype=dtype,
         on_cpu=_on_cpu(config, is_stored=is_stored),
-        same_bits=_same_bits(config),
+        same_bits=_same_bits(config, recurrent),
         files=tuple(path.name for path in files),
         num_bytes=sum(path.stat().st_size for path in files),
     )

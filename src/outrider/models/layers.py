@@ -1,4 +1,4 @@
-"""The pieces of a decoder layer: norm, rotation, attention, gated MLP.
+"""The pieces of a decoder layer: rotation, attention, MLP, and how a layer puts them together.
 
 Everything runs on flat [B * N, H] activations and counts its operations: a small model on a CPU spends its time in calling
 kernels, not in them. What could be decided per layer was decided when the layer was built, so a pass only computes.
@@ -6,21 +6,21 @@ kernels, not in them. What could be decided per layer was decided when the layer
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.cache.slots import LayeredCache
-from outrider.models.attention import Sight, attend, attend_softcapped
-from outrider.models.config import ModelConfig
+from outrider.models.attention import Sight, attend, attend_softcapped, attend_with_sinks
+from outrider.models.features import ModelConfig
 from outrider.models.linear import Linear
-
-Norm = Callable[[Tensor], Tensor]
+from outrider.models.norms import Norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,34 +39,6 @@ class Attend(Protocol):
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, *, sight: Sight, scale: float) -> Tensor: ...
 
 
-def rms_norm(weight: Tensor, eps: float) -> Norm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 inside."""
-    if weight.device.type == "cpu":
-        return _RmsNormOfFewOps(weight, eps)
-    return partial(_fused_rms_norm, weight=weight, eps=eps)
-
-
-def _fused_rms_norm(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
-    if weight.dtype == x.dtype:
-        return torch.rms_norm(x, weight.shape, weight, eps)
-    return torch.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
-
-
-class _RmsNormOfFewOps:
-    """On a CPU ``rms_norm`` is nine operations. Four do: x / hypot(|x|, sqrt(H eps)) is the norm but for sqrt(H)."""
-
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        size = weight.shape[0]
-        self._weight = weight.float() * size**0.5
-        self._floor = torch.tensor((size * eps) ** 0.5)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.float32:
-            return (x / torch.linalg.vector_norm(x, 2, -1, True).hypot_(self._floor)).mul_(self._weight)
-        wide = x.float()
-        return wide.div_(torch.linalg.vector_norm(wide, 2, -1, True).hypot_(self._floor)).mul_(self._weight).to(x.dtype)
-
-
 def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Turn [B, heads, N, D] by their positions' angles."""
     cos, sin = rotation
@@ -80,10 +52,23 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def activation_of(name: str) -> Callable[[Tensor], Tensor]:
+    return _ACTIVATIONS[name]
+
+
 class SelfAttention:
     """Queries, keys and values from one product; keys and values go to the cache, queries look at it."""
 
-    def __init__(self, config: ModelConfig, layer: int, *, qkv: Linear, out: Linear, norms: tuple[Norm, Norm] | None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        *,
+        qkv: Linear,
+        out: Linear,
+        norms: tuple[Norm, Norm] | None,
+        sinks: Tensor | None = None,
+    ) -> None:
         self._layer = layer
         self._qkv, self._out, self._norms = qkv, out, norms
         self._num_kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
@@ -95,6 +80,8 @@ class SelfAttention:
         self._scale = config.query_scale
         cap = config.attention_softcap
         self._attend: Attend = attend if cap is None else partial(attend_softcapped, cap=cap)
+        if sinks is not None:
+            self._attend = partial(attend_with_sinks, sinks=sinks)
 
     def __call__(self, x: Tensor, step: Pass) -> Tensor:
         """[B * N, Hq * D]: what the heads saw, not yet projected."""
@@ -125,7 +112,18 @@ class SelfAttention:
         return self._out(self(x, step))
 
 
-class GatedMlp:
+class Mlp(ABC):
+    """What a layer does to each node alone."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return residual + self(x)
+
+
+@final
+class GatedMlp(Mlp):
     """down(activation(gate) * up), gate and up from one product."""
 
     def __init__(self, config: ModelConfig, *, gate_up: Linear, down: Linear) -> None:
@@ -144,17 +142,51 @@ class GatedMlp:
         return self._activation(gate).mul_(up)
 
 
+@final
+class PlainMlp(Mlp):
+    """down(activation(up))."""
+
+    def __init__(self, config: ModelConfig, *, up: Linear, down: Linear) -> None:
+        self._activation, self._up, self._down = _ACTIVATIONS[config.activation], up, down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(self._activation(self._up(x)))
+
+
+class AnyLayer(ABC):
+    """One layer of a decoder."""
+
+    def __call__(self, x: Tensor, step: Pass) -> Tensor:
+        return self.part(x, step)
+
+    @abstractmethod
+    def part(self, x: Tensor, step: Pass, *, attends: bool = True, feeds: bool = True) -> Tensor:
+        """The stream after the layer, or after one half of it."""
+
+
+class InTurn(AnyLayer):
+    """Attention first; the MLP reads what it has added."""
+
+    @abstractmethod
+    def attend(self, x: Tensor, step: Pass) -> Tensor: ...
+
+    @abstractmethod
+    def feed(self, x: Tensor) -> Tensor: ...
+
+    def part(self, x: Tensor, step: Pass, *, attends: bool = True, feeds: bool = True) -> Tensor:
+        x = self.attend(x, step) if attends else x
+        return self.feed(x) if feeds else x
+
+
+@final
 @dataclass(frozen=True, eq=False)
-class Layer:
+class Layer(InTurn):
     """The Llama layer: norm, attention, add; norm, MLP, add."""
 
     attention: SelfAttention
-    mlp: GatedMlp
+    mlp: Mlp
     attention_norm: Norm
     mlp_norm: Norm
-
-    def __call__(self, x: Tensor, step: Pass) -> Tensor:
-        return self.feed(self.attend(x, step))
 
     def attend(self, x: Tensor, step: Pass) -> Tensor:
         return self.attention.add_to(x, self.attention_norm(x), step)
@@ -163,22 +195,36 @@ class Layer:
         return self.mlp.add_to(x, self.mlp_norm(x))
 
 
+@final
 @dataclass(frozen=True, eq=False)
-class PostNormLayer:
-    """The Gemma layer: what attention and MLP return is normalised again before it is added."""
+class PostNormLayer(InTurn):
+    """What attention and MLP return is normalised (Gemma, OLMo-2) or scaled (Granite) before it is added."""
 
     attention: SelfAttention
-    mlp: GatedMlp
+    mlp: Mlp
     attention_norm: Norm
     mlp_norm: Norm
     attention_post_norm: Norm
     mlp_post_norm: Norm
-
-    def __call__(self, x: Tensor, step: Pass) -> Tensor:
-        return self.feed(self.attend(x, step))
 
     def attend(self, x: Tensor, step: Pass) -> Tensor:
         return x + self.attention_post_norm(self.attention.projected(self.attention_norm(x), step))
 
     def feed(self, x: Tensor) -> Tensor:
         return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ParallelLayer(AnyLayer):
+    """Attention and MLP read the same stream (Cohere, GPT-NeoX); ``mlp_norm`` None: through the same norm."""
+
+    attention: SelfAttention
+    mlp: Mlp
+    attention_norm: Norm
+    mlp_norm: Norm | None
+
+    def part(self, x: Tensor, step: Pass, *, attends: bool = True, feeds: bool = True) -> Tensor:
+        normed = self.attention_norm(x)
+        out = self.attention.add_to(x, normed, step) if attends else x
+        return self.mlp.add_to(out, normed if self.mlp_norm is None else self.mlp_norm(x)) if feeds else out

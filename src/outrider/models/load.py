@@ -21,6 +21,7 @@ from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
 from outrider.models.gguf.stored import StoredTensors, is_quantised
 from outrider.models.gpu import gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
+from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -90,6 +91,9 @@ def load_model(
         return _load_gguf(path, wanted, place, max_len=max_len, speed=speed)
     raw = read_config(path)
     config = config_of(raw)
+    recurrent = recurrent_config(raw)
+    if recurrent is not None:
+        return _recurrent(recurrent, path, wanted, place, max_len=max_len, speed=speed)
     if config is None:
         _refuse(speed)
         if page_len:
@@ -103,13 +107,45 @@ def load_model(
     return _decoder(config, SafetensorsFolder(path), dtype=dtype_used, device=place, max_len=max_len, speed=speed)
 
 
+def lean_config(path: Path) -> ModelConfig:
+    """The numbers of a folder or GGUF file that the lean decoder runs."""
+    if path.suffix == ".gguf":
+        return _gguf_config(read_gguf(str(path)))
+    config = config_of(read_config(path))
+    if config is None:
+        raise OptionError(f"{path} is run by transformers' own modules, which are not divided; leave tensor_parallel out")
+    return config
+
+
+def lean_checkpoint(
+    path: Path, *, dtype: str | None, device: torch.device, max_len: int | None
+) -> tuple[ModelConfig, TensorSource, torch.dtype]:
+    """What the lean decoder needs to open a folder or a GGUF file: numbers, tensors and the type to hold them in."""
+    config, is_gguf = lean_config(path), path.suffix == ".gguf"
+    used = _dtype_named(dtype) or auto_dtype("bfloat16" if is_gguf else config.dtype, device)
+    source = TensorDict(dict(hf_tensors(read_gguf(str(path)), dtype=used)), str(path)) if is_gguf else SafetensorsFolder(path)
+    return config if max_len is None else replace(config, max_len=max_len), source, used
+
+
+def _recurrent(
+    config: RecurrentConfig, path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed
+) -> RecurrentDecoder:
+    """A model with recurrent layers; the plain PyTorch decoder is the only one they have."""
+    _refuse(speed)
+    if speed.page_len:
+        what = f"page_len = {speed.page_len} is not available for this model"
+        raise OptionError(f"{what}: a recurrent state has no pages ({config.family}); leave it out")
+    if max_len is not None:
+        config = replace(config, max_len=max_len)
+    return RecurrentDecoder(config, SafetensorsFolder(path), dtype=dtype or auto_dtype(config.dtype, device), device=device)
+
+
 def _load_gguf(
     path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed
 ) -> LayeredTarget:
     file = read_gguf(str(path))
     if dtype is None and device.type == "cpu" and speed.leaves_stored and is_quantised(file):
-        decoder = _stored_decoder(file, max_len)
-        if decoder is not None:
+        if (decoder := _stored_decoder(file, max_len)) is not None:
             return decoder
     dtype = dtype or auto_dtype("bfloat16", device)  # the file's own rounding is coarser
     source = TensorDict(dict(hf_tensors(file, dtype=dtype)), str(path))
@@ -140,8 +176,7 @@ def _stored_decoder(file: GGUFFile, max_len: int | None) -> LayeredTarget | None
     """Multiplies the quantised matrices of the file as they are, with cache and residual stream in float32; None where the
     native pass cannot run."""
     config = _gguf_config(file)
-    if max_len is not None:
-        config = replace(config, max_len=max_len)
+    config = config if max_len is None else replace(config, max_len=max_len)
     weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=torch.device("cpu"))
     return native_decoder(config, replace(weights, file=replace(file, metadata={})))  # its strings take megabytes
 

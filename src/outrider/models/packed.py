@@ -97,10 +97,11 @@ class Matrices:
     layers: list[Layer]
     norm: Tensor
     head: Matrix
+    norm_bias: Tensor | None = None
 
     @property
     def bytes_read(self) -> int:
-        """What a pass of one token reads: everything but the embedding."""
+        """What a pass reads: everything but the embedding, and every expert."""
         small = [
             tensor for layer in self.layers for tensor in vars(layer.rest).values() if tensor is not None and tensor.dim() == 1
         ]
@@ -112,7 +113,7 @@ def matrices_of(weights: Weights, bits: int) -> Matrices:
     """16: the weights themselves. 8 or 4: rounded, layer by layer; a matrix whose inputs do not come in groups of 128 takes 8
     bits instead of 4."""
     layers = [_layer(layer, partial(_shrunk, bits=bits)) for layer in weights.layers]
-    return Matrices(weights.embedding, layers, weights.norm, _shrunk(weights.head, bits))
+    return Matrices(weights.embedding, layers, weights.norm, _shrunk(weights.head, bits), weights.norm_bias)
 
 
 def _shrunk(weight: Tensor, bits: int) -> Matrix:
@@ -125,6 +126,6 @@ def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix]) -> Layer:
     """Holds the layer's own matrices no longer where it has packed ones."""
     qkv, out, gate_up, down = (shrink(matrix) for matrix in (weights.qkv, weights.out, weights.gate_up, weights.down))
     if isinstance(qkv, Packed):
-        none = weights.attention_norm.new_empty(0, 0)
+        none = weights.qkv.new_empty(0, 0)
         weights = replace(weights, qkv=none, out=none, gate_up=none, down=none)
     return Layer(qkv, out, gate_up, down, weights)

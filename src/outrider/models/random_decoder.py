@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor
 from outrider.core.errors import OptionError
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
-from outrider.models.weights import TensorDict, Weights, read_weights
+from outrider.models.decoder_weights import Weights
+from outrider.models.names import named_in
+from outrider.models.weights import TensorDict, TensorSource, read_weights
 
 
 def tiny_config(model_type: str = "llama", **changes: Any) -> ModelConfig:
@@ -58,33 +61,115 @@ def tiny_weights(
         if len(shape) == 1:
             tensors[name] = 0.1 * random(*shape) + (0.0 if name.endswith("bias") else 1.0 - config.norm_offset)
         else:
-            tensors[name] = random(*shape) * (sharpness if "lm_head" in name else 1.0) / shape[1] ** 0.5
-    tensors["model.embed_tokens.weight"] *= config.hidden_size**0.5
+            is_head = name in ("lm_head.weight", "embed_out.weight")
+            tensors[name] = random(*shape) * (sharpness if is_head else 1.0) / shape[1] ** 0.5
+    tensors[_renamed(config.family, "model.embed_tokens.weight")] *= config.hidden_size**0.5
     return read_weights(TensorDict(tensors), config, dtype=torch.float32, device=torch.device(device))
+
+
+def random_weights(
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int = 0, rounded: torch.dtype | None = None
+) -> Weights:
+    """Random weights of any size, drawn on the device tensor by tensor; ``rounded`` to another type first."""
+    return read_weights(_Drawn(config, rounded or dtype, device, seed), config, dtype=dtype, device=device)
+
+
+class _Drawn(TensorSource):
+    """A checkpoint whose tensors are drawn when they are asked for."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        self.origin = "random weights"
+        self._config, self._dtype, self._device, self._seed = config, dtype, device, seed
+        self._shapes = _tensor_shapes(config)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._shapes)
+
+    def read(self, name: str) -> Tensor:
+        generator = torch.Generator(self._device).manual_seed(self._seed + zlib.crc32(name.encode()))
+        shape = self._shapes[name]
+        drawn = torch.randn(shape, generator=generator, device=self._device, dtype=torch.float32)
+        if len(shape) == 1 or "_proj_bias" in name:
+            drawn = 0.1 * drawn + (0.0 if "bias" in name or "sinks" in name else 1.0 - self._config.norm_offset)
+        elif "embed" in name and "embed_out" not in name:
+            drawn = drawn / self._config.embedding_scale
+        else:
+            drawn = drawn / shape[1] ** 0.5
+        return drawn.to(self._dtype)
 
 
 def _tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a checkpoint of this config."""
-    hidden, mlp, head_dim = config.hidden_size, config.mlp_size, config.head_dim
-    q_rows, kv_rows = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    matrices = {"self_attn.q_proj": (q_rows, hidden), "self_attn.k_proj": (kv_rows, hidden)}
-    matrices |= {"self_attn.v_proj": (kv_rows, hidden), "self_attn.o_proj": (hidden, q_rows)}
-    matrices |= {"mlp.gate_proj": (mlp, hidden), "mlp.up_proj": (mlp, hidden), "mlp.down_proj": (hidden, mlp)}
-    biased = {"q_proj": config.qkv_bias, "k_proj": config.qkv_bias, "v_proj": config.qkv_bias, "o_proj": config.out_bias}
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if config.post_norms:
-        norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
-    if config.qk_norm:
-        norms |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    shapes |= _norm_shapes(config, "model.norm", hidden)
     for layer in range(config.num_layers):
-        for name, shape in matrices.items():
-            shapes[f"model.layers.{layer}.{name}.weight"] = shape
-            if biased.get(name.split(".")[1], config.mlp_bias):
-                shapes[f"model.layers.{layer}.{name}.bias"] = shape[:1]
-        for name, size in norms.items():
-            shapes[f"model.layers.{layer}.{name}.weight"] = (size,)
-    return shapes if config.tied_head else {**shapes, "lm_head.weight": (config.vocab_size, hidden)}
+        inner = _attention_shapes(config) | _stream_norm_shapes(config)
+        inner |= _expert_shapes(config) if config.experts and config.experts.layers[layer] else _mlp_shapes(config)
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in inner.items()}
+    if not config.tied_head:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    return {_renamed(config.family, name): shape for name, shape in shapes.items()}
+
+
+def _renamed(family: str, name: str) -> str:
+    inner = name.removeprefix("model.")
+    return name.removesuffix(inner) + named_in(family, inner)
+
+
+def _matrix_shapes(name: str, rows: int, columns: int, *, bias: bool) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (rows, columns), **({f"{name}.bias": (rows,)} if bias else {})}
+
+
+def _norm_shapes(config: ModelConfig, name: str, size: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (size,), **({f"{name}.bias": (size,)} if config.norm_bias else {})}
+
+
+def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, head_dim, at = config.hidden_size, config.head_dim, "self_attn."
+    heads = {"q": config.num_heads, "k": config.num_kv_heads}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for letter, count in {**heads, "v": config.num_kv_heads}.items():
+        shapes |= _matrix_shapes(f"{at}{letter}_proj", count * head_dim, hidden, bias=config.qkv_bias)
+    shapes |= _matrix_shapes(f"{at}o_proj", hidden, config.num_heads * head_dim, bias=config.out_bias)
+    if config.sinks:
+        shapes[f"{at}sinks"] = (config.num_heads,)
+    for letter, count in heads.items() if config.qk_norm else ():
+        if config.family == "stablelm":
+            shapes |= {f"{at}{letter}_layernorm.norms.{head}.weight": (head_dim,) for head in range(count)}
+        else:
+            sizes = {"head": (head_dim,), "whole": (count * head_dim,), "heads": (count, head_dim)}
+            shapes[f"{at}{letter}_norm.weight"] = sizes[config.qk_norm_span]
+    return shapes
+
+
+def _stream_norm_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    names = ["input_layernorm"] if config.pre_norms else []
+    if config.pre_norms and not config.one_norm:
+        names.append("pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm")
+    names += ["post_attention_layernorm", "post_feedforward_layernorm"] if config.post_norms else []
+    return {key: shape for name in names for key, shape in _norm_shapes(config, name, config.hidden_size).items()}
+
+
+def _mlp_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, mlp, shapes = config.hidden_size, config.mlp_size, dict[str, tuple[int, ...]]()
+    for name in ("gate_proj", "up_proj") if config.gated else ("up_proj",):
+        shapes |= _matrix_shapes(f"mlp.{name}", mlp, hidden, bias=config.mlp_bias)
+    return shapes | _matrix_shapes("mlp.down_proj", hidden, mlp, bias=config.mlp_bias)
+
+
+def _expert_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    experts, hidden = config.experts, config.hidden_size
+    assert experts is not None
+    count, size, at = experts.count, experts.size, "mlp.experts."
+    if config.family == "gpt_oss":
+        shapes = _matrix_shapes("mlp.router", count, hidden, bias=True)
+        shapes |= {f"{at}gate_up_proj": (count, hidden, 2 * size), f"{at}gate_up_proj_bias": (count, 2 * size)}
+        return shapes | {f"{at}down_proj": (count, size, hidden), f"{at}down_proj_bias": (count, hidden)}
+    shapes = _matrix_shapes("mlp.gate", count, hidden, bias=False)
+    for expert in range(count):
+        for name in ("gate_proj", "up_proj"):
+            shapes |= _matrix_shapes(f"{at}{expert}.{name}", size, hidden, bias=False)
+        shapes |= _matrix_shapes(f"{at}{expert}.down_proj", hidden, size, bias=False)
+    return shapes

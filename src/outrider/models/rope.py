@@ -122,16 +122,18 @@ def _longrope_attention(rope: Rope) -> float:
     return 1.0 if rope.scale <= 1 else math.sqrt(1 + math.log(rope.scale) / math.log(rope.original_len))
 
 
-def head_order(dim: int, head_dim: int) -> Tensor | None:
+def head_order(dim: int, head_dim: int, *, interleaved: bool = False) -> Tensor | None:
     """Where each dimension of a rotated head comes from, so that partners stand half a head apart; None if they do.
 
-    A file rotates the first ``dim`` dimensions with partners ``dim / 2`` apart. Queries and keys reordered alike keep their
-    products, so partial rotation needs no slicing: what is not rotated gets the angle 0.
+    A file rotates the first ``dim`` dimensions with partners ``dim / 2`` apart, or neighbours (``interleaved``). Queries and
+    keys reordered alike keep their products, so partial rotation needs no slicing: what is not rotated gets the angle 0.
     """
-    if dim == head_dim:
+    if dim == head_dim and not interleaved:
         return None
     half, free = dim // 2, (head_dim - dim) // 2
     first, second, rest = torch.arange(half), torch.arange(half, dim), torch.arange(dim, head_dim)
+    if interleaved:
+        first, second = torch.arange(0, dim, 2), torch.arange(1, dim, 2)
     return torch.cat((first, rest[:free], second, rest[free:]))
 
 

@@ -11,20 +11,19 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outrider.core.errors import ModelError
-from outrider.models.config import ModelConfig
-from outrider.models.gguf.reader import GGUFFile
+from outrider.models.decoder_weights import STORED_ROWS, LayerWeights, Weights
+from outrider.models.features import ModelConfig
+from outrider.models.names import named_in
 from outrider.models.rope import head_order
 
-STORED_ROWS = torch.int64
-"""Type of a table of rows, what a matrix is that stays as a GGUF file stores it (``gguf/stored.py``)."""
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -132,54 +131,24 @@ def _weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} holds no model.safetensors; it is not a complete model folder: fetch the model again")
 
 
-@dataclass(frozen=True, eq=False)
-class LayerWeights:
-    """One layer. Rows of ``qkv`` are query heads, key heads, value heads; of ``gate_up`` the gate, then up.
+class Division(Protocol):
+    """Which part of every matrix is wanted (``share.py``)."""
 
-    For the native CPU pass, a matrix may be a table of rows of a GGUF file (``gguf/stored.py``)."""
+    def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights: ...
 
-    attention_norm: Tensor
-    qkv: Tensor
-    out: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
-    qkv_bias: Tensor | None = None
-    out_bias: Tensor | None = None
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    attention_post_norm: Tensor | None = None
-    mlp_post_norm: Tensor | None = None
+    def rows(self, matrix: Tensor) -> Tensor: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """A whole decoder. With a tied head, ``head`` is ``embedding``."""
-
-    embedding: Tensor
-    layers: list[LayerWeights]
-    norm: Tensor
-    head: Tensor
-    file: GGUFFile | None = None
-    """The GGUF file whose rows the stored matrices are."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the cache and of what is computed."""
-        return torch.float32 if self.embedding.dtype == STORED_ROWS else self.embedding.dtype
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Every tensor once."""
-        inner = [tensor for layer in self.layers for tensor in vars(layer).values() if tensor is not None]
-        return [self.embedding, *inner, self.norm, *([] if self.head is self.embedding else [self.head])]
+def read_weights(
+    source: TensorSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, share: Division | None = None
+) -> Weights:
+    """All weights of a checkpoint, fused and converted; with a ``share`` its part of them, one layer at a time."""
+    return _WeightReader(source, config, dtype=dtype, device=device).weights(share)
 
 
-def read_weights(source: TensorSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Weights:
-    """All weights of a checkpoint, fused and converted."""
-    return _WeightReader(source, config, dtype=dtype, device=device).weights()
+def read_final_norm(source: TensorSource, config: ModelConfig) -> Tensor:
+    """[H] weight of the norm behind the last layer, float32."""
+    return _WeightReader(source, config, dtype=torch.float32, device=torch.device("cpu")).final_norm()
 
 
 class _WeightReader:
@@ -187,85 +156,154 @@ class _WeightReader:
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
         self._prefix = self._find_prefix()
 
-    def weights(self) -> Weights:
+    def weights(self, share: Division | None) -> Weights:
         config = self._config
         embedding = self._matrix("embed_tokens", config.vocab_size, config.hidden_size)
-        layers = [self._layer(layer) for layer in range(config.num_layers)]
-        return Weights(embedding, layers, self._norm("norm", config.hidden_size), self._head(embedding))
+        embedding = embedding if share is None else share.rows(embedding)
+        layers = [self._part(layer, share) for layer in range(config.num_layers)]
+        head = embedding if config.tied_head else self._head()
+        head = head if share is None or config.tied_head else share.rows(head)
+        norm, bias = self.final_norm(), self._norm_bias("norm", config.hidden_size)
+        return Weights(embedding, layers, norm, head, bias)
+
+    def _part(self, layer: int, share: Division | None) -> LayerWeights:
+        whole = self._layer(layer)
+        return whole if share is None else share.layer(self._config, whole)
+
+    def final_norm(self) -> Tensor:
+        return self._norm("norm", self._config.hidden_size)
 
     def _find_prefix(self) -> str:
         """What stands before ``embed_tokens``: "model." as a rule, longer in multimodal checkpoints, nothing in bare ones."""
-        ending = "embed_tokens.weight"
+        ending = self._name("embed_tokens.weight")
         found = [name.removesuffix(ending) for name in self._source.names if name.endswith(ending)]
         return min(found, key=len) if found else "model."
 
-    def _head(self, embedding: Tensor) -> Tensor:
-        if self._config.tied_head:
-            return embedding
+    def _head(self) -> Tensor:
         outer = self._prefix.replace("model.", "") if self._prefix.startswith("language_model.") else ""
-        name = "language_model.lm_head.weight" if outer == "language_" else "lm_head.weight"
+        name = "language_model.lm_head.weight" if outer == "language_" else self._name("lm_head.weight")
         return self._place(self._source.take(name, self._config.vocab_size, self._config.hidden_size))
 
     def _layer(self, layer: int) -> LayerWeights:
         config, at = self._config, f"layers.{layer}."
-        hidden, mlp = config.hidden_size, config.mlp_size
-        q_rows = config.num_heads * config.head_dim
-        mlp_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
+        hidden, out, heads = config.hidden_size, f"{at}self_attn.o_proj", config.num_heads
         qkv, qkv_bias = self._qkv(layer)
-        gate_up, gate_up_bias = self._gate_up(at)
+        has_experts = config.experts is not None and config.experts.layers[layer]
         return LayerWeights(
-            attention_norm=self._norm(f"{at}input_layernorm", hidden),
             qkv=qkv,
             qkv_bias=qkv_bias,
-            out=self._matrix(f"{at}self_attn.o_proj", hidden, q_rows),
-            out_bias=self._bias(f"{at}self_attn.o_proj", hidden) if config.out_bias else None,
-            q_norm=self._head_norm(layer, "q_norm") if config.qk_norm else None,
-            k_norm=self._head_norm(layer, "k_norm") if config.qk_norm else None,
-            mlp_norm=self._norm(f"{at}{mlp_norm}", hidden),
-            gate_up=gate_up,
-            gate_up_bias=gate_up_bias,
-            down=self._matrix(f"{at}mlp.down_proj", hidden, mlp),
-            down_bias=self._bias(f"{at}mlp.down_proj", hidden) if config.mlp_bias else None,
-            attention_post_norm=self._norm(f"{at}post_attention_layernorm", hidden) if config.post_norms else None,
-            mlp_post_norm=self._norm(f"{at}post_feedforward_layernorm", hidden) if config.post_norms else None,
+            out=self._matrix(out, hidden, heads * config.head_dim),
+            out_bias=self._bias(out, hidden) if config.out_bias else None,
+            q_norm=self._query_norm(layer, "q_norm", heads) if config.qk_norm else None,
+            k_norm=self._query_norm(layer, "k_norm", config.num_kv_heads) if config.qk_norm else None,
+            sinks=self._read(f"{at}self_attn.sinks", heads).float().to(self._device) if config.sinks else None,
+            **self._norms(at),
+            **(self._experts(at) if has_experts else self._mlp(at)),
         )
+
+    def _norms(self, at: str) -> dict[str, Any]:
+        """The norms of the residual stream and of what is added to it, by their names in ``LayerWeights``."""
+        config, hidden = self._config, self._config.hidden_size
+        found: dict[str, Tensor | None] = {"attention_norm": None, "mlp_norm": None}
+        after = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
+        if config.pre_norms:
+            names = {"attention_norm": "input_layernorm"} if config.one_norm else {}
+            names = names or {"attention_norm": "input_layernorm", "mlp_norm": after}
+            found |= {kind: self._norm(at + name, hidden) for kind, name in names.items()}
+            found |= {f"{kind}_bias": self._norm_bias(at + name, hidden) for kind, name in names.items()}
+        if config.post_norms:
+            found["attention_post_norm"] = self._norm(f"{at}post_attention_layernorm", hidden)
+            found["mlp_post_norm"] = self._norm(f"{at}post_feedforward_layernorm", hidden)
+        return found
 
     def _qkv(self, layer: int) -> tuple[Tensor, Tensor | None]:
         config, at = self._config, f"layers.{layer}.self_attn."
         sizes = [config.num_heads * config.head_dim, *[config.num_kv_heads * config.head_dim] * 2]
-        named = list(zip([f"{at}{letter}_proj" for letter in "qkv"], sizes, strict=True))
-        if f"{self._prefix}{at}qkv_proj.weight" in self._source.names:
-            parts = list(self._read(f"{at}qkv_proj.weight", sum(sizes), config.hidden_size).split(sizes))
-        else:
-            parts = [self._read(f"{name}.weight", rows, config.hidden_size) for name, rows in named]
-        biases = [self._read(f"{name}.bias", rows) for name, rows in named] if config.qkv_bias else []
+        parts = self._three(at, "weight", sizes, config.hidden_size)
+        biases = self._three(at, "bias", sizes) if config.qkv_bias else []
         for group in (parts, biases):
             group[:2] = [self._ordered(layer, part) for part in group[:2]]
         return self._place(torch.cat(parts)), self._place(torch.cat(biases)) if biases else None
 
-    def _gate_up(self, at: str) -> tuple[Tensor, Tensor | None]:
-        config, names = self._config, ("gate_proj", "up_proj")
-        if f"{self._prefix}{at}mlp.gate_up_proj.weight" in self._source.names:
-            return self._matrix(f"{at}mlp.gate_up_proj", 2 * config.mlp_size, config.hidden_size), None
-        parts = [self._read(f"{at}mlp.{name}.weight", config.mlp_size, config.hidden_size) for name in names]
-        biases = [self._read(f"{at}mlp.{name}.bias", config.mlp_size) for name in names] if config.mlp_bias else []
-        return self._place(torch.cat(parts)), self._place(torch.cat(biases)) if biases else None
+    def _three(self, at: str, kind: str, sizes: list[int], *shape: int) -> list[Tensor]:
+        """Queries, keys and values: three tensors, one above the other, or (GPT-NeoX) head by head."""
+        fused = f"{at}qkv_proj.{kind}"
+        if self._prefix + self._name(fused) not in self._source.names:
+            return [self._read(f"{at}{letter}_proj.{kind}", rows, *shape) for letter, rows in zip("qkv", sizes, strict=True)]
+        whole = self._read(fused, sum(sizes), *shape)
+        if self._config.family != "gpt_neox":
+            return list(whole.split(sizes))
+        return [part.flatten(0, 1) for part in whole.unflatten(0, (-1, 3, self._config.head_dim)).unbind(1)]
+
+    def _mlp(self, at: str) -> dict[str, Any]:
+        config, names = self._config, ("gate_proj", "up_proj") if self._config.gated else ("up_proj",)
+        hidden, mlp, fused = config.hidden_size, config.mlp_size, f"{at}mlp.gate_up_proj"
+        if f"{self._prefix}{fused}.weight" in self._source.names:
+            return {"gate_up": self._matrix(fused, 2 * mlp, hidden), "down": self._matrix(f"{at}mlp.down_proj", hidden, mlp)}
+        parts = [self._read(f"{at}mlp.{name}.weight", mlp, hidden) for name in names]
+        biases = [self._read(f"{at}mlp.{name}.bias", mlp) for name in names] if config.mlp_bias else []
+        return {
+            "gate_up": self._place(torch.cat(parts)),
+            "gate_up_bias": self._place(torch.cat(biases)) if biases else None,
+            "down": self._matrix(f"{at}mlp.down_proj", hidden, mlp),
+            "down_bias": self._bias(f"{at}mlp.down_proj", hidden) if config.mlp_bias else None,
+        }
+
+    def _experts(self, at: str) -> dict[str, Any]:
+        """All experts of a layer, and its router."""
+        experts, hidden = self._config.experts, self._config.hidden_size
+        assert experts is not None
+        count, size, inside = experts.count, experts.size, f"{at}mlp.experts."
+        if self._prefix + f"{inside}gate_up_proj_bias" in self._source.names:  # gpt-oss: inputs first, gates and ups in turn
+            gate_up = self._read(f"{inside}gate_up_proj", count, hidden, 2 * size).transpose(1, 2)
+            bias = self._read(f"{inside}gate_up_proj_bias", count, 2 * size)
+            return {
+                "router": self._matrix(f"{at}mlp.router", count, hidden),
+                "router_bias": self._bias(f"{at}mlp.router", count),
+                "gate_up": self._place(torch.cat((gate_up[:, ::2], gate_up[:, 1::2]), 1)),
+                "gate_up_bias": self._place(torch.cat((bias[:, ::2], bias[:, 1::2]), 1)),
+                "down": self._place(self._read(f"{inside}down_proj", count, size, hidden).transpose(1, 2).contiguous()),
+                "down_bias": self._place(self._read(f"{inside}down_proj_bias", count, hidden)),
+            }
+        one = [self._expert(f"{inside}{index}.", size, hidden) for index in range(count)]
+        gate_up, down = (torch.stack(parts) for parts in zip(*one, strict=True))
+        return {"router": self._matrix(f"{at}mlp.gate", count, hidden), "gate_up": gate_up, "down": down}
+
+    def _expert(self, at: str, size: int, hidden: int) -> tuple[Tensor, Tensor]:
+        parts = [self._read(f"{at}{name}.weight", size, hidden) for name in ("gate_proj", "up_proj")]
+        return self._place(torch.cat(parts)), self._matrix(f"{at}down_proj", hidden, size)
 
     def _ordered(self, layer: int, rows: Tensor) -> Tensor:
         """Rows of query or key heads with rotary partners half a head apart."""
-        rope = self._config.rope_of_layer[layer]
-        order = None if rope is None else head_order(self._config.ropes[rope].dim, self._config.head_dim)
-        return rows if order is None else rows.unflatten(0, (-1, self._config.head_dim))[:, order].flatten(0, 1)
+        config = self._config
+        rope = config.rope_of_layer[layer]
+        order = None
+        if rope is not None:
+            order = head_order(config.ropes[rope].dim, config.head_dim, interleaved=config.interleaved_rope)
+        return rows if order is None else rows.unflatten(0, (-1, config.head_dim))[:, order].flatten(0, 1)
 
-    def _head_norm(self, layer: int, name: str) -> Tensor:
-        norm = self._norm(f"layers.{layer}.self_attn.{name}", self._config.head_dim)
-        return self._ordered(layer, norm)
+    def _query_norm(self, layer: int, name: str, num_heads: int) -> Tensor:
+        """[D], or [heads * D] where heads have weights of their own: in one tensor, or one each (StableLM)."""
+        config, at = self._config, f"layers.{layer}.self_attn."
+        if config.qk_norm_span == "head":
+            return self._ordered(layer, self._norm(at + name, config.head_dim))
+        if config.qk_norm_span == "whole":
+            return self._ordered(layer, self._norm(at + name, num_heads * config.head_dim))
+        if config.family == "cohere":
+            whole = self._read(f"{at}{name}.weight", num_heads, config.head_dim).flatten()
+        else:
+            one = [self._read(f"{at}{name[0]}_layernorm.norms.{head}.weight", config.head_dim) for head in range(num_heads)]
+            whole = torch.cat(one)
+        return self._place(self._ordered(layer, whole))
 
     def _norm(self, name: str, size: int) -> Tensor:
         """A norm's weight. 1 + w does not fit into 16 bits, so such weights stay float32."""
         weight = self._read(f"{name}.weight", size)
         offset = self._config.norm_offset
         return (weight.float() + offset).to(self._device) if offset else self._place(weight)
+
+    def _norm_bias(self, name: str, size: int) -> Tensor | None:
+        return self._bias(name, size) if self._config.norm_bias else None
 
     def _matrix(self, name: str, rows: int, columns: int) -> Tensor:
         return self._place(self._read(f"{name}.weight", rows, columns))
@@ -274,7 +312,10 @@ class _WeightReader:
         return self._place(self._read(f"{name}.bias", size))
 
     def _read(self, name: str, *shape: int) -> Tensor:
-        return self._source.take(self._prefix + name, *shape)
+        return self._source.take(self._prefix + self._name(name), *shape)
+
+    def _name(self, name: str) -> str:
+        return named_in(self._config.family, name)
 
     def _place(self, tensor: Tensor) -> Tensor:
         """On the device, in the type; the table of a stored matrix (``gguf/stored.py``) stays one."""

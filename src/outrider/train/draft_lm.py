@@ -149,5 +149,6 @@ class DraftLM(Student):
 
 
 def _is_plain(config: ModelConfig) -> bool:
-    extras = config.qk_norm or config.post_norms or config.mlp_bias or config.norm_offset or config.embedding_scale != 1
-    return config.activation == "silu" and not extras
+    extras = config.qk_norm or config.post_norms or config.mlp_bias or config.norm_offset or config.parallel or config.experts
+    multipliers = {config.embedding_scale, config.residual_scale, config.logit_scale}
+    return config.activation == "silu" and config.norm_kind == "rms" and not extras and multipliers == {1.0}

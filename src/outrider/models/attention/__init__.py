@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from outrider.models.attention.sdpa import Sight, SightMaker, attend, attend_softcapped
+from outrider.models.attention.sdpa import Sight, SightMaker, attend, attend_softcapped, attend_with_sinks
 
-__all__ = ["Sight", "SightMaker", "attend", "attend_softcapped"]
+__all__ = ["Sight", "SightMaker", "attend", "attend_softcapped", "attend_with_sinks"]

@@ -59,6 +59,20 @@ def attend_softcapped(queries: Tensor, keys: Tensor, values: Tensor, *, sight: S
     return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype), values)
 
 
+def attend_with_sinks(queries: Tensor, keys: Tensor, values: Tensor, *, sight: Sight, scale: float, sinks: Tensor) -> Tensor:
+    """The same beside ``sinks`` [Hq], a score per query head that takes its share of the softmax and adds nothing."""
+    if sight.begin:
+        keys, values = keys[:, :, sight.begin :], values[:, :, sight.begin :]
+    scores = torch.matmul(queries, keys.transpose(2, 3)).float().mul_(scale)
+    if sight.bias is not None:
+        scores = scores.add_(sight.bias)
+    batch_size, num_kv_heads, num_queries = queries.shape[:3]
+    own = sinks.float().view(1, num_kv_heads, -1, 1)
+    own = own.repeat_interleave(num_queries // own.shape[2], 2).expand(batch_size, -1, -1, -1)
+    shares = torch.softmax(torch.cat((scores, own), -1), -1)[..., :-1]
+    return torch.matmul(shares.to(values.dtype), values)
+
+
 class SightMaker:
     """Makes the sights of a pass; remembers the masks of chains."""
 

@@ -9,7 +9,7 @@ bit, wherever in a tree it stands. (On a chain keys stand in that order anyway: 
     joined:   m' = max(m, m_c),   l' = l 2^(m - m') + l_c 2^(m_c - m'),   o' likewise,   c = 0, 1, ..
 """
 
-# ruff: noqa: N803 - kernels write compile-time numbers in capitals
+# ruff: noqa: N803, PLR0915 - kernels write compile-time numbers in capitals
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.models.attention.tree_tiles import Cut, Rows, Sights, attend_block, joined, slots_at
+from outrider.models.attention.tree_tiles import Cut, Look, Rows, Sights, attend_block, drained, joined, slots_at
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 
@@ -34,10 +34,9 @@ def join_in_order(
     parts: tuple[Tensor, Tensor],
     sights: Sights,
     cut: Cut,
-    scale: float,
+    look: Look,
 ) -> Tensor:
-    """[B, N, Hq, D] like ``queries``. ``parts`` are totals, and peaks with weights, of the whole tiles of every piece;
-    ``scale`` is that of powers of two."""
+    """[B, N, Hq, D] like ``queries``. ``parts`` are totals, and peaks with weights, of the whole tiles of every piece."""
     assert sights.words is None or sights.paths is not None, "trees need the paths of their nodes"
     keys, values = memory
     batch_size, num_nodes, num_heads, head_dim = queries.shape
@@ -53,13 +52,18 @@ def join_in_order(
         nothing if sights.paths is None else sights.paths,
         nothing if sights.depths is None else sights.depths,
         *parts,
+        nothing if look.bounds.sinks is None else look.bounds.sinks,
         out,
         sights.start,
         cut.num_pieces,
         capacity,
         rows.places.shape[1] if rows.page_len else 0,
-        scale,
+        look.scale,
+        look.cap,
         **sizes,
+        WINDOW=look.bounds.window,
+        CAPPED=look.cap > 0,
+        SINKS=look.bounds.sinks is not None,
         PATH=0 if sights.paths is None else sights.paths.shape[2],
         CHAIN=sights.words is None,
         PAGED=rows.page_len > 0,
@@ -76,8 +80,9 @@ def join_in_order(
 
 @triton.jit(do_not_specialize=["start", "num_pieces"])
 def _join_in_order(
-    queries, keys, values, lengths, places, paths, depths, parts, peaks, out, start, num_pieces, capacity, num_pages, scale,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PATH: tl.constexpr, CHAIN: tl.constexpr, PAGED: tl.constexpr,
+    queries, keys, values, lengths, places, paths, depths, parts, peaks, sinks, out, start, num_pieces, capacity, num_pages,
+    scale, cap, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    SINKS: tl.constexpr, PATH: tl.constexpr, CHAIN: tl.constexpr, PAGED: tl.constexpr,
     PIECE_LEN: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     node = tl.program_id(0)
@@ -103,7 +108,10 @@ def _join_in_order(
     peak = tl.full((BQ,), float("-inf"), tl.float32)
     weight = tl.zeros((BQ,), tl.float32)
     total = tl.zeros((BQ, D), tl.float32)
-    for piece in range(tl.cdiv(whole, PIECE_LEN)):  # the last one may be open: what follows goes on with it
+    origin = tl.maximum(length + 1 - WINDOW, 0) // BK * BK if WINDOW > 0 else 0
+    for piece in range(
+        origin // PIECE_LEN, tl.cdiv(whole, PIECE_LEN)
+    ):  # the last one may be open: what follows goes on with it
         top, norm, sums = joined(top, norm, sums, peak, weight, total)
         at = first_part + piece * num_queries
         peak = tl.load(peaks + at, mask=is_query, other=float("-inf"))
@@ -126,8 +134,11 @@ def _join_in_order(
         at = slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS, PAGED)
         k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
         v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
+        if WINDOW > 0:
+            inside &= length + depth - position < WINDOW
         seen = inside[None, :] & (index >= 0)[:, None]
-        peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, True)
+        peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
     top, norm, sums = joined(top, norm, sums, peak, weight, total)
+    norm, sums = drained(sinks, head * GROUP + index, is_query, top, norm, sums, SINKS)
     end(EARLY)
     tl.store(out + query_at, (sums / norm[:, None]).to(out.dtype.element_ty), mask=is_query[:, None])

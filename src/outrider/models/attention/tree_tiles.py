@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+LOG2E = 1.4426950408889634
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -46,6 +48,38 @@ class Sights:
     by attention in the order of the text (``tree_in_order.py``), and by nobody else."""
 
 
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """What limits a layer's attention beside the tree."""
+
+    window: int = 0
+    """Most positions a node sees, itself included; 0 for all. Nodes of a tree see one another whatever the window, so a tree
+    must be less deep than it."""
+    cap: float = 0.0
+    """Scores are squashed into (-cap, cap); 0 for no cap."""
+    sinks: Tensor | None = None
+    """[Hq] float32 scores that take part in the softmax and have no value."""
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.window and not self.cap
+
+
+NO_BOUNDS = Bounds()
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """How scores become weights, in powers of two."""
+
+    scale: float
+    bounds: Bounds = NO_BOUNDS
+
+    @property
+    def cap(self) -> float:
+        return self.bounds.cap * LOG2E
+
+
 @dataclass(frozen=True)
 class Cut:
     """How keys are cut into pieces, and the tile of a program."""
@@ -72,18 +106,36 @@ def paths_of(ancestors: Tensor) -> Tensor:
 
 
 @triton.jit
-def attend_block(q, k, v, seen, peak, weight, total, scale, MASKED: tl.constexpr):
-    """One step of the running softmax; peaks are of scaled scores."""
+def attend_block(
+    q, k, v, seen, peak, weight, total, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr = False
+):  # fmt: skip
+    """One step of the running softmax; peaks are of scaled scores. ``cap`` bounds them where CAPPED."""
     s = tl.dot(q, k, input_precision="ieee")
+    unit = scale
+    if CAPPED:
+        s = cap - 2.0 * cap / (1.0 + tl.exp2(s * (scale * 2.8853900817779268 / cap)))  # cap tanh(scale s / cap)
+        unit = 1.0
     if MASKED:
         s = tl.where(seen, s, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(s, 1) * scale)
+    new_peak = tl.maximum(peak, tl.max(s, 1) * unit)
     safe_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
-    p = tl.exp2(tl.fma(s, scale, -safe_peak[:, None]))
+    p = tl.exp2(tl.fma(s, unit, -safe_peak[:, None]))
     shrink = tl.exp2(peak - safe_peak)
     weight = tl.fma(weight, shrink, tl.sum(p, 1))
     total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
     return new_peak, weight, total
+
+
+@triton.jit
+def drained(sinks, heads, is_query, top, norm, total, SINKS: tl.constexpr):
+    """The sum of weights and the totals of queries, beside the sinks of their heads."""
+    if SINKS:
+        sink = tl.load(sinks + heads, mask=is_query, other=0.0) * 1.4426950408889634
+        peak = tl.maximum(top, sink)
+        share = tl.exp2(top - peak)
+        norm = norm * share + tl.exp2(sink - peak)
+        total = total * share[:, None]
+    return norm, total
 
 
 @triton.jit

@@ -12,12 +12,10 @@ slots at fixed places (results then do not depend on what else is in the pass: o
 bit for bit), or as many equal ones as keep the device busy. The oracle is ``sdpa.py``.
 """
 
-# ruff: noqa: N803 - kernels write compile-time numbers in capitals
+# ruff: noqa: N803, PLR0915 - kernels write compile-time numbers in capitals
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
-
-import math
 
 import torch
 import triton
@@ -25,15 +23,29 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from outrider.models.attention.rotate_triton import QueryNorms, rotate_and_write
 from outrider.models.attention.tree_in_order import join_in_order
-from outrider.models.attention.tree_tiles import Cut, Rows, Sights, attend_block, joined, slots_at
+from outrider.models.attention.tree_tiles import (
+    LOG2E,
+    NO_BOUNDS,
+    Bounds,
+    Cut,
+    Look,
+    Rows,
+    Sights,
+    attend_block,
+    drained,
+    joined,
+    slots_at,
+)
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import can_copy, stages_that_fit
 from outrider.models.gpu.tuned import choices, cut_key
 
+__all__ = ["QueryNorms", "attend_tree", "cut_for", "pack_words", "rotate_and_write"]
+
 _WORD = 64
-_LOG2E = 1.4426950408889634
 _JOINED = 4
 """Queries whose pieces one program joins, each by one warp."""
 
@@ -69,7 +81,14 @@ def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: i
 
 
 def attend_tree(
-    queries: Tensor, memory: tuple[Tensor, Tensor], rows: Rows, *, sights: Sights, cut: Cut, scale: float
+    queries: Tensor,
+    memory: tuple[Tensor, Tensor],
+    rows: Rows,
+    *,
+    sights: Sights,
+    cut: Cut,
+    scale: float,
+    bounds: Bounds = NO_BOUNDS,
 ) -> Tensor:
     """[B, N, Hq, D] from rotated queries of that shape and the keys and values of a layer, [R, Hkv, S, D] (pages: [P, Hkv, L,
     D]), into which the nodes' own are already written, at slots ``lengths[b] + start``.. of each row."""
@@ -82,18 +101,22 @@ def attend_tree(
     rounded = keys.dtype == torch.bfloat16 and cut.block_queries >= 64 and not cut.piece_len
     parts = torch.empty(*shape, head_dim, dtype=torch.bfloat16 if rounded else torch.float32, device=keys.device)
     peaks = torch.empty(2, *shape, dtype=torch.float32, device=keys.device)
+    look = Look(scale * LOG2E, bounds)
     if cut.side_by_side:
-        from outrider.models.attention.tree_wide import launch_wide as launch_pieces  # a language not every triton has
+        from outrider.models.attention.tree_wide import launch_wide  # a language not every triton has
+
+        assert bounds.is_plain, "the kernel for many queries knows neither windows nor caps"
+        launch_wide(queries, memory, rows, sights=sights, cut=cut, scale=look.scale, parts=(parts, peaks))
     else:
-        launch_pieces = _launch_pieces
-    scale *= _LOG2E
-    launch_pieces(queries, memory, rows, sights=sights, cut=cut, scale=scale, parts=(parts, peaks))
+        _launch_pieces(queries, memory, rows, sights=sights, cut=cut, look=look, parts=(parts, peaks))
     if cut.piece_len > 0 and sights.words is not None:
-        return join_in_order(queries, memory, rows, parts=(parts, peaks), sights=sights, cut=cut, scale=scale)
+        return join_in_order(queries, memory, rows, parts=(parts, peaks), sights=sights, cut=cut, look=look)
     out = torch.empty_like(queries)
     _join_pieces[(triton.cdiv(num_queries, _JOINED), num_kv_heads, batch_size)](
-        parts, peaks, rows.lengths, out, num_nodes, sights.start, cut.num_pieces, GROUP=num_heads // num_kv_heads,
-        HEADS=num_kv_heads, D=head_dim, PIECE_LEN=cut.piece_len, SHORTEST=cut.shortest, BK=cut.block_keys,
+        parts, peaks, rows.lengths, rows.lengths if bounds.sinks is None else bounds.sinks, out, num_nodes, sights.start,
+        cut.num_pieces, GROUP=num_heads // num_kv_heads, HEADS=num_kv_heads, D=head_dim, WINDOW=bounds.window,
+        CHAIN=sights.words is None, SINKS=bounds.sinks is not None, PIECE_LEN=cut.piece_len,
+        SHORTEST=cut.shortest, BK=cut.block_keys,
         PADDED=triton.next_power_of_2(cut.num_pieces), BQ=_JOINED, EARLY=launch.EARLY, num_warps=_JOINED,
         launch_pdl=launch.EARLY,
     )  # fmt: skip
@@ -107,10 +130,10 @@ def _launch_pieces(
     *,
     sights: Sights,
     cut: Cut,
-    scale: float,
+    look: Look,
     parts: tuple[Tensor, Tensor],
 ) -> None:
-    """Fill ``parts`` with totals, and peaks with weights, of every piece; ``scale`` is that of powers of two."""
+    """Fill ``parts`` with totals, and peaks with weights, of every piece."""
     keys, values = memory
     batch_size, num_nodes, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[1]
@@ -127,18 +150,22 @@ def _launch_pieces(
         rows.lengths,
         rows.places,
         rows.lengths if sights.words is None else sights.words,
+        rows.lengths if sights.depths is None else sights.depths,
         *parts,
         num_nodes,
         sights.start,
         keys.shape[2],
         rows.places.shape[1] if rows.page_len else 0,
-        scale,
+        look.scale,
+        look.cap,
         GROUP=group,
         HEADS=num_kv_heads,
         D=head_dim,
         PIECE_LEN=cut.piece_len,
         SHORTEST=cut.shortest,
         WORDS=0 if sights.words is None else sights.words.shape[2],
+        WINDOW=look.bounds.window,
+        CAPPED=look.cap > 0,
         BY_PATHS=cut.piece_len > 0 and sights.words is not None,
         COPIED=copied,
         PAGED=rows.page_len > 0,
@@ -160,6 +187,25 @@ def _piece_len(num_slots, num_pieces, PIECE_LEN: tl.constexpr, SHORTEST: tl.cons
 
 
 @triton.jit
+def _origin(length, start, CHAIN: tl.constexpr, WINDOW: tl.constexpr, BK: tl.constexpr):
+    """The tile that holds the first slot any node of the pass sees."""
+    if WINDOW == 0:
+        return 0
+    return tl.maximum(length + (start if CHAIN else 0) + 1 - WINDOW, 0) // BK * BK
+
+
+@triton.jit
+def _in_window(seen, depths, query, node, slots, length, start, is_query, CHAIN: tl.constexpr, WINDOW: tl.constexpr):
+    """What is left of [BQ, BK] ``seen`` in the window; nodes of a tree see one another whatever it is."""
+    if WINDOW == 0:
+        return seen
+    if CHAIN:
+        return seen & ((length + start + node)[:, None] - slots[None, :] < WINDOW)
+    depth = tl.load(depths + query, mask=is_query, other=0)
+    return seen & ((slots >= length)[None, :] | ((length + depth)[:, None] - slots[None, :] < WINDOW))
+
+
+@triton.jit
 def _seen(words, query, node, other, start, is_query, WORDS: tl.constexpr):
     """[BQ, BK] whether queries see slots that hold nodes ``other`` (below 0: committed tokens). ``query`` numbers the words."""
     if WORDS == 0:
@@ -174,11 +220,11 @@ def _seen(words, query, node, other, start, is_query, WORDS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_nodes", "start"])
 def _attend_pieces(
-    queries, keys, values, key_tiles, value_tiles, lengths, places, words, parts, peaks,
-    num_nodes, start, capacity, num_pages, scale,
+    queries, keys, values, key_tiles, value_tiles, lengths, places, words, depths, parts, peaks,
+    num_nodes, start, capacity, num_pages, scale, cap,
     GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr,
-    WORDS: tl.constexpr, BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
-    EARLY: tl.constexpr,
+    WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, BY_PATHS: tl.constexpr, COPIED: tl.constexpr,
+    PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     num_pieces = tl.num_programs(0)
@@ -193,17 +239,29 @@ def _attend_pieces(
     length = tl.load(lengths + row)  # written long before the kernel in front, so there is nothing to wait for
     first_slot = (tl.load(places + row) * HEADS + head) * capacity if COPIED else 0
     num_slots = length + start + num_nodes
-    size = _piece_len(num_slots, num_pieces, PIECE_LEN, SHORTEST, BK)
-    low = piece * size
-    high = tl.minimum(low + size, num_slots)
+    origin = _origin(length, start, WORDS == 0, WINDOW, BK)
+    size = _piece_len(num_slots - origin, num_pieces, PIECE_LEN, SHORTEST, BK)
+    low = tl.maximum(piece * size, origin) if PIECE_LEN > 0 else origin + piece * size
+    high = tl.minimum(piece * size + size if PIECE_LEN > 0 else low + size, num_slots)
     begin(EARLY)
     query_at = queries + (query * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
     q = tl.load(query_at, mask=is_query[:, None], other=0.0)
     peak = tl.full((BQ,), float("-inf"), tl.float32)
     weight = tl.zeros((BQ,), tl.float32)
     total = tl.zeros((BQ, D), tl.float32)
-    whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot is seen by all
-    for first in range(low, whole, BK):
+    whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot holds committed tokens
+    inner = low
+    if WINDOW > 0:
+        inner = tl.minimum(low + tl.cdiv(tl.maximum(num_slots - WINDOW - low, 0), BK) * BK, whole)
+        for first in tl.range(low, inner, BK, num_stages=1):  # not in everybody's window
+            slots = first + tl.arange(0, BK)
+            at = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
+            k = tl.load(keys + at[None, :] * D + dims[:, None])
+            v = tl.load(values + at[:, None] * D + dims[None, :])
+            seen = is_query[:, None] & (slots >= 0)[None, :]
+            seen = _in_window(seen, depths, query, node, slots, length, start, is_query, WORDS == 0, WINDOW)
+            peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
+    for first in range(inner, whole, BK):  # every slot is seen by all
         if COPIED:
             k = key_tiles.load([first_slot + first, 0]).T
             v = value_tiles.load([first_slot + first, 0])
@@ -212,7 +270,7 @@ def _attend_pieces(
             at = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
             k = tl.load(keys + at[None, :] * D + dims[:, None])
             v = tl.load(values + at[:, None] * D + dims[None, :])
-        peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, False)
+        peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, cap, False, CAPPED)
     if BY_PATHS:
         high = whole  # the rest is each node's own (tree_in_order.py)
     for first in tl.range(whole, high, BK, num_stages=1):  # few, so not worth buffers of their own
@@ -222,7 +280,8 @@ def _attend_pieces(
         k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
         v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
         seen = _seen(words, query, node, slots - length, start, is_query, WORDS) & inside[None, :]
-        peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, True)
+        seen = _in_window(seen, depths, query, node, slots, length, start, is_query, WORDS == 0, WINDOW)
+        peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
     end(EARLY)
     if low < high:
         part = ((row * HEADS + head) * num_pieces + piece) * num_queries + index
@@ -247,17 +306,23 @@ def _part(parts, peaks, first, piece, num_used, num_queries, num_parts, is_query
 
 @triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces"])
 def _join_pieces(
-    parts, peaks, lengths, out, num_nodes, start, num_pieces,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr,
-    BK: tl.constexpr, PADDED: tl.constexpr, BQ: tl.constexpr, EARLY: tl.constexpr,
+    parts, peaks, lengths, sinks, out, num_nodes, start, num_pieces,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CHAIN: tl.constexpr,
+    SINKS: tl.constexpr, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr, BK: tl.constexpr, PADDED: tl.constexpr,
+    BQ: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     num_queries = num_nodes * GROUP
     index = tl.program_id(0) * BQ + tl.arange(0, BQ)
     is_query = index < num_queries
     head = tl.program_id(1)
     row = tl.program_id(2)
-    num_slots = tl.load(lengths + row) + start + num_nodes
-    num_used = tl.cdiv(num_slots, _piece_len(num_slots, num_pieces, PIECE_LEN, SHORTEST, BK))
+    length = tl.load(lengths + row)
+    origin = _origin(length, start, CHAIN, WINDOW, BK)
+    num_slots = length + start + num_nodes
+    if PIECE_LEN > 0:
+        num_used = tl.cdiv(num_slots, PIECE_LEN)
+    else:
+        num_used = tl.cdiv(num_slots - origin, _piece_len(num_slots - origin, num_pieces, PIECE_LEN, SHORTEST, BK))
     begin(EARLY)
     num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
     first = (row * HEADS + head) * num_pieces * num_queries + index
@@ -266,7 +331,7 @@ def _join_pieces(
         top = tl.full((BQ,), float("-inf"), tl.float32)
         norm = tl.zeros((BQ,), tl.float32)
         total = tl.zeros((BQ, D), tl.float32)
-        for piece in range(0, num_used, 4):  # loads of four at a time: none waits for another
+        for piece in range(origin // PIECE_LEN, num_used, 4):  # loads of four at a time: none waits for another
             p0, w0, t0 = _part(parts, peaks, first, piece, num_used, num_queries, num_parts, is_query, D)
             p1, w1, t1 = _part(parts, peaks, first, piece + 1, num_used, num_queries, num_parts, is_query, D)
             p2, w2, t2 = _part(parts, peaks, first, piece + 2, num_used, num_queries, num_parts, is_query, D)
@@ -289,117 +354,7 @@ def _join_pieces(
             share = tl.exp2(found[piece][0] - top)
             norm += share * found[piece][1]
             total += share[:, None] * found[piece][2]
+    norm, total = drained(sinks, head * GROUP + index % GROUP, is_query, top, norm, total, SINKS)
     end(EARLY)
     at = ((row * num_nodes + index // GROUP) * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
     tl.store(out + at, (total / norm[:, None]).to(out.dtype.element_ty), mask=is_query[:, None])
-
-
-def rotate_and_write(
-    qkv: Tensor,
-    memory: tuple[Tensor, Tensor],
-    rows: Rows,
-    *,
-    sights: Sights,
-    tables: tuple[Tensor, Tensor] | None,
-    bias: Tensor | None = None,
-    norms: tuple[Tensor, Tensor, float] | None = None,
-) -> Tensor:
-    """Rotated queries [B, N, Hq, D] out of [B, N, (Hq + 2 Hkv) * D], or of [parts, B, N, ..] yet to be added up; rotated keys
-    and the values go to slots ``lengths[b] + start + n``. ``tables`` are cosines and signed sines [S, D], None for a layer
-    without positions; ``norms`` are those of queries and keys per head, and their eps."""
-    keys, values = memory
-    batch_size, num_nodes, width = qkv.shape[-3:]
-    num_kv_heads, capacity, head_dim = keys.shape[1], keys.shape[2], keys.shape[3]
-    num_heads = width // head_dim - 2 * num_kv_heads
-    queries = torch.empty(batch_size, num_nodes, num_heads, head_dim, dtype=keys.dtype, device=qkv.device)
-    cos, sin = tables if tables is not None else (qkv, qkv)
-    block = math.gcd(math.gcd(num_heads, num_kv_heads), 8)  # heads of one sort per program
-    _rotate_and_write[((num_heads + 2 * num_kv_heads) // block, batch_size * num_nodes)](
-        qkv,
-        queries,
-        keys,
-        values,
-        rows.lengths,
-        rows.places,
-        rows.lengths if sights.depths is None else sights.depths,
-        cos,
-        sin,
-        qkv if bias is None else bias,
-        qkv if norms is None else norms[0],
-        qkv if norms is None else norms[1],
-        capacity,
-        rows.places.shape[1] if rows.page_len else 0,
-        0.0 if norms is None else norms[2],
-        num_nodes,
-        sights.start,
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        BLOCK=block,
-        D=head_dim,
-        PARTS=1 if qkv.dim() == 3 else len(qkv),
-        CHAIN=sights.depths is None,
-        TURNS=tables is not None,
-        HAS_BIAS=bias is not None,
-        HAS_NORMS=norms is not None,
-        PAGED=rows.page_len > 0,
-        EARLY=launch.EARLY,
-        num_warps=max(1, block // 2),
-        launch_pdl=launch.EARLY,
-    )
-    return queries
-
-
-@triton.jit(do_not_specialize=["num_nodes", "start"])
-def _rotate_and_write(
-    qkv, queries, keys, values, lengths, places, depths, cos, sin, bias, q_norm, k_norm,
-    capacity, num_pages, eps, num_nodes, start,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
-    CHAIN: tl.constexpr, TURNS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr, PAGED: tl.constexpr,
-    EARLY: tl.constexpr,
-):  # fmt: skip
-    first = tl.program_id(0) * BLOCK
-    heads = first + tl.arange(0, BLOCK)
-    flat = tl.program_id(1)
-    row = flat // num_nodes
-    node = flat % num_nodes
-    dims = tl.arange(0, D // 2)  # of the first half; a number turns with its partner in the second
-    low = heads[:, None] * D + dims[None, :]
-    high = low + D // 2
-    at = qkv + flat.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
-    length = tl.load(lengths + row)  # like all the rest but the sums, written long before the kernel in front
-    turns = TURNS and first < HEADS + KV_HEADS
-    angle = (length + (start + node if CHAIN else tl.load(depths + flat))) * D + dims
-    low_cos = tl.load(cos + angle, mask=turns, other=0.0).to(tl.float32)[None, :]
-    low_sin = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)[None, :]
-    high_cos = tl.load(cos + angle + D // 2, mask=turns, other=0.0).to(tl.float32)[None, :]
-    high_sin = tl.load(sin + angle + D // 2, mask=turns, other=0.0).to(tl.float32)[None, :]
-    begin(EARLY)
-    x = tl.load(at + low).to(tl.float32)
-    y = tl.load(at + high).to(tl.float32)
-    for _ in tl.static_range(1, PARTS):
-        at += tl.num_programs(1).to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
-        x += tl.load(at + low).to(tl.float32)
-        y += tl.load(at + high).to(tl.float32)
-    if HAS_BIAS:
-        x += tl.load(bias + low).to(tl.float32)
-        y += tl.load(bias + high).to(tl.float32)
-    if first < HEADS + KV_HEADS:
-        if HAS_NORMS:
-            scale = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / D + eps)[:, None]
-            gains = q_norm if first < HEADS else k_norm
-            x *= scale * tl.load(gains + dims).to(tl.float32)[None, :]
-            y *= scale * tl.load(gains + dims + D // 2).to(tl.float32)[None, :]
-        if TURNS:
-            x, y = x * low_cos + y * low_sin, y * high_cos + x * high_sin
-    end(EARLY)
-    x, y = x.to(queries.dtype.element_ty), y.to(queries.dtype.element_ty)
-    if first < HEADS:
-        tl.store(queries + flat.to(tl.int64) * HEADS * D + low, x)
-        tl.store(queries + flat.to(tl.int64) * HEADS * D + high, y)
-    else:
-        kv_heads = (heads - HEADS) % KV_HEADS
-        slot = length + start + node
-        to = slots_at(places, row, kv_heads, slot, True, capacity, num_pages, KV_HEADS, PAGED)[:, None] * D + dims[None, :]
-        memory = keys if first < HEADS + KV_HEADS else values
-        tl.store(memory + to, x)
-        tl.store(memory + to + D // 2, y)

@@ -18,10 +18,11 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.models.decoder_weights import STORED_ROWS
 from outrider.models.gguf.convert import hf_names, hf_tensors
 from outrider.models.gguf.quants import STORAGE_TYPES, dequantise
 from outrider.models.gguf.reader import GGUFFile, TensorEntry
-from outrider.models.weights import STORED_ROWS, TensorSource
+from outrider.models.weights import TensorSource
 
 SPAN = 32
 """Inputs that are rounded together."""

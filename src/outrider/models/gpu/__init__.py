@@ -8,8 +8,9 @@ import torch
 
 from outrider.core.errors import OptionError, nearest
 from outrider.core.layered_target import LayeredTarget
-from outrider.models.config import ModelConfig
-from outrider.models.weights import Weights
+from outrider.models.decoder_weights import Weights
+from outrider.models.features import ModelConfig
+from outrider.models.gpu.known import missing_features
 
 NUMERICS = ("fast", "invariant")
 
@@ -20,21 +21,17 @@ def gpu_decoder(
     """The fast decoder where model, type and device allow it, with matrices rounded to ``bits``; None elsewhere."""
     if numerics not in NUMERICS:
         raise OptionError(f"numerics = {numerics!r} is not valid; {nearest(numerics, NUMERICS)}")
-    if not can_run(config, weights.embedding.dtype, weights.embedding.device):
+    if not can_run(config, weights.embedding.dtype, weights.embedding.device, bits=bits):
         return None
     from outrider.models.gpu.decoder import FastDecoder  # needs triton
 
     return FastDecoder(config, weights, numerics=numerics, bits=bits, page_len=page_len)
 
 
-def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device, *, bits: int = 16) -> bool:
     """The fast decoder knows this model, and the device can run its kernels."""
-    plain = config.activation == "silu" and not (config.post_norms or config.out_bias or config.mlp_bias or config.norm_offset)
-    uncapped = config.attention_softcap is None and config.final_softcap is None and config.embedding_scale == 1.0
-    unbounded = all(window is None or window >= config.max_len for window in config.windows)
-    power = config.head_dim >= 16 and config.head_dim & (config.head_dim - 1) == 0
-    known = plain and uncapped and unbounded and power
     there = device.type == "cuda" and torch.version.hip is None and importlib.util.find_spec("triton") is not None
+    known = not missing_features(config, bits)
     return known and there and dtype in (torch.bfloat16, torch.float16) and not _is_too_old(device)
 
 

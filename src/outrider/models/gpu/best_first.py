@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.core.device_round import CapturedShape, Frame, SlotTrees
+from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.choose import Bests
 
 _RANKED = 16
@@ -138,6 +139,11 @@ class Growth:
             BESTS=triton.next_power_of_2(num_bests), BLOCKS=triton.next_power_of_2(num_blocks),
             FOUND=triton.next_power_of_2(num_parents * search.num_children), ROOT=int(self._with_root), num_warps=4,
         )  # fmt: skip
+
+    def trail(self, level: Expanded) -> Trail:
+        """The way to the nodes of a level."""
+        words = level.words >> 1 if self._with_root else level.words
+        return Trail(self.expanded.tokens, words, has_root=False)
 
     def choose(self, nodes: Tensor) -> None:
         """The best of the pool as trees: tokens into columns 1.. of ``nodes`` [B, N], shapes into ``trees``."""

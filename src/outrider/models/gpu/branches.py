@@ -20,6 +20,7 @@ from outrider.core.device_round import Frame, SlotTrees
 from outrider.core.tree import ancestors_of
 from outrider.models.attention.tree_tiles import Sights, paths_of
 from outrider.models.attention.tree_triton import pack_words
+from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.chain import Again, ModelDrafter
 from outrider.models.gpu.choose import Guessing, block_bests, pick_children
 from outrider.models.gpu.decoder import FastDecoder
@@ -125,6 +126,7 @@ class DeviceTree(ModelDrafter):
                 sights = self._fed.sights(frame.batch_size, start=level.first, end=level.first + len(level.fed))
                 step = self._step(frame.lengths - 1, len(level.fed), sights)
                 logits, _ = self.model.forward(nodes.index_select(1, level.fed), step)
-            guessing = Guessing(level.children.shape[1])
-            tops = block_bests(logits, frame, depths=level.depth, vocab_size=self._vocab_size, guessing=guessing)
+            words = self._tree.words[level.fed].expand(frame.batch_size, -1, -1).contiguous()
+            guessing, trail = Guessing(level.children.shape[1]), Trail(nodes, words)
+            tops = block_bests(logits, frame, depths=level.depth, vocab_size=self._vocab_size, guessing=guessing, trail=trail)
             pick_children(tops, nodes, level.children)

@@ -18,8 +18,9 @@ from torch import Tensor
 from outrider.cache.paged import PagedCache
 from outrider.core.device_round import DeviceDrafter, Frame
 from outrider.models.attention.tree_tiles import Rows, Sights
+from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.arena import DeviceCache
-from outrider.models.gpu.choose import block_bests, pick
+from outrider.models.gpu.choose import Guessing, block_bests, pick
 from outrider.models.gpu.decoder import FastDecoder, Step
 
 
@@ -47,7 +48,7 @@ class Seats:
             self._caches.pop((batch_size, slot), None)
         cache = self.model.new_cache(len(slots))
         if isinstance(cache, DeviceCache):
-            cache.arena.ensure(capacity)
+            cache.arena.ensure(capacity, num_rows=batch_size + 2)
         self.model.prefill([row[:-1] for row in rows], cache)
         alone = [cache.fork([index]) for index in range(len(slots))]
         del cache  # nobody shares them any more
@@ -55,6 +56,37 @@ class Seats:
             one.reserve(capacity - one.lengths[0])
             self._caches[batch_size, slot] = one
         self._tell(batch_size)
+
+    def adopt(
+        self,
+        slots: Sequence[int],
+        caches: Sequence[DeviceCache | PagedCache],
+        *,
+        batch_size: int,
+        capacities: Sequence[int],
+    ) -> None:
+        """Give slots the caches of requests that were read, with room for so many tokens each."""
+        if not self.model.page_len:
+            self.model.arena.ensure(max(capacities), num_rows=batch_size + 2)
+        for slot, cache, capacity in zip(slots, caches, capacities, strict=True):
+            cache.reserve(capacity - cache.lengths[0])
+            self._caches[batch_size, slot] = cache
+        self._tell(batch_size)
+
+    def release(self, batch_size: int, slots: Sequence[int]) -> None:
+        """Give back the memory of requests that have left; rounds in flight come before whoever takes it."""
+        for slot in slots:
+            self._caches.pop((batch_size, slot), None)
+        self._tell(batch_size)
+
+    def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
+        """The requests of these slots take the first slots of a frame of another size."""
+        moved = [self._caches.pop((old_size, slot)) for slot in slots]
+        self.leave(old_size)
+        if not self.model.page_len:
+            self.model.arena.ensure(self.model.arena.capacity, num_rows=new_size + 2)
+        self._caches |= {(new_size, slot): cache for slot, cache in enumerate(moved)}
+        self._tell(new_size)
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         """Prefill what ``rows`` hold beyond ``known`` tokens."""
@@ -146,6 +178,10 @@ class ModelDrafter(DeviceDrafter, ABC):
     def leave(self, batch_size: int) -> None:
         self._seats.leave(batch_size)
 
+    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
+        del capacity
+        self._seats.move(old_size, new_size, slots)
+
     def fits(self, capacity: int) -> bool:
         return capacity <= self.model.max_len
 
@@ -172,7 +208,8 @@ class DeviceChain(ModelDrafter):
         lengths = columns[:, 0]
         for guess in range(1, nodes.shape[1]):
             logits, _ = self.model.forward(fed, self._step(lengths, fed.shape[1], Sights(None, None)))
-            bests = block_bests(logits[:, -1:].contiguous(), frame, depths=guess - 1, vocab_size=self._vocab_size)
+            last, trail = logits[:, -1:].contiguous(), Trail(nodes, length=guess - 1)
+            bests = block_bests(last, frame, depths=guess - 1, vocab_size=self._vocab_size, guessing=Guessing(1), trail=trail)
             pick(bests, nodes, guess)
             lengths = lengths + fed.shape[1]
             fed = nodes[:, guess : guess + 1].contiguous()

@@ -21,13 +21,17 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.core.device_round import Frame
+from outrider.core.device_sampling import Stages
 from outrider.core.rng import Purpose
+from outrider.models.gpu.adjust import Trail, adjust
+from outrider.models.gpu.truncate import find_cuts, kept
 
-_BLOCK = 2048
+_BLOCK = 1024
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
 _MULTIPLIER_1 = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
 _MULTIPLIER_2 = tl.constexpr(0x94D049BB133111EB - (1 << 64))
 _TARGET = tl.constexpr(int(Purpose.TARGET))
+_TYPICAL = tl.constexpr(int(Stages.TYPICAL))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,22 +58,38 @@ class Guessing:
 
 
 def block_bests(
-    logits: Tensor, frame: Frame, *, vocab_size: int, depths: Tensor | int | None = None, guessing: Guessing | None = None
+    logits: Tensor,
+    frame: Frame,
+    *,
+    vocab_size: int,
+    depths: Tensor | int | None = None,
+    guessing: Guessing | None = None,
+    trail: Trail | None = None,
 ) -> Bests:
-    """``depths`` of the nodes: [B, N] int32, one for all, or None where node n stands at n. ``vocab_size`` logits count."""
+    """``depths`` of the nodes: [B, N] int32, one for all, or None where node n stands at n. ``vocab_size`` logits count.
+    ``trail`` is the way to each node, which penalties look at. Where the frame has stages, the logits are changed by them.
+    Guesses are not truncated: a token outside a draft's nucleus may be inside the target's."""
     batch_size, num_nodes, width = logits.shape
+    is_target = guessing is None
     num_blocks, guessing = triton.cdiv(vocab_size, _BLOCK), guessing or Guessing(1)
     shape = (batch_size, num_nodes, num_blocks)
     values = torch.empty(*shape[:2], num_blocks * guessing.num_best, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(values.shape, dtype=torch.int64, device=logits.device)
     sums = None if guessing.tau is None else torch.empty(2, *shape, dtype=torch.float32, device=logits.device)
+    cuts, shaping = None, frame.shaping
+    if frame.stages:
+        adjust(logits, frame, ids=guessing.ids, depths=depths, trail=trail)
+        cuts = find_cuts(logits, frame, vocab_size=vocab_size) if is_target else None
     _block_bests[(num_blocks, num_nodes, batch_size)](
-        logits, frame.seeds, frame.lengths, frame.prompt_lens, frame.temperatures, values, tokens,
+        logits, values if shaping is None else shaping.uses, values if shaping is None else shaping.log_min_p,
+        values if cuts is None else cuts.keys, values if cuts is None else cuts.marks,
+        frame.seeds, frame.lengths, frame.prompt_lens, frame.temperatures, values, tokens,
         values if sums is None else sums, tokens if guessing.ids is None else guessing.ids,
         depths if isinstance(depths, Tensor) else tokens, depths if isinstance(depths, int) else 0,
         width, vocab_size, 1.0 / (guessing.tau or 1.0),
         DEPTHS=0 if depths is None else 1 if isinstance(depths, Tensor) else 2, HAS_IDS=guessing.ids is not None,
-        SUMS=sums is not None, BEST=guessing.num_best, BLOCK=_BLOCK, num_warps=8,
+        SUMS=sums is not None, BEST=guessing.num_best, STAGES=0 if cuts is None else int(frame.stages), BLOCK=_BLOCK,
+        num_warps=8,
     )  # fmt: skip
     return Bests(values, tokens, sums)
 
@@ -99,9 +119,10 @@ def _gumbel(seed, position, tokens):
 
 @triton.jit(do_not_specialize=["depth"])
 def _block_bests(
-    logits, seeds, lengths, prompt_lens, temperatures, values, best_tokens, sums, ids, depths, depth,
+    logits, uses, min_ps, keys, marks, seeds, lengths, prompt_lens, temperatures, values, best_tokens, sums, ids, depths, depth,
     width, vocab_size, sharpness,
-    DEPTHS: tl.constexpr, HAS_IDS: tl.constexpr, SUMS: tl.constexpr, BEST: tl.constexpr, BLOCK: tl.constexpr,
+    DEPTHS: tl.constexpr, HAS_IDS: tl.constexpr, SUMS: tl.constexpr, BEST: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     node = tl.program_id(1)
@@ -119,7 +140,12 @@ def _block_bests(
             position += node
         if DEPTHS == 1:
             position += tl.load(depths + flat)
-        x = tl.div_rn(x, temperature) + _gumbel(tl.load(seeds + row), position, tokens)
+        x = tl.div_rn(x, temperature)
+        if STAGES > 0:
+            use, num_flat = tl.load(uses + row), tl.num_programs(1) * tl.num_programs(2)
+            stays = kept(x, use, tl.load(min_ps + row), keys, marks, flat, num_flat, STAGES >= _TYPICAL)
+            x = tl.where(stays, x, float("-inf"))
+        x += _gumbel(tl.load(seeds + row), position, tokens)
         scale *= temperature
     if SUMS:
         at = flat * tl.num_programs(0) + block

@@ -1,7 +1,8 @@
 """The lean decoder on a GPU, at the speed its weights can be read: fused kernels, and a graph for every shape of pass.
 
-The same computation as ``models/decoder.py``, its oracle, with other seams: residual sum with the norm that follows, rotation
+The same computation as ``models/decoder.py``, its oracle, with other seams: residual sum with the norms around it, rotation
 with the cache write, activation with the product, tree attention over lengths that stay on the device: nine kernels a layer.
+One decoder for every family: ``known.py`` says what it does not have. Heads are widened to a power of two.
 ``forward`` waits for nothing on the host, so it can be captured alone (``score``) or as part of a whole round.
 
 numerics="invariant": keys are cut at fixed places and added up in the order of the text, and long passes go through the kernels
@@ -11,29 +12,36 @@ of short ones, so that the score of a node is bit for bit the same whatever else
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from outrider.cache.paged import PagedCache, PagePool
+from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.resume import Resume
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
-from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
-from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words, rotate_and_write
-from outrider.models.config import ModelConfig
+from outrider.models.attention.rotate_triton import QueryNorms, rotate_and_write
+from outrider.models.attention.tree_tiles import Bounds, Cut, Rows, Sights, paths_of
+from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words
+from outrider.models.features import ModelConfig
 from outrider.models.gpu.arena import Arena, ArenaShape, DeviceCache, flat_rows, rows_in
+from outrider.models.gpu.experts import experts_mlp
+from outrider.models.gpu.known import head_dim_for
 from outrider.models.gpu.limits import can_go_wide
-from outrider.models.gpu.products import added, multiply
+from outrider.models.gpu.products import multiply
 from outrider.models.gpu.replay import PassGraphs
-from outrider.models.gpu.skinny import Norm, add_norm
+from outrider.models.gpu.skinny import Ending, Finish, Norm
+from outrider.models.gpu.stream import Step, Stream
+from outrider.models.gpu.sums import add_norm
 from outrider.models.gpu.tiles import Kind
-from outrider.models.packed import Matrix, matrices_of
+from outrider.models.packed import Layer, Matrix, matrices_of
+from outrider.models.padded_heads import with_wider_heads
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
@@ -41,16 +49,6 @@ from outrider.models.weights import Weights
 _MOST_PLACES = 65_535
 """Rows times tokens of a pass: kernels count them in a dimension of the grid that CUDA keeps this small."""
 _CHUNK = 512
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """What all layers of one pass share."""
-
-    shape: tuple[int, int]
-    rows: Rows
-    sights: Sights
-    cut: Cut
 
 
 @final
@@ -64,6 +62,7 @@ class FastDecoder(LayeredTarget):
     ) -> None:
         """``bits`` (16, 8, 4) of the matrices; ``page_len`` (a power of two) keeps keys in pages of so many tokens, so that
         requests can share beginnings."""
+        config, weights = with_wider_heads(config, weights, head_dim_for(config))
         self.config, self.numerics = config, numerics
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
@@ -82,6 +81,11 @@ class FastDecoder(LayeredTarget):
         for table in self._tables:
             table.reach(min(config.max_len, 1 << 17) + 512)  # whole, since graphs hold its address
         self._graphs = PassGraphs()
+        self._bounds = [
+            Bounds(self._window(index), config.attention_softcap or 0.0, layer.sinks)
+            for index, layer in enumerate(weights.layers)
+        ]
+        self._kinds = list({each.window: each for each in self._bounds}.values())
 
     @property
     def memory(self) -> Arena | PagePool:
@@ -110,6 +114,7 @@ class FastDecoder(LayeredTarget):
     ) -> Scores:
         del resume  # the same scores without it
         assert isinstance(cache, DeviceCache | PagedCache), "a FastDecoder works on the caches it made"
+        self._check_depth(tree)
         with torch.inference_mode():
             logits, tapped = self._graphs.score(self, tree, cache=cache, taps=tuple(taps), start=start)
         return Scores(logits, tapped)
@@ -123,10 +128,15 @@ class FastDecoder(LayeredTarget):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] float32 from the last layer's output [..., H]."""
-        return self._head(hidden.reshape(-1, hidden.shape[-1]).contiguous(), None).view(*hidden.shape[:-1], -1)
+        return self._head(Stream(hidden.reshape(-1, hidden.shape[-1]).contiguous())).view(*hidden.shape[:-1], -1)
 
-    def _head(self, x: Tensor, parts: Tensor | None) -> Tensor:
-        return self._product(add_norm(x, parts, self._norm(self.weights.norm)), self.weights.head, Kind.HEAD)
+    def _head(self, stream: Stream) -> Tensor:
+        weights, config = self.weights, self.config
+        logits = self._product(stream.normed(self._norm(weights.norm, weights.norm_bias)), weights.head, Kind.HEAD)
+        if config.logit_scale != 1.0:
+            logits = logits.mul_(config.logit_scale)
+        cap = config.final_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def step_of(self, tree: TokenTree, cache: DeviceCache | PagedCache, start: int = 0) -> Step:
         """Everything the layers share, for nodes ``start``.. of the tree."""
@@ -138,74 +148,140 @@ class FastDecoder(LayeredTarget):
         rows = rows_in(flat_rows(cache, columns).to(self.device), cache.batch_size, page_len=self.page_len)
         return self.step(shape, rows, Sights(words, depths, start, paths), num_slots=max(cache.lengths) + tree.num_nodes)
 
+    def _check_depth(self, tree: TokenTree) -> None:
+        """Nodes of a tree see one another whatever the window; only one as deep as the window would see too much."""
+        shortest = min((each.window for each in self._kinds if each.window), default=0)
+        if shortest and not tree.is_chain and tree.num_nodes > shortest and int(tree.depths.max()) >= shortest:
+            raise OptionError(f"a tree of {tree.num_nodes} nodes is deeper than the window of {shortest}; draft less far ahead")
+
     def step(self, shape: tuple[int, int], rows: Rows, sights: Sights, *, num_slots: int) -> Step:
         """``num_slots`` bounds the rows' lengths with the tree: those of now, or, in a graph, of ever."""
+        cuts = {
+            each.window: self._cut(shape, min(num_slots, (each.window or num_slots) + shape[1]), is_plain=each.is_plain)
+            for each in self._kinds
+        }
+        if self.is_invariant:  # pieces are counted from the beginning of the text
+            cuts = dict.fromkeys(cuts, self._cut(shape, num_slots, is_plain=True))
+        return Step(shape, rows, sights, cuts)
+
+    def _cut(self, shape: tuple[int, int], num_slots: int, *, is_plain: bool) -> Cut:
         group = self.config.num_heads // self.config.num_kv_heads
         if shape[1] > 64 and not self.is_invariant:
-            cut = Cut(1, block_queries=64)
-        else:
-            cut = cut_for(
-                shape[0],
-                shape[1] * group,
-                num_kv_heads=self.config.num_kv_heads,
-                capacity=num_slots,
-                invariant=self.is_invariant,
-                wide=self._is_wide,
-            )
-        return Step(shape, rows, sights, cut)
+            return Cut(1, block_queries=64)
+        cut = cut_for(
+            shape[0],
+            shape[1] * group,
+            num_kv_heads=self.config.num_kv_heads,
+            capacity=num_slots,
+            invariant=self.is_invariant,
+            wide=self._is_wide and is_plain,
+        )
+        return replace(cut, block_keys=32) if self.config.head_dim > 128 and not self.is_invariant else cut
 
     def forward(self, tokens: Tensor, step: Step, *, taps: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         """[B, N, V] logits of [B, N] tokens, and the tapped states. Nothing here waits for the device."""
-        x, parts, tapped = self._climb(tokens, step, taps)
-        logits = self._head(x, parts).view(*step.shape, -1)  # x is complete after it
+        stream, tapped = self._climb(tokens, step, taps)
+        logits = self._head(stream).view(*step.shape, -1)  # x is complete after it
         if self.num_layers in taps:
-            tapped[self.num_layers] = x.view(*step.shape, -1)
+            tapped[self.num_layers] = stream.x.view(*step.shape, -1)
         return logits, tapped
 
     def hidden(
         self, tokens: Tensor, step: Step, *, taps: Sequence[int] = (), route: Route | None = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """[B * N, H] the last layer's output, and the tapped states [B, N, H]."""
-        x, parts, tapped = self._climb(tokens, step, taps, route)
-        x = added(x, parts)
+        stream, tapped = self._climb(tokens, step, taps, route)
+        x = stream.complete()
         if self.num_layers in taps:
             tapped[self.num_layers] = x.view(*step.shape, -1)
         return x, tapped
 
     def _climb(
         self, tokens: Tensor, step: Step, taps: Sequence[int], route: Route | None = None
-    ) -> tuple[Tensor, Tensor | None, dict[int, Tensor]]:
-        """The residual stream, what the last sublayer has yet to add to it (the next norm does), and the tapped states."""
-        x = self.weights.embedding[tokens.reshape(-1)]
-        parts: Tensor | None = None
+    ) -> tuple[Stream, dict[int, Tensor]]:
+        """The stream after the last layer, and the tapped states."""
+        stream = Stream(self._embedded(tokens.reshape(-1)))
         tapped: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.weights.layers):
+        for index in range(self.num_layers):
             if index in taps:
-                x, parts = added(x, parts), None
-                tapped[index] = x.clone().view(*step.shape, -1)
-            if route is None or route.attention[index]:
-                parts = self._attention(add_norm(x, parts, self._norm(layer.rest.attention_norm)), index, step)
-            if route is None or route.mlp[index]:
-                normed = add_norm(x, parts, self._norm(layer.rest.mlp_norm))
-                gated = self._product(normed, layer.gate_up, Kind.GATED)
-                parts = self._product(gated, layer.down, Kind.NARROW)
-        return x, parts, tapped
+                stream = Stream(stream.complete())
+                tapped[index] = stream.x.clone().view(*step.shape, -1)
+            halves = (True, True) if route is None else (route.attention[index], route.mlp[index])
+            if self.config.parallel:
+                stream = self._side_by_side(stream, index, step, halves)
+                continue
+            if halves[0]:
+                stream = self._attend(stream, index, step)
+            if halves[1]:
+                stream = self._feed(stream, index)
+        return stream, tapped
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        x = self.weights.embedding[tokens]
+        scale = self.config.embedding_scale
+        return x if scale == 1.0 else x.mul_(float(torch.tensor(scale, dtype=self.dtype)))
+
+    def _attend(self, stream: Stream, index: int, step: Step) -> Stream:
+        rest = self.weights.layers[index].rest
+        x = stream.normed(self._norm(rest.attention_norm, rest.attention_norm_bias))
+        return stream.then(self._attention(x, index, step), self._ending(rest.out_bias, rest.attention_post_norm))
+
+    def _feed(self, stream: Stream, index: int) -> Stream:
+        layer = self.weights.layers[index]
+        x = stream.normed(self._norm(layer.rest.mlp_norm, layer.rest.mlp_norm_bias))
+        bias = None if layer.rest.router is not None else layer.rest.down_bias
+        return stream.then(self._mlp(x, layer), self._ending(bias, layer.rest.mlp_post_norm))
+
+    def _side_by_side(self, stream: Stream, index: int, step: Step, halves: tuple[bool, bool]) -> Stream:
+        """Attention and MLP of the same stream."""
+        layer = self.weights.layers[index]
+        rest = layer.rest
+        x = stream.normed(self._norm(rest.attention_norm, rest.attention_norm_bias))
+        found = list[Tensor]()
+        if halves[0]:
+            found.append(self._attention(x, index, step))
+        if halves[1]:
+            own = self._norm(rest.mlp_norm, rest.mlp_norm_bias)
+            found.append(self._mlp(x if own is None else add_norm(stream.x, None, own), layer))
+        biases = [bias for bias, on in zip((rest.out_bias, rest.down_bias), halves, strict=True) if on and bias is not None]
+        if not found:
+            return Stream(stream.x)
+        parts = torch.cat([part if part.dim() == 3 else part[None] for part in found])
+        return stream.then(parts, self._ending(sum(biases[1:], biases[0]) if biases else None, None))
 
     def _attention(self, x: Tensor, index: int, step: Step) -> Tensor:
         """What attention adds to the stream, from its norm."""
         layer, config, memory = self.weights.layers[index], self.config, self.memory.memory(index)
         qkv = self._product(x, layer.qkv, Kind.WIDE)
         qkv = qkv.view(*qkv.shape[:-2], *step.shape, -1)
-        rope = config.rope_of_layer[index]
+        rope, rest, bounds = config.rope_of_layer[index], layer.rest, self._bounds[index]
         tables = None if rope is None else (self._tables[rope].cos, self._tables[rope].sin)
-        rest = layer.rest
-        norms = None if rest.q_norm is None or rest.k_norm is None else (rest.q_norm, rest.k_norm, config.norm_eps)
+        norms = None
+        if rest.q_norm is not None and rest.k_norm is not None:
+            norms = QueryNorms(rest.q_norm, rest.k_norm, config.norm_eps, config.qk_norm_span, config.norm_kind)
         queries = rotate_and_write(qkv, memory, step.rows, sights=step.sights, tables=tables, bias=rest.qkv_bias, norms=norms)
-        seen = attend_tree(queries, memory, step.rows, sights=step.sights, cut=step.cut, scale=config.query_scale)
+        cut, scale = step.cuts[bounds.window], config.query_scale
+        seen = attend_tree(queries, memory, step.rows, sights=step.sights, cut=cut, scale=scale, bounds=bounds)
         return self._product(seen.view(len(x), -1), layer.out, Kind.NARROW)
+
+    def _mlp(self, x: Tensor, layer: Layer) -> Tensor:
+        """What the MLP, or the experts, add to the stream."""
+        config, rest = self.config, layer.rest
+        if rest.router is not None and config.experts is not None:
+            return experts_mlp(x, rest, config.experts, activation=config.activation, exact=self.is_invariant)
+        finish = Finish(config.activation, rest.gate_up_bias)
+        inner = multiply(x, layer.gate_up, Kind.GATED, exact=self.is_invariant, finish=finish, gated=config.gated)
+        return self._product(inner, layer.down, Kind.NARROW)
+
+    def _window(self, index: int) -> int:
+        window = self.config.windows[index]
+        return 0 if window is None or window >= self.max_len else window
+
+    def _ending(self, bias: Tensor | None, norm: Tensor | None) -> Ending:
+        return Ending(bias, self._norm(norm), self.config.residual_scale)
 
     def _product(self, x: Tensor, weight: Matrix, kind: Kind) -> Tensor:
         return multiply(x, weight, kind, exact=self.is_invariant)
 
-    def _norm(self, weight: Tensor) -> Norm:
-        return Norm(weight, self.config.norm_eps)
+    def _norm(self, weight: Tensor | None, bias: Tensor | None = None) -> Norm | None:
+        return None if weight is None else Norm(weight, self.config.norm_eps, bias, self.config.norm_kind == "layer")

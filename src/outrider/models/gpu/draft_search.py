@@ -38,13 +38,14 @@ class DeviceBestFirst(ModelDrafter):
         growth, search, first = self._growths.of(frame.batch_size), self._search, 0
         logits = self._at_root(frame, self._again)
         for level, count in enumerate(search.num_expanded):
+            trail = None
             if level:
                 fed = growth.expanded.level(first, count)
                 sights = self._sights(fed.words, level, first + 1)
                 logits, _ = self.model.forward(fed.tokens, self._step(frame.lengths - 1, count, sights))
-                first += count
+                trail, first = growth.trail(fed), first + count
             guessing = Guessing(search.num_children, tau=search.tau)
-            tops = block_bests(logits, frame, depths=level, vocab_size=self._vocab_size, guessing=guessing)
+            tops = block_bests(logits, frame, depths=level, vocab_size=self._vocab_size, guessing=guessing, trail=trail)
             growth.add(level, tops, frame)
         growth.choose(nodes)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from outrider.core.device_round import DeviceDrafter, Frame, SlotTrees
 from outrider.models.attention.tree_tiles import Rows, Sights
+from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.best_first import Growths, Search
 from outrider.models.gpu.branches import FedTree, StaticTree
 from outrider.models.gpu.chain import Again
@@ -57,6 +58,14 @@ class Memory:
         keys, values, features = (tensor[index : index + 1] for tensor in (self.keys, self.values, self.features))
         return Memory(keys, values, features, self.places[:1])
 
+    def take(self, other: Memory, slots: Sequence[int]) -> None:
+        """The first slots become those of another memory."""
+        length = min(self.capacity, other.capacity)
+        for place, slot in enumerate(slots):
+            self.features[place, :length] = other.features[slot, :length]
+            for tensor, held in ((self.keys, other.keys), (self.values, other.values)):
+                tensor[place, :, :length] = held[slot, :, :length]
+
 
 class DeviceEagle(DeviceDrafter, ABC):
     """Trees from an EAGLE head; how they grow is up to those below."""
@@ -79,6 +88,9 @@ class DeviceEagle(DeviceDrafter, ABC):
     def leave(self, batch_size: int) -> None:
         """Slots hold nothing that another request could not write over."""
         del batch_size
+
+    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
+        self._room(new_size, capacity).take(self._memories[old_size], slots)
 
     def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
         memory = self._room(batch_size, capacity)
@@ -115,7 +127,10 @@ class DeviceEagle(DeviceDrafter, ABC):
                 keys = like.new_zeros(batch_size, config.num_kv_heads, size, config.head_dim)
                 features = like.new_zeros(batch_size, size, len(self.taps) * config.hidden_size)
                 places = torch.arange(batch_size, dtype=torch.int32, device=like.device)
-                memory = self._memories[batch_size] = Memory(keys, torch.zeros_like(keys), features, places)
+                grown = Memory(keys, torch.zeros_like(keys), features, places)
+            if memory is not None:
+                grown.take(memory, range(batch_size))
+            memory = self._memories[batch_size] = grown
             self._version += 1
         return memory
 
@@ -152,10 +167,12 @@ class DeviceEagle(DeviceDrafter, ABC):
         states, logits = self.head.read(stream, parts)
         return states.view(batch_size, -1, states.shape[-1]), logits.view(batch_size, -1, logits.shape[-1])
 
-    def _bests(self, logits: Tensor, frame: Frame, *, depth: int, num_best: int, tau: float | None = None) -> Bests:
+    def _bests(
+        self, logits: Tensor, frame: Frame, *, depth: int, num_best: int, trail: Trail | None, tau: float | None = None
+    ) -> Bests:
         guessing = Guessing(num_best, self.head.ids, tau)
         num_tokens = min(logits.shape[-1], self._target.vocab_size) if self.head.ids is None else len(self.head.ids)
-        return block_bests(logits, frame, depths=depth, vocab_size=num_tokens, guessing=guessing)
+        return block_bests(logits, frame, depths=depth, vocab_size=num_tokens, guessing=guessing, trail=trail)
 
 
 @final
@@ -181,9 +198,9 @@ class StaticEagle(DeviceEagle):
                 sights = self._guesses.sights(frame.batch_size, start=first, end=end)
                 states, logits = self._below(frame, nodes.index_select(1, level.fed), above, sights)
                 found = torch.cat([found, states], 1)
-            pick_children(
-                self._bests(logits, frame, depth=level.depth, num_best=level.children.shape[1]), nodes, level.children
-            )
+            trail = Trail(nodes, self._tree.words[level.fed].expand(frame.batch_size, -1, -1).contiguous())
+            tops = self._bests(logits, frame, depth=level.depth, num_best=level.children.shape[1], trail=trail)
+            pick_children(tops, nodes, level.children)
 
 
 @final
@@ -203,12 +220,14 @@ class BestFirstEagle(DeviceEagle):
         states, logits = self._at_root(frame)
         found, first = states, 0
         for level, count in enumerate(search.num_expanded):
+            trail = None
             if level:
                 fed = growth.expanded.level(first, count)
+                trail = growth.trail(fed)
                 # behind the root's column, which is the last
                 depths = torch.full_like(fed.tokens, level - 1, dtype=torch.int32)
                 states, logits = self._below(frame, fed.tokens, Above(found, fed.above), Sights(fed.words, depths, first))
                 found, first = torch.cat([found, states], 1), first + count
-            tops = self._bests(logits, frame, depth=level, num_best=search.num_children, tau=search.tau)
+            tops = self._bests(logits, frame, depth=level, num_best=search.num_children, trail=trail, tau=search.tau)
             growth.add(level, tops, frame)
         growth.choose(nodes)

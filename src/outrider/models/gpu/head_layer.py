@@ -26,8 +26,9 @@ from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.attention.tree_triton import attend_tree, cut_for, rotate_and_write
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
-from outrider.models.gpu.products import added, multiply
-from outrider.models.gpu.skinny import Norm, add_norm
+from outrider.models.gpu.products import multiply
+from outrider.models.gpu.skinny import Norm
+from outrider.models.gpu.sums import add_norm, added
 from outrider.models.gpu.tiles import Kind
 from outrider.models.heads import head as heads
 from outrider.models.heads.eagle import EagleHead

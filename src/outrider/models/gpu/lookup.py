@@ -37,6 +37,9 @@ class DeviceLookup(DeviceDrafter):
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         del slots, rows, batch_size, known
 
+    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
+        del old_size, new_size, slots, capacity
+
     def leave(self, batch_size: int) -> None:
         del batch_size
 

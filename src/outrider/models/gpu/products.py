@@ -6,35 +6,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.models.experts import gated as gated_by
 from outrider.models.gpu.limits import can_ring
-from outrider.models.gpu.skinny import product
+from outrider.models.gpu.skinny import SILU, Finish, product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
+from outrider.models.layers import activation_of
 from outrider.models.packed import Matrix, Packed
 
 
-def multiply(x: Tensor, weight: Matrix, kind: Kind, *, exact: bool = False) -> Tensor:
+def multiply(
+    x: Tensor, weight: Matrix, kind: Kind, *, exact: bool = False, finish: Finish | None = None, gated: bool | None = None
+) -> Tensor:
     """[M, out] from [M, K] and [out, K], or [parts, M, out] yet to be added up where the matrix is narrow. ``exact``: a row's
-    numbers must not depend on how many there are, so our kernels take them all."""
-    gated = kind is Kind.GATED
+    numbers must not depend on how many there are, so our kernels take them all. ``gated`` False: the kind's tile for a matrix
+    without a gate; ``finish``: its bias and activation."""
+    gated = kind is Kind.GATED if gated is None else gated
     out_dtype = torch.float32 if kind is Kind.HEAD else x.dtype
     if len(x) <= MOST_ROWS or exact:
         bits = weight.bits if isinstance(weight, Packed) else 16
         num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
         ringed = bits < 16 and can_ring(num_outputs, x.shape[1], x.dtype)
         tile = tile_for(kind, len(x), num_outputs, bits=bits, ringed=ringed)
-        return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype)
-    y = F.linear(x, weight.unpacked() if isinstance(weight, Packed) else weight)
+        return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype, finish=finish)
+    finish = finish or (SILU if gated else Finish("none"))
+    y = F.linear(x, weight.unpacked() if isinstance(weight, Packed) else weight, finish.bias)
     if gated:
-        gate, up = y.chunk(2, -1)
-        return F.silu(gate).mul_(up)
-    return y.to(out_dtype)
-
-
-def added(x: Tensor, parts: Tensor | None) -> Tensor:
-    """As ``add_norm`` adds, in the same order and rounded once: whoever taps a pass does not change it."""
-    if parts is None:
-        return x
-    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for part in parts[None] if parts.dim() == 2 else parts:
-        total += part.float()
-    return (x.float() + total).to(x.dtype)
+        return gated_by(finish.activation, *y.chunk(2, -1))
+    return y.to(out_dtype) if finish.activation == "none" else activation_of(finish.activation)(y)

@@ -55,10 +55,36 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """RMSNorm: x / sqrt(mean(x^2) + eps) * weight."""
+    """x / sqrt(mean(x^2) + eps) * weight, or with ``centred`` the same of x - mean(x), and a bias."""
 
     weight: Tensor
     eps: float
+    bias: Tensor | None = None
+    centred: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Ending:
+    """What is done to the output of attention or MLP before it is added to the residual stream."""
+
+    bias: Tensor | None = None
+    norm: Norm | None = None
+    scale: float = 1.0
+
+
+PLAIN = Ending()
+ACTIVATIONS = {"none": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "clamped": 4}
+
+
+@dataclass(frozen=True, eq=False)
+class Finish:
+    """What is done to a product: a bias, then an activation (of the gate, where there is one)."""
+
+    activation: str = "silu"
+    bias: Tensor | None = None
+
+
+SILU = Finish()
 
 
 def product(
@@ -68,12 +94,16 @@ def product(
     tile: Tile,
     gated: bool = False,
     out_dtype: torch.dtype | None = None,
+    finish: Finish | None = None,
 ) -> Tensor:
     """[M, out] from [M, K] and [out, K]; [parts, M, out] in float32 where the tile has several parts. ``gated`` weights hold
-    gate, then up, and give half as many outputs."""
+    gate, then up, and give half as many outputs. ``finish`` is SILU where they are gated and nothing is said."""
+    finish = finish or (SILU if gated else Finish("none"))
     num_rows, depth = x.shape
     num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    assert tile.num_parts == 1 or not gated, "a gated product is not linear in its parts"
+    is_plain = finish.bias is None and finish.activation == ("silu" if gated else "none")
+    assert tile.num_parts == 1 or not (gated or finish.activation != "none"), "an activation is not linear in its parts"
+    assert is_plain or isinstance(weight, Tensor), "matrices of few bits know no other activation, and no bias"
     shape = (num_rows, num_outputs) if tile.num_parts == 1 else (tile.num_parts, num_rows, num_outputs)
     out = x.new_empty(shape, dtype=torch.float32 if tile.num_parts > 1 else out_dtype or x.dtype)
     grid = (triton.cdiv(num_outputs, tile.bn), triton.cdiv(num_rows, tile.bm), tile.num_parts)
@@ -92,12 +122,15 @@ def product(
         TensorDescriptor.from_tensor(data, [tile.bn, tile.bk]) if copied else data,
         data,
         scales,
+        scales if finish.bias is None else finish.bias,
         out,
         num_rows,
         num_outputs,
         depth,
         triton.cdiv(depth, tile.num_parts * tile.bk) * tile.bk,
         GATED=gated,
+        ACTIVATION=ACTIVATIONS[finish.activation],
+        HAS_BIAS=finish.bias is not None,
         SCALED=isinstance(weight, Packed),
         EVEN=even,
         FETCH=_FETCHED if even and depth > num_outputs and depth % (tile.num_parts * _FETCHED) == 0 else 0,
@@ -164,11 +197,27 @@ def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
     )
 
 
+@triton.jit
+def activated(gate, up, GATED: tl.constexpr, ACTIVATION: tl.constexpr):
+    """activation(gate) * up, or activation(gate) alone; the numbers of ``ACTIVATIONS``."""
+    if ACTIVATION == 4:
+        gate = tl.minimum(gate, 7.0)
+        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        return gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
+    if ACTIVATION == 1:
+        gate = gate / (1.0 + tl.exp(-gate))
+    if ACTIVATION == 2:
+        gate = gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))
+    if ACTIVATION == 3:
+        gate = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    return gate * up if GATED else gate
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _product(
-    x, weight, matrix, scales, out, num_rows, num_outputs, depth, part_len,
-    GATED: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr, FETCH: tl.constexpr, COPIED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    x, weight, matrix, scales, bias, out, num_rows, num_outputs, depth, part_len,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr,
+    FETCH: tl.constexpr, COPIED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
@@ -212,55 +261,13 @@ def _product(
         total *= tl.load(scales + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
         if GATED:
             total_up *= tl.load(scales + num_outputs + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
-    if GATED:
-        total = total / (1.0 + tl.exp(-total)) * total_up
+    if HAS_BIAS:
+        total += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            total_up += tl.load(bias + num_outputs + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    total = activated(total, total_up, GATED, ACTIVATION)
     out_at = out + (part * num_rows + rows)[None, :].to(tl.int64) * num_outputs + outputs[:, None]
     tl.store(out_at, total.to(out.dtype.element_ty), mask=is_output[:, None] & is_row[None, :])
-
-
-def add_norm(residual: Tensor, parts: Tensor | None, norm: Norm) -> Tensor:
-    """The norm of residual + parts, [M, H]. The residual [M, H] is overwritten with the sum; ``parts`` is [M, H] or
-    [parts, M, H], None to add nothing."""
-    num_rows, width = residual.shape
-    out = torch.empty_like(residual)
-    num_parts = 0 if parts is None else 1 if parts.dim() == 2 else parts.shape[0]
-    _add_norm[(num_rows,)](
-        residual,
-        residual if parts is None else parts,
-        norm.weight,
-        out,
-        width,
-        norm.eps,
-        PARTS=num_parts,
-        BLOCK=triton.next_power_of_2(width),
-        EARLY=launch.EARLY,
-        num_warps=8 if width >= 2048 else 4,
-        launch_pdl=launch.EARLY,
-    )
-    return out
-
-
-@triton.jit
-def _add_norm(
-    residual, parts, norm, out, width, eps,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    dims = tl.arange(0, BLOCK)
-    inside = dims < width
-    gains = tl.load(norm + dims, mask=inside, other=0.0).to(tl.float32)
-    begin(EARLY)
-    x = tl.load(residual + row * width + dims, mask=inside, other=0.0).to(tl.float32)
-    added = tl.zeros((BLOCK,), tl.float32)
-    for part in tl.static_range(PARTS):
-        added += tl.load(parts + (part * tl.num_programs(0) + row) * width + dims, mask=inside, other=0.0).to(tl.float32)
-    end(EARLY)
-    if PARTS > 0:
-        rounded = (x + added).to(residual.dtype.element_ty)
-        tl.store(residual + row * width + dims, rounded, mask=inside)
-        x = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
-    tl.store(out + row * width + dims, (x * scale * gains).to(out.dtype.element_ty), mask=inside)
 
 
 def reference_product(x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:

@@ -41,9 +41,10 @@ def walk_and_commit(bests: Bests, nodes: Tensor, frame: Frame, *, parents: Tenso
     batch_size, num_nodes, num_blocks = values.shape
     num_steps = ring.shape[2] - NOTE
     path = torch.empty(batch_size, 1 + num_steps, dtype=torch.int64, device=nodes.device)
+    counts = tokens if frame.shaping is None else frame.shaping.counts
     _walk_and_commit[(batch_size,)](
-        values, tokens, nodes, parents, frame.tokens, frame.lengths, frame.limits, ring, rounds, path,
-        num_nodes, num_steps, num_blocks, frame.capacity,
+        values, tokens, nodes, parents, counts, frame.tokens, frame.lengths, frame.limits, ring, rounds, path,
+        num_nodes, num_steps, num_blocks, frame.capacity, counts.shape[-1], COUNTS=bool(frame.stages),
         NODES=triton.next_power_of_2(num_nodes), PADDED=triton.next_power_of_2(num_blocks), RINGS=RING, HEAD=NOTE, num_warps=1,
     )  # fmt: skip
     return path
@@ -51,8 +52,8 @@ def walk_and_commit(bests: Bests, nodes: Tensor, frame: Frame, *, parents: Tenso
 
 @triton.jit(do_not_specialize=["num_nodes", "num_steps"])
 def _walk_and_commit(
-    values, best_tokens, nodes, parents, tokens, lengths, limits, ring, rounds, path,
-    num_nodes, num_steps, num_blocks, capacity,
+    values, best_tokens, nodes, parents, counts, tokens, lengths, limits, ring, rounds, path,
+    num_nodes, num_steps, num_blocks, capacity, vocab_size, COUNTS: tl.constexpr,
     NODES: tl.constexpr, PADDED: tl.constexpr, RINGS: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -74,6 +75,8 @@ def _walk_and_commit(
         takes = (goes_on == 1) & (emitted < room)
         tl.store(tokens + row * capacity + length + step, choice, mask=takes)
         tl.store(note + HEAD + step, choice)
+        if COUNTS:  # what penalties of later rounds look at
+            tl.atomic_add(counts + row * vocab_size + choice, 1, mask=takes)
         emitted += takes.to(tl.int64)
         below = above == node
         child = tl.min(tl.where(below & (guesses == choice), all_nodes, NODES), 0).to(tl.int64)

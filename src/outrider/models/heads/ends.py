@@ -31,16 +31,17 @@ def read_target(name: str) -> tuple[dict[str, Any], Ends]:
     path = local_path(name)
     raw, source = _gguf(path) if path.suffix == ".gguf" else (read_config(path), SafetensorsFolder(path))
     config = config_of(raw)
-    if config is None:
+    if config is None or config.norm_kind != "rms":
         raise ModelError(
-            f"{name}: heads can be trained for the lean decoder's families (Llama, Mistral, Qwen, Phi-3, Gemma), and this is "
-            f"{raw.get('model_type')!r}"
+            f"{name}: heads can be trained for families of the lean decoder with an RMS norm (Llama, Mistral, Qwen, Phi-3, "
+            f"Gemma, OLMo-2, Granite, Mixtral), and this is {raw.get('model_type')!r}"
         )
     shape = (config.vocab_size, config.hidden_size)
     embedding = source.take("model.embed_tokens.weight", *shape).float()
     norm = source.take("model.norm.weight", config.hidden_size).float() + config.norm_offset
     readout = embedding if config.tied_head else source.take("lm_head.weight", *shape).float()
-    return raw, Ends(embedding * config.embedding_scale, norm, readout, config.tied_head and config.embedding_scale == 1.0)
+    is_tied = config.tied_head and config.embedding_scale == config.logit_scale == 1.0
+    return raw, Ends(embedding * config.embedding_scale, norm, readout * config.logit_scale, is_tied)
 
 
 def _gguf(path: Path) -> tuple[dict[str, Any], TensorSource]:

@@ -8,8 +8,8 @@ from typing import final
 from torch import Tensor, nn
 
 from outrider.models.heads.head import Head, Norm
-from outrider.models.layers import rms_norm
 from outrider.models.linear import linear_of
+from outrider.models.norms import rms_norm
 
 
 def quicken(head: Head) -> Head:

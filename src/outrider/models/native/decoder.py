@@ -29,11 +29,14 @@ from outrider.core.scores import Scores, StackedTaps
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Tempering
 from outrider.models.config import ModelConfig
+from outrider.models.decoder_weights import STORED_ROWS, Weights
+from outrider.models.joint import Joint
+from outrider.models.native.choices import choose, gumbel_stream
 from outrider.models.native.packed_model import PackedModel
-from outrider.models.native.structs import ChainStruct, ChoicesStruct, PassStruct, TreeStruct, cut_array
+from outrider.models.native.structs import ChainStruct, PassStruct, TreeStruct, cut_array
+from outrider.models.native.sums import SumsOverRanks
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
-from outrider.models.weights import STORED_ROWS, Weights
 
 _CHUNK = 256
 """Most tokens of a row per prefill pass."""
@@ -41,8 +44,24 @@ _LANES = 16
 
 
 def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """The native pass knows this model: any family, heads in whole vectors."""
-    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and config.head_dim % _LANES == 0
+    """The native pass knows this model: its features, heads in whole vectors."""
+    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and not missing_features(config)
+
+
+def missing_features(config: ModelConfig) -> list[str]:
+    """What a model needs and the native pass does not have, in words; nothing where it can run."""
+    found = {
+        f"heads of {config.head_dim}, which do not fill vectors of {_LANES}": config.head_dim % _LANES != 0,
+        "layer norms": config.norm_kind != "rms",
+        "residual streams read without a norm": not config.pre_norms,
+        "query and key norms over more than a head": config.qk_norm and config.qk_norm_span != "head",
+        "MLPs without a gate": not config.gated,
+        "parallel layers": config.parallel,
+        "residual or logit multipliers": config.residual_scale != 1.0 or config.logit_scale != 1.0,
+        "attention sinks": config.sinks,
+        "mixtures of experts": config.experts is not None,
+    }
+    return [words for words, is_missing in found.items() if is_missing]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,16 +83,20 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
 
     is_invariant = True
 
-    def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16) -> None:
-        """``bits`` (16, 8) of the matrices of a bfloat16 model."""
+    def __init__(
+        self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None
+    ) -> None:
+        """``bits`` (16, 8) of the matrices of a bfloat16 model. With a ``joint``, config and weights are one rank's share."""
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.dtype
         self._call, self._chain, self._tree = library.outrider_pass, library.outrider_chain, library.outrider_tree
         self._call.restype = self._chain.restype = self._tree.restype = None
         self._num_threads = torch.get_num_threads()
-        self.gumbel_stream, self.choose = partial(_gumbel_stream, library), partial(_choose, library)
-        self._model = PackedModel(library, config, weights, bits)
+        self.gumbel_stream, self.choose = partial(gumbel_stream, library), partial(choose, library)
+        self._model = PackedModel(library, config, weights, bits, embeds=joint is None)
+        self._sums = None if joint is None else SumsOverRanks(joint)
+        self._joint = joint
         self._embedding = weights.embedding
         self._embed = library.outrider_embed
         self._tables = [
@@ -144,7 +167,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         scale = self.config.embedding_scale
         if self._embedding.dtype == STORED_ROWS:
             return self._dequantised(tokens.contiguous())
-        embedded = self._embedding[tokens]
+        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
 
     def _dequantised(self, tokens: Tensor) -> Tensor:
@@ -230,6 +253,8 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
             call.give_taps(taps, tapped)
         call.logits = None if logits is None else logits.data_ptr()
         self._call(byref(self._model.struct), byref(call))
+        if self._sums is not None:
+            self._sums.check()
         return logits, {} if tapped is None else StackedTaps(taps, tapped, self.dtype)
 
     def _pass(self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted, *, ahead: int = 0) -> PassStruct:
@@ -246,29 +271,16 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
             call.capacity, call.cache, call.cache_rows = cache.capacity, cache.store.data_ptr(), cache.store.shape[2]
         if wanted.route is not None:
             call.give_route(wanted.route)
-        if wanted.hidden is not None:
-            call.hidden = wanted.hidden.data_ptr()
+        hidden = wanted.hidden
+        if self._sums is not None:
+            call.sum = self._sums.address
+            hidden = self._entered(tree, start, hidden) if wanted.first == 0 else hidden
+        if hidden is not None:
+            call.give_hidden(hidden)
         return call
 
-
-def _gumbel_stream(library: ctypes.CDLL, keys: Tensor, length: int) -> Tensor:
-    """[..., length] standard Gumbel numbers, float32: ``core.rng.gumbel_stream`` to within the last bit of a logarithm."""
-    keys = keys.contiguous()
-    numbers = torch.empty(*keys.shape, length)
-    library.outrider_gumbel(ctypes.c_void_p(keys.data_ptr()), keys.numel(), length, ctypes.c_void_p(numbers.data_ptr()))
-    return numbers
-
-
-def _choose(
-    library: ctypes.CDLL, logits: Tensor, temperatures: Sequence[float], *, noise: Noise, depths: Tensor | None
-) -> Tensor:
-    """[B, M] the target's choices, as ``core.sampling.Law`` makes them with the numbers of ``_gumbel_stream``."""
-    logits, chosen = logits.contiguous(), torch.empty(logits.shape[:2], dtype=torch.int64)
-    warmth = (ctypes.c_float * len(temperatures))(*temperatures)
-    call = ChoicesStruct(*logits.shape, logits.data_ptr(), addressof(warmth))
-    if depths is not None:
-        depths = depths.contiguous()
-        call.seeds, call.positions, call.depths = noise.seeds.data_ptr(), noise.positions.data_ptr(), depths.data_ptr()
-    call.out = chosen.data_ptr()
-    library.outrider_choose(byref(call))
-    return chosen
+    def _entered(self, tree: TokenTree, start: int, hidden: Tensor | None) -> Tensor:
+        """[B, N, H] float32 what enters the first layer of a share, in ``hidden`` if there is one."""
+        assert self._joint is not None
+        states = self._joint.embed(self._embedding, tree.tokens[:, start:]).float() * self.config.embedding_scale
+        return states.contiguous() if hidden is None else hidden.copy_(states)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from outrider.models.config import ModelConfig
+from outrider.models.decoder_weights import STORED_ROWS, LayerWeights, Weights
 from outrider.models.gguf.reader import GGUFFile
 from outrider.models.native.structs import LayerStruct, MatrixStruct, ModelStruct
 from outrider.models.packed import pack
-from outrider.models.weights import STORED_ROWS, LayerWeights, Weights
 
 _BLOCK = 16
 _LINE = 64
@@ -40,13 +40,16 @@ class _Arena:
 class PackedModel:
     """A model in the layout of the native pass, its matrices in 8 ``bits`` if wanted. Owns the memory it points to."""
 
-    def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16, *, embeds: bool = True
+    ) -> None:
+        """``embeds`` False: a pass brings the states that enter the first layer (a share of a divided model)."""
         self._library, self._kept, self._bits, self._stored_in = library, list[Tensor](), bits, weights.file
         self._arena = _Arena(library, sum(self._size(*matrix) for matrix in _matrices(config, weights)))
         self.num_bytes = self._arena.num_bytes
         has_stored = any(_is_stored(matrix) for matrix, _ in _matrices(config, weights))
         layers = (LayerStruct * config.num_layers)(*(self._layer(config, i, layer) for i, layer in enumerate(weights.layers)))
-        embedding, embedding_type = self._embedding(weights.embedding)
+        embedding, embedding_type = self._embedding(weights.embedding) if embeds else (None, 0)
         self.struct = ModelStruct(
             *(int(weights.dtype == torch.bfloat16), int(has_stored), config.hidden_size, config.num_layers),
             *(config.num_heads, config.num_kv_heads, config.head_dim, config.mlp_size, config.vocab_size),

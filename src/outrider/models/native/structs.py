@@ -57,6 +57,7 @@ class PassStruct(Structure):
         *((name, c_void_p) for name in ("attention_on", "mlp_on", "tap_layers", "taps", "hidden", "logits")),
         ("last_only", c_int32),
         ("cache_rows", c_int32),
+        ("sum", c_void_p),
     ]
 
     def give_tree(self, tree: TokenTree, lengths: Sequence[int]) -> None:
@@ -74,6 +75,11 @@ class PassStruct(Structure):
     def give_route(self, route: Route) -> None:
         self._on = [(c_uint8 * route.num_layers)(*part) for part in (route.attention, route.mlp)]
         self.attention_on, self.mlp_on = map(addressof, self._on)
+
+    def give_hidden(self, hidden: Tensor) -> None:
+        """[B, N, H] float32, contiguous: read where the pass begins with states, written when it ends."""
+        self._hidden = hidden
+        self.hidden = hidden.data_ptr()
 
     def give_taps(self, taps: Sequence[int], tapped: Tensor) -> None:
         """``tapped`` [taps, B, N, H], contiguous, is where their states go."""

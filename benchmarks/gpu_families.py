@@ -1,0 +1,143 @@
+"""Milliseconds of a pass of every model family on the GPU's fast decoder, against the floor of the bytes it must read.
+
+    PYTHONPATH=src python benchmarks/gpu_families.py [--families mistral gemma2 ...] [--layers 8] [--json FILE]
+
+Random weights at the widths of well-known checkpoints, with fewer layers: what counts is the share of the floor, not the text.
+The floor is (weights that a pass reads) / 4.3 TB/s. A mixture of experts reads the experts that its nodes choose, so its floor
+grows with the nodes; they are counted with the router's own choices. The last line of stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.core.tree import TokenTree
+from outrider.models.config import config_of
+from outrider.models.decoder_weights import Weights
+from outrider.models.experts import chosen_experts
+from outrider.models.features import ModelConfig
+from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.random_decoder import random_weights
+
+BANDWIDTH = 4.3e12
+DEVICE = torch.device("cuda")
+NODES = (1, 8, 16, 32)
+CONTEXT = 1024
+Raw = dict[str, Any]
+
+
+def raw_config(model_type: str, sizes: tuple[int, int, int, int, int], **others: Any) -> Raw:
+    """``sizes``: hidden, MLP, heads, key heads, vocabulary."""
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    return {"model_type": model_type, "max_position_embeddings": 32768, **dict(zip(names, sizes, strict=True)), **others}
+
+
+SHAPES: dict[str, Raw] = {
+    "llama": raw_config("llama", (4096, 14336, 32, 8, 128256)),
+    "qwen3": raw_config("qwen3", (4096, 12288, 32, 8, 151936), head_dim=128),
+    "mistral": raw_config("mistral", (4096, 14336, 32, 8, 32000), sliding_window=512),
+    "phi3": raw_config("phi3", (3072, 8192, 32, 32, 32064), sliding_window=512),
+    "gemma2": raw_config("gemma2", (3584, 14336, 16, 8, 256000), head_dim=256, sliding_window=512),
+    "gemma3": raw_config("gemma3_text", (3840, 15360, 16, 8, 262208), head_dim=256, sliding_window=512),
+    "olmo2": raw_config("olmo2", (4096, 11008, 32, 32, 100352)),
+    "granite": raw_config("granite", (4096, 12800, 32, 8, 49155), residual_multiplier=0.22, logits_scaling=16.0),
+    "cohere2": raw_config("cohere2", (4096, 14336, 32, 8, 256000), sliding_window=512),
+    "stablelm": raw_config("stablelm", (2560, 6912, 32, 32, 50304)),
+    "gpt-neox": raw_config("gpt_neox", (4096, 16384, 32, 32, 50432)),
+    "mixtral": raw_config("mixtral", (4096, 14336, 32, 8, 32000), num_local_experts=8, num_experts_per_tok=2),
+    "qwen3-moe": raw_config("qwen3_moe", (2048, 6144, 32, 4, 151936), head_dim=128, norm_topk_prob=True),
+    "olmoe": raw_config("olmoe", (2048, 1024, 16, 16, 50304)),
+    "gpt-oss": raw_config("gpt_oss", (2880, 2880, 64, 8, 201088), num_local_experts=32),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one family."""
+
+    family: str
+    nodes: int
+    ms: float
+    floor_ms: float
+
+    @property
+    def times_floor(self) -> float:
+        return self.ms / self.floor_ms
+
+
+def median_ms(run: Callable[[], Any], repeats: int = 30) -> float:
+    for _ in range(5):
+        run()
+    times = list[float]()
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def bytes_read(config: ModelConfig, weights: Weights, num_nodes: int) -> int:
+    """Everything but the embedding; of the experts those that ``num_nodes`` random nodes choose."""
+    total = sum(tensor.nbytes for tensor in weights.tensors if tensor.dim() < 3) - weights.embedding.nbytes
+    total += weights.embedding.nbytes if weights.head is weights.embedding else 0
+    for layer in weights.layers:
+        if config.experts is not None and layer.router is not None:
+            states = torch.randn(num_nodes, config.hidden_size, device=DEVICE, dtype=layer.router.dtype)
+            index, _ = chosen_experts(config.experts, states @ layer.router.T)
+            total += (layer.gate_up.nbytes + layer.down.nbytes) // config.experts.count * len(index.unique())
+    return total
+
+
+def measure(name: str, num_layers: int) -> list[Row]:
+    config = config_of({**SHAPES[name], "num_hidden_layers": num_layers})
+    assert config is not None
+    weights = random_weights(config, dtype=torch.bfloat16, device=DEVICE)
+    floors = {nodes: bytes_read(config, weights, nodes) / BANDWIDTH * 1e3 for nodes in NODES}
+    decoder = FastDecoder(config, weights)
+    cache = decoder.new_cache(1)
+    decoder.prefill([[(7 * place) % 30000 for place in range(CONTEXT)]], cache)
+    rows = list[Row]()
+    for nodes in NODES:
+        tree = TokenTree.chain(torch.randint(0, 30000, (1, nodes), device=DEVICE))
+        ms = median_ms(lambda tree=tree: decoder.score(tree, cache))
+        rows.append(Row(name, nodes, ms, floors[nodes]))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "layers": arguments.layers}
+    print(f"{'family':10} {'nodes':>5} {'ms':>7} {'floor':>7} {'x floor':>7}")
+    for name in arguments.families:
+        try:
+            rows = measure(name, arguments.layers)
+        except Exception as error:  # one family's kernel must not hide the others'
+            results[name] = f"{type(error).__name__}: {error}"
+            print(f"{name:10} {results[name][:300]}")
+            continue
+        for row in rows:
+            print(f"{row.family:10} {row.nodes:5d} {row.ms:7.3f} {row.floor_ms:7.3f} {row.times_floor:7.2f}")
+        results[name] = [[row.nodes, row.ms, row.floor_ms] for row in rows]
+        torch.cuda.empty_cache()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1))
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

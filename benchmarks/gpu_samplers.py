@@ -1,0 +1,87 @@
+"""Sampler x method on a GPU: what the complete sampler costs inside captured rounds, on 8B shapes.
+
+    PYTHONPATH=src python benchmarks/gpu_samplers.py [--tokens 128] [--repeats 3] [--json FILE]
+
+The models are the bundled pair in 8B shapes (recipes/inflate.py). For every sampler the methods take turns in one process, each
+repeat over the same prompts; a figure is the median of tokens per second and of milliseconds per round, batch 1. ``step`` is a
+sampler's milliseconds per round over those of greedy decoding with the same method. The last line is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent)]
+from gpu import Bench  # noqa: E402  # pyright: ignore
+
+from outrider import SamplingParams  # noqa: E402
+from outrider.core.request import Request  # noqa: E402
+
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "T 0.8": {"temperature": 0.8},
+    "T 0.8, top-p 0.95": {"temperature": 0.8, "top_p": 0.95},
+    "T 0.7, top-k 50, repetition 1.1": {"temperature": 0.7, "top_k": 50, "repetition_penalty": 1.1},
+    "T 1, min-p 0.05": {"temperature": 1.0, "min_p": 0.05},
+    "T 1, typical-p 0.9": {"temperature": 1.0, "typical_p": 0.9},
+    "greedy, logprobs 5": {"logprobs": 5},
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "draft-model": {"num_draft_tokens": 8},
+    "best-first": {"num_draft_tokens": 8, "num_tree_nodes": 63},
+}
+
+
+def measure(bench: Bench, method: Any, options: dict[str, Any], num_tokens: int) -> tuple[float, float, float]:
+    """Tokens per second, milliseconds per round, tokens per round."""
+    tokens, passes, seconds = 0, 0, 0.0
+    for seed, prompt in enumerate(bench.prompts):
+        request = Request(prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=seed, **options))
+        began = 0.0
+        for step in bench.rounds["fast"].run(method, [request], max_batch_size=1):
+            if not began:  # the first round waits for the prompt and for what is captured once
+                began, first = time.perf_counter(), (step.state.num_output, step.state.stats.num_passes)
+            state = step.state
+        seconds += time.perf_counter() - began
+        tokens += state.num_output - first[0]
+        passes += state.stats.num_passes - first[1]
+    return tokens / seconds, 1e3 * seconds / passes, tokens / passes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    bench, results = Bench(context=64), list[dict[str, Any]]()
+    methods = {name: bench.method(name, **options) for name, options in METHODS.items()}
+    greedy: dict[str, float] = {}
+    for label, options in SAMPLERS.items():
+        for name, method in methods.items():
+            measure(bench, method, options, 16)
+            runs = [measure(bench, method, options, arguments.tokens) for _ in range(arguments.repeats)]
+            speed, round_ms, per_round = (statistics.median(column) for column in zip(*runs, strict=True))
+            greedy.setdefault(name, round_ms)
+            row = {"sampler": label, "method": name, "tokens_per_second": speed, "round_ms": round_ms}
+            row |= {"tokens_per_round": per_round, "step": round_ms / greedy[name], "speeds": [run[0] for run in runs]}
+            results.append(row)
+            print(
+                f"{label:<32} {name:<12} {speed:7.1f} tokens/s  {round_ms:6.2f} ms a round ({row['step']:.3f}x greedy)  "
+                f"{per_round:.2f} tokens a round",
+                flush=True,
+            )
+            if arguments.json:
+                arguments.json.write_text(json.dumps(results))
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""A lane whose rounds are graphs: the device runs one round ahead of the host.
+
+While a round runs, the host reads the note of the one before: gives every request its tokens, sees who has ended and tells the
+policy. A request that ended is noticed one round late; what the device did to its slot in the meantime is thrown away, so the
+output is that of ``Lane``, its oracle, token for token. Slots come in powers of two: a frame grows when more requests join, and
+shrinks when most have left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+
+from outrider.core.device_sampling import Stages, stages_for
+from outrider.core.draft import Draft, Draws
+from outrider.core.interfaces import Cache, Observation, Plan
+from outrider.core.report import RoundReport
+from outrider.core.request import Origin, Request, RequestState
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+from outrider.engine.finish import emit
+from outrider.engine.graphs import RoundGraph, RoundGraphs
+from outrider.engine.memory import BatchSize
+from outrider.engine.step import Batch, Engine
+
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_SHRINKS = 4
+"""A frame this many times too large is given up for a smaller one."""
+
+
+def num_slots(count: int) -> int:
+    """Slots of the frame that serves so many requests at once."""
+    return next((size for size in _SIZES if size >= count), count)
+
+
+@dataclass
+class _Seat:
+    """A request in a slot."""
+
+    number: int
+    state: RequestState
+    first_round: int
+    """Rounds before this one belong to whoever stood here earlier."""
+    known: int
+    """Tokens the drafter has certainly read."""
+    stages: Stages
+    """Of the sampler that the request needs."""
+    num_unread: int = 0
+    """Rounds since then that drafted nothing."""
+
+    def take(self, note: Sequence[int], *, drafted: bool, max_len: int) -> list[int]:
+        """The tokens a round brought, up to where one of them ends the request. A request whose text fails ends alone."""
+        num_emitted, _, num_agreed, rejected, *choices = note
+        last = Origin.RECOVERED if rejected else Origin.BONUS
+        origins = [Origin.ACCEPTED if place < num_agreed else last for place in range(num_emitted)]
+        try:
+            taken = emit(self.state, choices[:num_emitted], origins, max_len=max_len)
+        except Exception as error:
+            self.state.fail(error)
+            taken = 0
+        if drafted:
+            self.known = len(self.state.tokens) - 2
+        else:
+            self.num_unread += 1
+        return choices[:taken]
+
+
+@dataclass(frozen=True, eq=False)
+class _Launched:
+    """A round on its way."""
+
+    graph: RoundGraph
+    plan: Plan
+    number: int
+    """Of the graph's rounds."""
+    index: int
+    """Of the lane's rounds."""
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
+
+    @property
+    def seconds(self) -> float:
+        """What the round took on the device, whatever was queued before and after it."""
+        return self.began.elapsed_time(self.ended) / 1e3
+
+
+@final
+class DeviceLane:
+    """Requests that run with one method, in slots of its captured rounds."""
+
+    def __init__(self, graphs: RoundGraphs, reader: Engine) -> None:
+        """``reader`` is the engine that reads prompts for it, without a drafter."""
+        self.engine = reader
+        self._graphs = graphs
+        self._seats: list[_Seat | None] = []
+        self._joining: list[tuple[int, RequestState, Cache]] = []
+        self._pending: _Launched | None = None
+        self._num_rounds = 0
+        self._policy_state: Any = None
+        self._clock = time.perf_counter()
+
+    def accepts(self, request: Request) -> bool:
+        """The device can do all that the request's sampling asks for, the prompt has the two tokens a drafter's first pass
+        reads, and no other lane (a stream that was left half read) holds the slots."""
+        graphs = self._graphs
+        if graphs.holder not in (None, self) or len(request.prompt_ids) < 2 or stages_for([request]) is None:
+            return False
+        return graphs.fits(_longest(request, graphs))
+
+    @property
+    def order(self) -> list[int]:
+        """Numbers of the requests."""
+        return [*(seat.number for seat in self._seats if seat is not None), *(number for number, _, _ in self._joining)]
+
+    @property
+    def states(self) -> list[RequestState]:
+        return [*(seat.state for seat in self._seats if seat is not None), *(state for _, state, _ in self._joining)]
+
+    @property
+    def size(self) -> BatchSize:
+        lengths = [len(state.tokens) for state in self.states]
+        return BatchSize(len(lengths), max(lengths, default=0), sum(lengths))
+
+    def join(self, fresh: Batch) -> None:
+        """Requests whose prompts were read take slots before the next round."""
+        rows = zip(fresh.ids, fresh.rows, strict=True)
+        self._joining += [(number, state, fresh.cache.fork([row])) for row, (number, state) in enumerate(rows)]
+
+    def leave(self, number: int) -> None:
+        """A request is given up."""
+        self._joining = [one for one in self._joining if one[0] != number]
+        self._empty([slot for slot, seat in enumerate(self._seats) if seat is not None and seat.number == number])
+        self._rest()
+
+    def step(self) -> RoundReport | None:
+        """Start the next round, then report the one before it, if there was one."""
+        report = self._make_seats()
+        if not any(self._seats):
+            self._rest()
+            return report
+        plan = self._graphs.policy.plan(self._policy_state, len(self._seats))
+        depth = min(max(plan.max_depth), self._graphs.most_guesses)
+        if depth and any(seat is not None and seat.num_unread for seat in self._seats):
+            report = report or self._read()
+            self._catch_up()
+        if any(self._seats):
+            launched = self._launch(depth, plan)
+            report = report or self._read()
+            self._pending = launched
+        self._rest()
+        return report
+
+    def _make_seats(self) -> RoundReport | None:
+        """Give slots to those who have joined; the report of the round that had to end before the frame could change."""
+        running = [seat for seat in self._seats if seat is not None]
+        needed = num_slots(max(1, len(running) + len(self._joining)))
+        report = None
+        if needed > len(self._seats) or needed * _SHRINKS <= len(self._seats):
+            report = self._read()
+            running = [seat for seat in self._seats if seat is not None]
+            self._resize(num_slots(max(1, len(running) + len(self._joining))))
+        if self._joining:
+            self._seat()
+        return report
+
+    def _resize(self, size: int) -> None:
+        """Everybody moves to a frame of another size."""
+        graphs, old = self._graphs, self._seats
+        kept = [slot for slot, seat in enumerate(old) if seat is not None]
+        graphs.holder = self
+        graphs.resize(len(old), size, kept, [seat.state for seat in old if seat is not None])
+        self._seats = [*(old[slot] for slot in kept), *[None] * (size - len(kept))]
+        fresh = graphs.policy.start(size - len(kept))
+        self._policy_state = self._policy_state.fork(kept).join(fresh) if kept else graphs.policy.start(size)
+
+    def _seat(self) -> None:
+        began = time.perf_counter()
+        free = [slot for slot, seat in enumerate(self._seats) if seat is None][: len(self._joining)]
+        joining, self._joining = self._joining[: len(free)], self._joining[len(free) :]
+        states = [state for _, state, _ in joining]
+        self._graphs.seat(len(self._seats), free, states, [cache for _, _, cache in joining])
+        for slot, (number, state, _) in zip(free, joining, strict=True):
+            stages = stages_for([state.request])
+            assert stages is not None, "the others run on the host"
+            self._seats[slot] = _Seat(number, state, first_round=self._num_rounds, known=len(state.tokens) - 1, stages=stages)
+        self._clock += time.perf_counter() - began
+
+    def _launch(self, depth: int, plan: Plan) -> _Launched:
+        began = time.perf_counter()
+        seats = [seat for seat in self._seats if seat is not None]
+        stages = max(seat.stages for seat in seats)
+        logprobs = any(seat.state.params.logprobs is not None for seat in seats)
+        graph = self._graphs.round(len(self._seats), depth, stages, logprobs=logprobs)
+        self._clock = began if self._pending is None else self._clock
+        self._clock += time.perf_counter() - began  # capturing is no part of a round
+        events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        events[0].record()
+        number = graph.launch()
+        events[1].record()
+        self._num_rounds += 1
+        return _Launched(graph, plan, number, self._num_rounds - 1, *events)
+
+    def _catch_up(self) -> None:
+        """The drafter reads the tokens that rounds without guesses have added."""
+        lagging = [(slot, seat) for slot, seat in enumerate(self._seats) if seat is not None and seat.num_unread]
+        if lagging and self._graphs.drafter is not None:
+            rows, known = [seat.state.tokens for _, seat in lagging], [seat.known for _, seat in lagging]
+            slots = [slot for slot, _ in lagging]
+            self._graphs.drafter.catch_up(slots, rows, batch_size=len(self._seats), known=known)
+        for _, seat in lagging:
+            seat.num_unread = 0
+
+    def _read(self) -> RoundReport | None:
+        """Wait for the round in flight, and give every request what it brought."""
+        launched, self._pending = self._pending, None
+        if launched is None:
+            return None
+        launched.ended.synchronize()
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        notes, depth = launched.graph.note(launched.number), launched.graph.num_guesses
+        taking = {
+            slot: seat for slot, seat in enumerate(self._seats) if seat is not None and launched.index >= seat.first_round
+        }
+        positions = [seat.state.num_output for seat in taking.values()]
+        emitted = [
+            seat.take(notes[slot], drafted=depth > 0, max_len=self._graphs.target.max_len) for slot, seat in taking.items()
+        ]
+        _add_logprobs(launched, taking, emitted)
+        everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
+        self._graphs.policy.update(self._policy_state, _observation(everybody, depth, launched.seconds, launched.plan))
+        self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
+        return self._report(taking, notes, positions, emitted, launched=launched, seconds=seconds) if taking else None
+
+    def _report(
+        self,
+        taking: Mapping[int, _Seat],
+        notes: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        emitted: Sequence[list[int]],
+        *,
+        launched: _Launched,
+        seconds: float,
+    ) -> RoundReport:
+        """The round of the seats that took part, counted. How its time splits between draft and score is not known."""
+        seen = _observation([notes[slot] for slot in taking], launched.graph.num_guesses, seconds, launched.plan)
+        report = RoundReport(
+            ids=[seat.number for seat in taking.values()],
+            states=[seat.state for seat in taking.values()],
+            positions=positions,
+            seen=replace(seen, score_seconds=0.0),
+            drafted=[notes[slot][1] for slot in taking],
+            rejected=[bool(notes[slot][3]) for slot in taking],
+            emitted=emitted,
+            seconds=seconds,
+        )
+        report.count()
+        return report
+
+    def _empty(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._seats[slot] = None
+        if slots:
+            self._graphs.stop(len(self._seats), slots)
+
+    def _rest(self) -> None:
+        """Nobody is here: the slots are for whoever comes next."""
+        if not any(self._seats) and not self._joining and self._graphs.holder is self:
+            self._pending = None
+            self._graphs.leave(len(self._seats))
+            self._seats, self._graphs.holder = [], None
+
+
+def _longest(request: Request, graphs: RoundGraphs) -> int:
+    """The longest text that a request can become."""
+    return min(len(request.prompt_ids) + request.params.max_tokens, graphs.target.max_len)
+
+
+def _add_logprobs(launched: _Launched, taking: Mapping[int, _Seat], emitted: Sequence[list[int]]) -> None:
+    noted = launched.graph.logprobs
+    for (slot, seat), tokens in zip(taking.items(), emitted, strict=True):
+        count = seat.state.params.logprobs
+        if count is not None and noted is not None:
+            seat.state.logprobs += [
+                noted.of(launched.number, slot, place, count=count, token=token) for place, token in enumerate(tokens)
+            ]
+
+
+def _observation(notes: Sequence[Sequence[int] | None], depth: int, seconds: float, plan: Plan) -> Observation:
+    """What a policy and the statistics read of a round: depths, acceptance and seconds. The guesses stay on the device. A seat
+    that was empty has no note: it was asked for nothing."""
+    drafted = [0 if note is None else min(note[1], depth) for note in notes]
+    accepted = [0 if note is None else min(note[2], note[0]) for note in notes]
+    asked = tuple(0 if note is None else depth for note in notes)
+    tokens = torch.zeros(len(notes), depth + 1, dtype=torch.int64)
+    draft = Draft(TokenTree.chain(tokens, [count + 1 for count in drafted]), Draws.DETERMINISTIC)
+    paths = [list(range(count + 1)) for count in accepted]
+    played = Plan(asked, asked, reason=plan.reason)
+    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, played, seconds)

@@ -1,0 +1,44 @@
+"""What a scheduler is given: requests, and how many of them may run at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from outrider.core.errors import OptionError
+from outrider.core.request import RequestState
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How much may happen at once."""
+
+    max_rows: int = 32
+    """Requests that share rounds."""
+    prefill_tokens: int = 512
+    """Prompt tokens read between two rounds."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise OptionError(f"{name} = {value} is not valid; use at least 1")
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A request in the scheduler."""
+
+    id: int
+    state: RequestState
+    lane: Hashable = None
+    """Name of the method it runs with."""
+    max_draft: int | None = None
+    """Most guesses along a path; 0 is plain decoding, None leaves it to the policy."""
+    priority: int = 0
+    """Requests with a larger one wait behind those with a smaller one."""
+    shares_prefix: bool = True
+    """Its tokens may be read from, and kept among, the shared beginnings."""
+    traced: bool = False
+    """Its rounds must report their trees, which captured rounds cannot."""
+    created: float = field(default_factory=time.perf_counter)

@@ -1,0 +1,178 @@
+"""Queries and keys as attention takes them, in one kernel: parts added up, bias, norm, rotation; keys and values are written.
+
+Norms of queries and keys come in three spans: a weight for all heads (Qwen3), one for each (Cohere, StableLM), or a norm over
+all heads of a node together (OLMo-2), for which every program reads the node's whole row once more.
+"""
+
+# ruff: noqa: N803, PLR0915 - kernels write compile-time numbers in capitals, and are long
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.models.attention.tree_tiles import Rows, Sights, slots_at
+from outrider.models.gpu import launch
+from outrider.models.gpu.launch import begin, end
+
+
+class QueryNorms(NamedTuple):
+    """Norms of queries and keys."""
+
+    queries: Tensor
+    """[D], or [Hq * D] where the span is not "head"."""
+    keys: Tensor
+    eps: float
+    span: str = "head"
+    """As in ``ModelConfig.qk_norm_span``: all heads share a weight, each has its own, or a node's heads are one vector."""
+    kind: str = "rms"
+    """RMS norm, or "layer" norm."""
+
+
+_SPANS = {"head": 0, "heads": 1, "whole": 2}
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    memory: tuple[Tensor, Tensor],
+    rows: Rows,
+    *,
+    sights: Sights,
+    tables: tuple[Tensor, Tensor] | None,
+    bias: Tensor | None = None,
+    norms: QueryNorms | tuple[Tensor, Tensor, float] | None = None,
+) -> Tensor:
+    """Rotated queries [B, N, Hq, D] out of [B, N, (Hq + 2 Hkv) * D], or of [parts, B, N, ..] yet to be added up; rotated keys
+    and the values go to slots ``lengths[b] + start + n``. ``tables`` are cosines and signed sines [S, D], None for a layer
+    without positions; ``norms`` are those of queries and keys (three values: one weight per head, RMS)."""
+    keys, values = memory
+    batch_size, num_nodes, width = qkv.shape[-3:]
+    num_kv_heads, capacity, head_dim = keys.shape[1], keys.shape[2], keys.shape[3]
+    num_heads = width // head_dim - 2 * num_kv_heads
+    queries = torch.empty(batch_size, num_nodes, num_heads, head_dim, dtype=keys.dtype, device=qkv.device)
+    cos, sin = tables if tables is not None else (qkv, qkv)
+    norms = None if norms is None else QueryNorms(*norms)
+    block = math.gcd(math.gcd(num_heads, num_kv_heads), 8)  # heads of one sort per program
+    _rotate_and_write[((num_heads + 2 * num_kv_heads) // block, batch_size * num_nodes)](
+        qkv,
+        queries,
+        keys,
+        values,
+        rows.lengths,
+        rows.places,
+        rows.lengths if sights.depths is None else sights.depths,
+        cos,
+        sin,
+        qkv if bias is None else bias,
+        qkv if norms is None else norms[0],
+        qkv if norms is None else norms[1],
+        capacity,
+        rows.places.shape[1] if rows.page_len else 0,
+        0.0 if norms is None else norms[2],
+        num_nodes,
+        sights.start,
+        HEADS=num_heads,
+        KV_HEADS=num_kv_heads,
+        BLOCK=block,
+        D=head_dim,
+        PARTS=1 if qkv.dim() == 3 else len(qkv),
+        CHAIN=sights.depths is None,
+        TURNS=tables is not None,
+        HAS_BIAS=bias is not None,
+        HAS_NORMS=norms is not None,
+        SPAN=0 if norms is None else _SPANS[norms.span],
+        CENTRED=norms is not None and norms.kind == "layer",
+        WIDE=triton.next_power_of_2(max(num_heads, num_kv_heads) * head_dim),
+        PAGED=rows.page_len > 0,
+        EARLY=launch.EARLY,
+        num_warps=max(1, block // 2),
+        launch_pdl=launch.EARLY,
+    )
+    return queries
+
+
+@triton.jit
+def _whole_scale(at, bias, count, step, eps, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, WIDE: tl.constexpr):
+    """1 / rms of ``count`` numbers, added up from their parts and their bias."""
+    dims = tl.arange(0, WIDE)
+    inside = dims < count
+    x = tl.load(at + dims, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(at + part * step + dims, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias + dims, mask=inside, other=0.0).to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x, 0) / count + eps)
+
+
+@triton.jit(do_not_specialize=["num_nodes", "start"])
+def _rotate_and_write(
+    qkv, queries, keys, values, lengths, places, depths, cos, sin, bias, q_norm, k_norm,
+    capacity, num_pages, eps, num_nodes, start,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    CHAIN: tl.constexpr, TURNS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr, SPAN: tl.constexpr,
+    CENTRED: tl.constexpr, WIDE: tl.constexpr, PAGED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * BLOCK
+    heads = first + tl.arange(0, BLOCK)
+    flat = tl.program_id(1)
+    row = flat // num_nodes
+    node = flat % num_nodes
+    dims = tl.arange(0, D // 2)  # of the first half; a number turns with its partner in the second
+    low = heads[:, None] * D + dims[None, :]
+    high = low + D // 2
+    at = qkv + flat.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
+    length = tl.load(lengths + row)  # like all the rest but the sums, written long before the kernel in front
+    turns = TURNS and first < HEADS + KV_HEADS
+    angle = (length + (start + node if CHAIN else tl.load(depths + flat))) * D + dims
+    low_cos = tl.load(cos + angle, mask=turns, other=0.0).to(tl.float32)[None, :]
+    low_sin = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)[None, :]
+    high_cos = tl.load(cos + angle + D // 2, mask=turns, other=0.0).to(tl.float32)[None, :]
+    high_sin = tl.load(sin + angle + D // 2, mask=turns, other=0.0).to(tl.float32)[None, :]
+    begin(EARLY)
+    x = tl.load(at + low).to(tl.float32)
+    y = tl.load(at + high).to(tl.float32)
+    for _ in tl.static_range(1, PARTS):
+        at += tl.num_programs(1).to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
+        x += tl.load(at + low).to(tl.float32)
+        y += tl.load(at + high).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias + low).to(tl.float32)
+        y += tl.load(bias + high).to(tl.float32)
+    if first < HEADS + KV_HEADS:
+        if HAS_NORMS:
+            if CENTRED:
+                mean = ((tl.sum(x, 1) + tl.sum(y, 1)) / D)[:, None]
+                x -= mean
+                y -= mean
+            if SPAN == 2:
+                before = 0 if first < HEADS else HEADS * D
+                row_at = qkv + flat.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D + before
+                count = (HEADS if first < HEADS else KV_HEADS) * D
+                step = tl.num_programs(1).to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
+                scale = _whole_scale(row_at, bias + before, count, step, eps, PARTS, HAS_BIAS, WIDE)
+            else:
+                scale = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / D + eps)[:, None]
+            gains = q_norm if first < HEADS else k_norm
+            gain = low - (0 if first < HEADS else HEADS * D) if SPAN > 0 else dims[None, :]
+            x *= scale * tl.load(gains + gain).to(tl.float32)
+            y *= scale * tl.load(gains + gain + D // 2).to(tl.float32)
+        if TURNS:
+            x, y = x * low_cos + y * low_sin, y * high_cos + x * high_sin
+    end(EARLY)
+    x, y = x.to(queries.dtype.element_ty), y.to(queries.dtype.element_ty)
+    if first < HEADS:
+        tl.store(queries + flat.to(tl.int64) * HEADS * D + low, x)
+        tl.store(queries + flat.to(tl.int64) * HEADS * D + high, y)
+    else:
+        kv_heads = (heads - HEADS) % KV_HEADS
+        slot = length + start + node
+        to = slots_at(places, row, kv_heads, slot, True, capacity, num_pages, KV_HEADS, PAGED)[:, None] * D + dims[None, :]
+        memory = keys if first < HEADS + KV_HEADS else values
+        tl.store(memory + to, x)
+        tl.store(memory + to + D // 2, y)

@@ -1,0 +1,73 @@
+"""The weights of a decoder as its matrices multiply: what is read together stands together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.models.gguf.reader import GGUFFile
+
+STORED_ROWS = torch.int64
+"""Type of a table of rows, what a matrix is that stays as a GGUF file stores it (``gguf/stored.py``)."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """One layer. Rows of ``qkv`` are query heads, key heads, value heads; of ``gate_up`` the gate, then up.
+
+    A layer of E experts has them as [E, ..]: ``gate_up`` and ``down`` (with their biases) are those of all experts, and
+    ``router`` chooses among them. For the native CPU pass, a matrix may be a table of rows of a GGUF file
+    (``gguf/stored.py``)."""
+
+    attention_norm: Tensor | None
+    """None where attention reads the residual stream itself."""
+    qkv: Tensor
+    out: Tensor
+    mlp_norm: Tensor | None
+    """None where the MLP reads the residual stream itself, or in a parallel layer what attention reads."""
+    gate_up: Tensor
+    """Of an MLP without a gate, up alone."""
+    down: Tensor
+    qkv_bias: Tensor | None = None
+    out_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    attention_norm_bias: Tensor | None = None
+    mlp_norm_bias: Tensor | None = None
+    q_norm: Tensor | None = None
+    """[D], or [heads * D] where heads have weights of their own."""
+    k_norm: Tensor | None = None
+    attention_post_norm: Tensor | None = None
+    mlp_post_norm: Tensor | None = None
+    sinks: Tensor | None = None
+    """[heads] scores beside those of the keys, without a value."""
+    router: Tensor | None = None
+    """[E, H]"""
+    router_bias: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A whole decoder. With a tied head, ``head`` is ``embedding``."""
+
+    embedding: Tensor
+    layers: list[LayerWeights]
+    norm: Tensor
+    head: Tensor
+    norm_bias: Tensor | None = None
+    file: GGUFFile | None = None
+    """The GGUF file whose rows the stored matrices are."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the cache and of what is computed."""
+        return torch.float32 if self.embedding.dtype == STORED_ROWS else self.embedding.dtype
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor once."""
+        inner = [tensor for layer in self.layers for tensor in vars(layer).values() if tensor is not None]
+        ends = [self.norm, *([] if self.norm_bias is None else [self.norm_bias])]
+        return [self.embedding, *inner, *ends, *([] if self.head is self.embedding else [self.head])]

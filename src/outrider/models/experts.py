@@ -1,0 +1,70 @@
+"""A mixture of experts in plain PyTorch: the oracle of ``gpu/experts.py``.
+
+The router scores E experts for a node, the k best are taken, and their outputs are added with the router's weights.
+
+    s = router(x),   chosen = top k of s,   w = softmax(s over chosen)  or  softmax(s over all) of the chosen
+    y = sum over chosen e of  w_e down_e(activation(gate_e x) * up_e x)
+
+Every expert multiplies the nodes that chose it in one product, and its weights are not read where nobody did. (Shazeer et al.
+2017, arXiv 1701.06538; Jiang et al. 2024, "Mixtral", arXiv 2401.04088.)
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.models.decoder_weights import LayerWeights
+from outrider.models.features import Experts, ModelConfig
+from outrider.models.layers import Mlp, activation_of
+
+ALPHA, LIMIT = 1.702, 7.0
+"""Slope and bound of the clamped gate (gpt-oss)."""
+
+
+def chosen_experts(experts: Experts, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """[M, k] expert numbers and their float32 weights, from the router's scores [M, E]."""
+    top, index = torch.topk(scores.float(), experts.num_chosen, -1)
+    if experts.normalised:
+        return index, torch.softmax(top, -1)
+    return index, (top - torch.logsumexp(scores.float(), -1, keepdim=True)).exp()
+
+
+def gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
+    """activation(gate) * up. "clamped": g sigmoid(1.702 g) (u + 1), g at most 7 and u within 7."""
+    if activation != "clamped":
+        return activation_of(activation)(gate) * up
+    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+    return gate * torch.sigmoid(ALPHA * gate) * (up + 1)
+
+
+@final
+class ExpertsMlp(Mlp):
+    """The experts of one layer."""
+
+    def __init__(self, config: ModelConfig, weights: LayerWeights) -> None:
+        assert config.experts is not None and weights.router is not None
+        self._experts, self._activation, self._weights, self._router = (
+            config.experts,
+            config.activation,
+            weights,
+            weights.router,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        index, shares = chosen_experts(self._experts, F.linear(x, self._router, self._weights.router_bias))
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for expert in index.unique().tolist():
+            node, place = (index == expert).nonzero(as_tuple=True)
+            total.index_add_(0, node, self._one(expert, x[node]).float() * shares[node, place, None])
+        return total.to(x.dtype)
+
+    def _one(self, expert: int, x: Tensor) -> Tensor:
+        weights = self._weights
+        bias = None if weights.gate_up_bias is None else weights.gate_up_bias[expert]
+        gate, up = F.linear(x, weights.gate_up[expert], bias).chunk(2, -1)
+        bias = None if weights.down_bias is None else weights.down_bias[expert]
+        return F.linear(gated(self._activation, gate, up), weights.down[expert], bias)

@@ -1,0 +1,88 @@
+"""What a decoder is made of, as numbers and switches: one decoder runs every family whose features are declared here.
+
+A family is a row of values, never a class: two checkpoints with the same features run the same code on every device.
+``config.py`` reads them from a ``config.json``; ``Decoder`` (PyTorch) knows them all, the GPU's and the native decoder say
+which they know (``gpu/known.py``, ``native/decoder.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.models.rope import Rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture of experts in the place of the MLP: a router picks a few of many small MLPs for every node."""
+
+    count: int
+    num_chosen: int
+    size: int
+    """Inner size of one expert."""
+    normalised: bool
+    """The weights of the chosen experts add up to 1; otherwise they are the router's probabilities over all experts."""
+    layers: tuple[bool, ...]
+    """Which layers have experts; the others have an ordinary MLP."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes and switches of one decoder."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_size: int
+    max_len: int
+    """Longest context the model is opened for."""
+    norm_eps: float
+    norm_offset: float = 0.0
+    """Added to the weights of every norm: 1 where a checkpoint stores w of (1 + w)."""
+    norm_kind: str = "rms"
+    """Either "rms", x / sqrt(mean(x^2) + eps) * w, or "layer", which takes the mean off first."""
+    norm_bias: bool = False
+    """The norms of the residual stream add a bias."""
+    qk_norm: bool = False
+    """Queries and keys are normalised before they are rotated."""
+    qk_norm_span: str = "head"
+    """With "head" all heads share one weight, with "heads" each has its own, with "whole" a node's heads are one vector."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    activation: str = "silu"
+    gated: bool = True
+    """down(activation(gate) * up); without a gate down(activation(up))."""
+    ropes: tuple[Rope, ...]
+    rope_of_layer: tuple[int | None, ...]
+    """Index into ``ropes`` for each layer; None for a layer without positions."""
+    interleaved_rope: bool = False
+    """The checkpoint rotates neighbours (0 with 1, 2 with 3): its rows are reordered when they are read."""
+    windows: tuple[int | None, ...]
+    """Most positions a node of each layer sees, itself included; None for all."""
+    sinks: bool = False
+    """Every head has a learned score that takes part in the softmax and has no value."""
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    query_scale: float
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """What attention and MLP return is multiplied by before it is added to the residual stream."""
+    logit_scale: float = 1.0
+    pre_norms: bool = True
+    """Attention and MLP read the residual stream through a norm."""
+    post_norms: bool = False
+    """Attention and MLP outputs are normalised before they are added to the residual stream."""
+    parallel: bool = False
+    """Attention and MLP read the same stream, and both are added to it."""
+    one_norm: bool = False
+    """Attention and MLP of a parallel layer share their norm."""
+    experts: Experts | None = None
+    tied_head: bool = False
+    eos_ids: tuple[int, ...] = ()
+    dtype: str | None = None
+    """Type of the stored weights, by name, where the file says so."""

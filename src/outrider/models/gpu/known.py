@@ -1,0 +1,29 @@
+"""Which models the GPU's fast decoder knows: what it is missing is said in words."""
+
+from __future__ import annotations
+
+from outrider.models.features import ModelConfig
+from outrider.models.padded_heads import can_pad
+
+SHORTEST_WINDOW = 128
+"""Nodes of a tree see one another whatever the window, so trees must be less deep than it."""
+
+
+def head_dim_for(config: ModelConfig) -> int:
+    """The size of head that kernels take: a power of two, 16 at least."""
+    return max(16, 1 << (config.head_dim - 1).bit_length())
+
+
+def missing_features(config: ModelConfig, bits: int = 16) -> list[str]:
+    """What a model needs and the fast decoder does not have; nothing where it can run."""
+    wider = head_dim_for(config) != config.head_dim
+    windows = [window for window in config.windows if window is not None and window < config.max_len]
+    plain = config.activation == "silu" and config.gated and not config.mlp_bias and config.experts is None
+    found = {
+        f"heads of {config.head_dim} with norms of their own": wider and not can_pad(config),
+        f"heads of more than 256 ({config.head_dim})": config.head_dim > 256,
+        f"a window of {min(windows, default=0)}, less than {SHORTEST_WINDOW}": min(windows, default=1 << 30) < SHORTEST_WINDOW,
+        "layer norms after attention and MLP": config.post_norms and config.norm_kind != "rms",
+        f"weights of {bits} bits with experts, MLP biases or another activation than SiLU": bits < 16 and not plain,
+    }
+    return [words for words, is_missing in found.items() if is_missing]

@@ -1,0 +1,42 @@
+"""What the layers of one pass share, and the residual stream that goes through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outrider.models.attention.tree_tiles import Cut, Rows, Sights
+from outrider.models.gpu.skinny import PLAIN, Ending, Norm
+from outrider.models.gpu.sums import add_norm, added
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What all layers of one pass share."""
+
+    shape: tuple[int, int]
+    rows: Rows
+    sights: Sights
+    cuts: Mapping[int, Cut]
+    """How keys are cut in layers of each window; 0: without one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """The residual stream, and what the last sublayer has yet to add to it (the next norm does)."""
+
+    x: Tensor
+    parts: Tensor | None = None
+    ending: Ending = PLAIN
+
+    def normed(self, norm: Norm | None) -> Tensor:
+        """Adds what is left to add to ``x``."""
+        return add_norm(self.x, self.parts, norm, self.ending)
+
+    def complete(self) -> Tensor:
+        return added(self.x, self.parts, self.ending)
+
+    def then(self, parts: Tensor, ending: Ending) -> Stream:
+        return Stream(self.x, parts, ending)

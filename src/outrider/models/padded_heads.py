@@ -1,0 +1,59 @@
+"""Heads made wider with zeros, for kernels whose vectors a head must fill: the same numbers come out.
+
+Both halves of a head grow by as many zeros, so that rotary partners stay half a head apart; what is added has the angle 0,
+as the dimensions have that partial rotation leaves alone. Added values meet added columns of zeros in the output matrix.
+
+    norm per head   w' = w sqrt(d / D),  eps' = eps d / D       so that  norm'(x, 0) = norm(x)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.models.decoder_weights import LayerWeights, Weights
+from outrider.models.features import ModelConfig
+
+
+def can_pad(config: ModelConfig) -> bool:
+    """Norms over a head that take the mean off, or that share their eps with the residual stream, would see the zeros."""
+    return not config.qk_norm
+
+
+def with_wider_heads(config: ModelConfig, weights: Weights, head_dim: int) -> tuple[ModelConfig, Weights]:
+    """The same model with heads of ``head_dim``; itself where they are so wide already."""
+    if config.head_dim == head_dim:
+        return config, weights
+    assert can_pad(config) and head_dim > config.head_dim and not (head_dim - config.head_dim) % 2
+    layers = [_wider(config, layer, head_dim) for layer in weights.layers]
+    return replace(config, head_dim=head_dim), replace(weights, layers=layers)
+
+
+def _wider(config: ModelConfig, layer: LayerWeights, head_dim: int) -> LayerWeights:
+    sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+    rows = [size * config.head_dim for size in sizes]
+    queries, keys, values = (
+        _halves(part, config.head_dim, head_dim) if turned else _end(part, config.head_dim, head_dim)
+        for part, turned in zip(layer.qkv.split(rows), (True, True, False), strict=True)
+    )
+    bias = layer.qkv_bias
+    if bias is not None:
+        parts = zip(bias.split(rows), (_halves, _halves, _end), strict=True)
+        bias = torch.cat([pad(part, config.head_dim, head_dim) for part, pad in parts])
+    out = _end(layer.out.T, config.head_dim, head_dim).T.contiguous()
+    return replace(layer, qkv=torch.cat((queries, keys, values)), qkv_bias=bias, out=out)
+
+
+def _halves(rows: Tensor, head_dim: int, wider: int) -> Tensor:
+    """Rows of rotated heads, each half of a head with zeros behind it."""
+    return _end(rows, head_dim // 2, wider // 2)
+
+
+def _end(rows: Tensor, size: int, wider: int) -> Tensor:
+    """Rows in groups of ``size``, with zeros behind every group."""
+    groups = rows.unflatten(0, (-1, size))
+    after = [0, 0] * (groups.dim() - 2) + [0, wider - size]
+    return F.pad(groups, after).flatten(0, 1)
