@@ -144,9 +144,9 @@ def _load_gguf(
     path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed
 ) -> LayeredTarget:
     file = read_gguf(str(path))
-    if dtype is None and device.type == "cpu" and speed.leaves_stored and is_quantised(file):
-        if (decoder := _stored_decoder(file, max_len)) is not None:
-            return decoder
+    as_stored = dtype is None and device.type == "cpu" and speed.leaves_stored and is_quantised(file)
+    if as_stored and (decoder := _stored_decoder(file, max_len)) is not None:
+        return decoder
     dtype = dtype or auto_dtype("bfloat16", device)  # the file's own rounding is coarser
     source = TensorDict(dict(hf_tensors(file, dtype=dtype)), str(path))
     return _decoder(_gguf_config(file), source, dtype=dtype, device=device, max_len=max_len, speed=speed)

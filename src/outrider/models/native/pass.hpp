@@ -76,7 +76,7 @@ template <class T> class Runner {
     template <class B> static void grow(B& buffer, size_t size) {
         if (buffer.size() < size) buffer.resize(size);
     }
-    // The queries of a key head, its key and its value at one row. Outputs of qkv come in this order too (structs.py), so that a
+    // The queries of a key head, its key and its value at one row. Outputs of qkv come in this order too (packed_model.py), so that a
     // thread finds in its own cache what it needs for the attention of a head.
     float* heads_of(int head, int row) { return b.wide.data() + (size_t(head) * rows.size() + row) * per_head(); }
     T* queries_of(int head, int row) { return b.queries.data() + (size_t(head) * rows.size() + row) * (m.heads / m.kv_heads) * m.head_dim; }
