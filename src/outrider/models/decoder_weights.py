@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
+
+from outrider.models.features import ModelConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,3 +61,11 @@ class Weights:
         inner = [tensor for layer in self.layers for tensor in vars(layer).values() if tensor is not None]
         ends = [self.norm, *([] if self.norm_bias is None else [self.norm_bias])]
         return [self.embedding, *inner, *ends, *([] if self.head is self.embedding else [self.head])]
+
+
+class Division(Protocol):
+    """Which part of every matrix is wanted (``share.py``)."""
+
+    def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights: ...
+
+    def rows(self, matrix: Tensor) -> Tensor: ...

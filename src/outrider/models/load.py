@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.core.errors import ModelError, OptionError, nearest
 from outrider.core.interfaces import Target
@@ -22,7 +23,8 @@ from outrider.models.gguf.stored import StoredTensors, stored_head
 from outrider.models.gpu import gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
-from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, read_weights
+from outrider.models.reduced import ReducedDraft, spoken_ids
+from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, Weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FEW_BITS = {"int8": 8, "int4": 4}
@@ -99,7 +101,8 @@ def load_model(
         trusted = source.trust_remote_code
         return HFModel.load(path, dtype=dtype_used, device=place, max_len=max_len, trust_remote_code=trusted)
     dtype_used = wanted or auto_dtype(config.dtype, place)
-    return _decoder(config, SafetensorsFolder(path), dtype=dtype_used, device=place, max_len=max_len, speed=speed)
+    folder = SafetensorsFolder(path)
+    return _decoder(config, folder, dtype=dtype_used, device=place, max_len=max_len, speed=speed, ids=spoken_ids(raw, folder))
 
 
 def lean_config(path: Path) -> ModelConfig:
@@ -135,9 +138,7 @@ def _recurrent(
     return RecurrentDecoder(config, SafetensorsFolder(path), dtype=dtype or auto_dtype(config.dtype, device), device=device)
 
 
-def _load_gguf(
-    path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed
-) -> LayeredTarget:
+def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed) -> Target:
     file = read_gguf(str(path))
     config = _gguf_config(file)
     dtype = dtype or auto_dtype("bfloat16", device)  # the file's own rounding is coarser
@@ -180,11 +181,19 @@ def _decoder(
     device: torch.device,
     max_len: int | None,
     speed: _Speed,
-) -> LayeredTarget:
+    ids: Tensor | None = None,
+) -> Target:
     if max_len is not None:
         config = replace(config, max_len=max_len)
     weights = read_weights(source, config, dtype=dtype, device=device)
-    on_gpu = None
+    if ids is not None:
+        few, rows = replace(config, vocab_size=len(ids)), replace(weights, head=weights.head[ids.to(device)].contiguous())
+        return ReducedDraft(_of_weights(few, rows, replace(speed, fast=device.type == "cpu")), ids, config.vocab_size)
+    return _of_weights(config, weights, speed)
+
+
+def _of_weights(config: ModelConfig, weights: Weights, speed: _Speed) -> LayeredTarget:
+    on_gpu, device = None, weights.embedding.device
     if speed.fast:
         on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits, page_len=speed.page_len)
     if on_gpu is not None:
