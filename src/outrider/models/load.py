@@ -19,7 +19,7 @@ from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
-from outrider.models.gguf.stored import StoredTensors, stored_head
+from outrider.models.gguf.stored import StoredTensors, is_quantised
 from outrider.models.gpu import gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
@@ -55,6 +55,11 @@ class _Speed:
     bits: int
     page_len: int
 
+    @property
+    def leaves_stored(self) -> bool:
+        """Whether the native pass, which multiplies stored matrices, is what is wanted."""
+        return self.fast and not self.page_len and self.numerics == "fast"
+
 
 def load_model(
     name: str | Source,
@@ -67,8 +72,8 @@ def load_model(
     page_len: int = 0,
 ) -> Target:
     """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8", and "int4" on a GPU,
-    round the weights and so change the model; "stored" multiplies the quantised matrices of a GGUF file as they are, on a CPU);
-    ``max_len`` opens a model whose
+    round the weights and so change the model). "stored" multiplies the quantised matrices of a GGUF file as they are, on a CPU,
+    with inputs rounded to 8 bits; "auto" takes it where it can, and "float32" dequantises. ``max_len`` opens a model whose
     rotary scaling depends on the context (longrope, dynamic) for more than its original length; ``fast`` False takes the
     plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant" asks for scores that do not depend on what
     shares a pass (GPU, 16-bit types); ``page_len`` keeps keys and values in pages of so many tokens, which rows can share
@@ -140,10 +145,12 @@ def _recurrent(
 
 def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed) -> Target:
     file = read_gguf(str(path))
-    config = _gguf_config(file)
+    as_stored = dtype is None and device.type == "cpu" and speed.leaves_stored and is_quantised(file)
+    if as_stored and (decoder := _stored_decoder(file, max_len)) is not None:
+        return decoder
     dtype = dtype or auto_dtype("bfloat16", device)  # the file's own rounding is coarser
     source = TensorDict(dict(hf_tensors(file, dtype=dtype)), str(path))
-    return _decoder(config, source, dtype=dtype, device=device, max_len=max_len, speed=speed)
+    return _decoder(_gguf_config(file), source, dtype=dtype, device=device, max_len=max_len, speed=speed)
 
 
 def _gguf_config(file: GGUFFile) -> ModelConfig:
@@ -154,23 +161,25 @@ def _gguf_config(file: GGUFFile) -> ModelConfig:
 
 
 def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed: _Speed) -> LayeredTarget:
-    """A GGUF file whose quantised matrices are multiplied as they are; embedding, cache and residual stream in float32."""
     what = f"dtype = {STORED!r} is not available"
     if path.suffix != ".gguf":
         raise OptionError(f"{what} for {path}, which is not a GGUF file; use 'auto', or 'int8' for weights of 8 bits")
-    if device.type != "cpu" or not speed.fast or speed.page_len or speed.numerics != "fast":
+    if device.type != "cpu" or not speed.leaves_stored:
         raise OptionError(f"{what} here; it needs device='cpu', fast=True, page_len=0 and numerics='fast'")
-    file = read_gguf(str(path))
-    config = _gguf_config(file)
-    if max_len is not None:
-        config = replace(config, max_len=max_len)
-    weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=device)
-    head = stored_head(file) if config.tied_head else None
-    decoder = native_decoder(config, weights if head is None else replace(weights, head=head))
+    decoder = _stored_decoder(read_gguf(str(path)), max_len)
     if decoder is None:
         reason = "it needs a C++ compiler, OUTRIDER_NATIVE not 0, and heads of a multiple of 16"
         raise OptionError(f"{what} for {path} on this machine: {reason}; use 'float32'")
     return decoder
+
+
+def _stored_decoder(file: GGUFFile, max_len: int | None) -> LayeredTarget | None:
+    """Multiplies the quantised matrices of the file as they are, with cache and residual stream in float32; None where the
+    native pass cannot run."""
+    config = _gguf_config(file)
+    config = config if max_len is None else replace(config, max_len=max_len)
+    weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=torch.device("cpu"))
+    return native_decoder(config, replace(weights, file=replace(file, metadata={})))  # its strings take megabytes
 
 
 def _decoder(
@@ -211,8 +220,8 @@ def _refuse(speed: _Speed) -> None:
     if wanted:
         on_cpu = " (on a CPU, dtype = 'int8' is there)" if speed.bits == 4 else ""
         raise OptionError(
-            f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type "
-            f"and a model of the Llama family without sliding windows{on_cpu}"
+            f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type and a model "
+            f"whose gpu path in `outrider info` is the fast decoder (few bits: with SiLU gates, without experts){on_cpu}"
         )
 
 
