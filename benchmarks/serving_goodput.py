@@ -90,8 +90,7 @@ class Bench:
         scheduler = Scheduler(
             self.target,
             lambda _: self.methods[mode],
-            slots=Slots(rows, 4096),
-            grouping=grouping,
+            slots=Slots(rows, 4096, grouping),
             device_lane=self.rounds.lane if loop == "server" else None,
         )
         for number, request in enumerate(requests):

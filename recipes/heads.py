@@ -78,6 +78,10 @@ OTHERS: dict[str, tuple[dict[str, Any], HeadSettings]] = {
         {"num_heads": 5, "num_layers": 2, "intermediate_size": 1280, "mask_token_id": 1},
         HeadSettings(num_depths=5, loss="mixed", decay=0.78),
     ),
+    "dspark": (
+        {"num_heads": 5, "num_layers": 2, "intermediate_size": 1280, "mask_token_id": 1, "markov_rank": 64},
+        HeadSettings(num_depths=5, loss="l1-kl", decay=0.78, confidence_weight=1.0),
+    ),
 }
 """Not bundled: they would not fit, and EAGLE is accepted more."""
 MEDUSA2 = "medusa2"

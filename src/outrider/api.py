@@ -26,6 +26,7 @@ from outrider.codecs.translation import TextTranslation
 from outrider.core.choice import Choice
 from outrider.core.errors import ModelError, OptionError, RequestError
 from outrider.core.interfaces import Target
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.method import Method
 from outrider.core.params import Grammar, SamplingParams, as_params
 from outrider.core.prompts import Message, Prompt, as_conversations, as_prompts
@@ -60,14 +61,16 @@ class LLM:
         max_len: int | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        tensor_parallel: int = 1,
         **options: Any,
     ) -> None:
         """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
         several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" (GPU) makes speculative text equal
         plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). ``max_len`` opens the
         target for so many tokens; ``revision`` is a branch, tag or commit on the hub; ``trust_remote_code`` lets a
-        checkpoint run Python code of its own. ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider
-        methods`` lists them). Names and options are checked before anything is loaded."""
+        checkpoint run Python code of its own; ``tensor_parallel`` divides the target among so many processes.
+        ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are
+        checked before anything is loaded."""
         if max_batch_size < 1:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size
@@ -85,7 +88,10 @@ class LLM:
         self._check_vocabularies(self.method_name)
         load = partial(load_model, dtype=dtype, device=device, fast=fast)
         source = replace(source, name=self.model_name, revision=None)
-        self.target = load(source, numerics=numerics, page_len=page_len, max_len=max_len)
+        if tensor_parallel == 1:
+            self.target = load(source, numerics=numerics, page_len=page_len, max_len=max_len)
+        else:
+            self.target = _divided(tensor_parallel, load, source, numerics=numerics, page_len=page_len, max_len=max_len)
         self.rounds = Rounds(self.target)
         self.drafts = [load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
@@ -128,7 +134,8 @@ class LLM:
         """Whether a method, with nothing but its defaults, can run on what is loaded."""
         row = METHODS[name]
         missing = set(row.needs) - ({"heads"} if self._has_bundled_heads(name) else set())
-        return not missing and not row.foreign and (bool(self.drafts) or not row.needs_draft)
+        has_layers = not row.needs_layers or isinstance(self.target, LayeredTarget)
+        return not missing and not row.foreign and has_layers and (bool(self.drafts) or not row.needs_draft)
 
     def generate(
         self,
@@ -294,6 +301,15 @@ class LLM:
                 f"({self.codec.vocab_size}), and method {method!r} needs the same one; use method 'tli' or 'reencode', which "
                 "translate, or a draft of the same family, or method 'prompt-lookup'"
             )
+
+
+def _divided(size: int, load: partial[Target], source: Source, *, numerics: str, **options: Any) -> Target:
+    """The target divided among processes, opened as ``load`` would."""
+    if numerics != "fast":
+        raise OptionError(f"numerics = {numerics!r} is not available for a divided model; leave it or tensor_parallel out")
+    from outrider.models.parallel import load_parallel
+
+    return load_parallel(source, size, **load.keywords, **options)
 
 
 def _named(name: Any) -> str:

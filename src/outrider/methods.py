@@ -13,6 +13,8 @@ from typing import Any
 
 from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
 from outrider.acceptance.divergence import Divergence, DivergenceOptions
+from outrider.acceptance.gsd import Grouped, GroupedOptions, GroupedPartition, PartitionOptions
+from outrider.acceptance.lantern import Lantern, LanternOptions, LanternPlus, LanternPlusOptions
 from outrider.acceptance.lenient import Lenient, LenientOptions
 from outrider.acceptance.threshold import ThresholdRule, ThresholdRuleOptions
 from outrider.acceptance.top_k_rule import TopK, TopKOptions
@@ -30,6 +32,7 @@ from outrider.drafters import plain
 from outrider.drafters.copying import ngram_cache, prompt_lookup, reference, rest, suffix
 from outrider.drafters.heads import (
     dflash,
+    dspark,
     eagle1,
     eagle3,
     hydra,
@@ -41,9 +44,19 @@ from outrider.drafters.heads import (
     p_eagle,
     redrafter,
 )
-from outrider.drafters.itself import del_, draft_verify, early_exit, jacobi, kangaroo, lookahead, swift, token_recycling
+from outrider.drafters.itself import (
+    del_,
+    draft_verify,
+    early_exit,
+    jacobi,
+    kangaroo,
+    lookahead,
+    sjd,
+    swift,
+    token_recycling,
+)
 from outrider.drafters.mixed import cascade, hybrid, multi_draft, rasd
-from outrider.drafters.model import best_first, draft_model, draft_tree, reencode, rsd_s, sequoia, spectr, tli
+from outrider.drafters.model import best_first, draft_model, draft_tree, pearl, reencode, rsd_s, sequoia, spectr, tli
 from outrider.policies.adaptive import Adaptive, AdaptiveOptions
 from outrider.policies.bandit import Bandit, BanditOptions
 from outrider.policies.confidence import Confidence, ConfidenceOptions
@@ -58,6 +71,7 @@ METHODS: Catalog[MethodRow] = Catalog(
     {
         "plain": plain.ROW,
         "draft-model": draft_model.ROW,
+        "pearl": pearl.ROW,
         "draft-tree": draft_tree.ROW,
         "best-first": best_first.ROW,
         "sequoia": sequoia.ROW,
@@ -71,6 +85,7 @@ METHODS: Catalog[MethodRow] = Catalog(
         "rest": rest.ROW,
         "token-recycling": token_recycling.ROW,
         "jacobi": jacobi.ROW,
+        "sjd": sjd.ROW,
         "lookahead": lookahead.ROW,
         "early-exit": early_exit.ROW,
         "kangaroo": kangaroo.ROW,
@@ -88,6 +103,7 @@ METHODS: Catalog[MethodRow] = Catalog(
         "l-mtp": l_mtp.ROW,
         "p-eagle": p_eagle.ROW,
         "dflash": dflash.ROW,
+        "dspark": dspark.ROW,
         "hybrid": hybrid.ROW,
         "rasd": rasd.ROW,
         "cascade": cascade.ROW,
@@ -116,6 +132,12 @@ RULES: Catalog[RuleRow] = Catalog(
         "top-k": RuleRow(TopK, "keeps guesses among the target's k likeliest", "arXiv 1811.03115", TopKOptions),
         "threshold": RuleRow(ThresholdRule, "keeps guesses that are likely enough", "docs/lossy.md", ThresholdRuleOptions),
         "divergence": RuleRow(Divergence, "keeps guesses where q is near p", "arXiv 2502.20704", DivergenceOptions),
+        "lantern": RuleRow(Lantern, "keeps a guess for its neighbours in the codebook", "arXiv 2410.03355", LanternOptions),
+        "lantern++": RuleRow(LanternPlus, "as lantern, in proportion to the guess", "arXiv 2502.06352", LanternPlusOptions),
+        "gsd": RuleRow(Grouped, "keeps a guess by the probability of its group", "arXiv 2508.07747", GroupedOptions),
+        "gsd-partition": RuleRow(
+            GroupedPartition, "as gsd, with fixed groups: exact on groups", "arXiv 2508.07747", PartitionOptions
+        ),
     },
 )
 

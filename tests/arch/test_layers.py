@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("engine", "drafters", "acceptance", "policies", "codecs", "bundled"),
     ("methods", "captured", "outputs"),
-    ("api", "transformers"),
+    ("api", "transformers", "vllm_plugin", "images"),
     ("server", "bench", "train", "viz", "async_api"),
     ("cli",),
     ("__main__",),

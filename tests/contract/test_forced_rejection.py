@@ -212,6 +212,8 @@ def test_caches_survive(target, make, name: str, schedule: str) -> None:  # noqa
 
     def check(batch: Batch) -> None:
         check_cache(target, batch.cache, batch, lag=0)
+        if name == "pearl":  # its draft is ahead of the text: tests/unit/test_pearl.py
+            return
         if not METHODS[name].foreign:  # their drafts read other tokens: tests/unit/test_translation.py
             for model, cache in drafts_in(method.drafter, batch.drafter_state):
                 if model is not target and cache is not batch.cache:  # a drafter that is the target shares its cache

@@ -24,6 +24,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "l-mtp": {"num_heads": 4, "stride": 2},
     "p-eagle": {"num_heads": 4, "num_layers": 2, "draft_vocab_size": 40, "mask_token_id": 3},
     "dflash": {"num_heads": 4, "num_layers": 2, "mask_token_id": 3},
+    "dspark": {"num_heads": 4, "num_layers": 2, "mask_token_id": 3, "markov_rank": 8, "markov_head_type": "rnn"},
 }
 
 

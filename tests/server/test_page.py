@@ -46,6 +46,7 @@ def test_typed_prompt_becomes_coloured_tokens(served: Served, browser: Browser, 
     browser.open(served.address)
     browser.until("document.getElementById('method').options.length > 3")
     browser.value("document.getElementById('tokens').value = 60; document.getElementById('guesses').value = 4")
+    browser.value("document.getElementById('length').value = 'most'")
     browser.value("document.getElementById('method').value = 'draft-tree'; document.getElementById('prompt').value = ''")
     browser.value("document.getElementById('prompt').focus()")
     browser.type("One day, a little cat")
@@ -77,6 +78,59 @@ def test_race_finishes_with_identical_texts(served: Served, browser: Browser) ->
     browser.value("document.getElementById('at').value = 1; document.getElementById('at').dispatchEvent(new Event('input'))")
     assert browser.value("document.getElementById('tree-text').textContent").startswith("Round 1:")
     assert not browser.problems
+
+
+def test_a_forced_length_is_kept_and_the_reason_is_told(served: Served, browser: Browser) -> None:
+    browser.open(served.address)
+    browser.until("document.getElementById('method').options.length > 3")
+    browser.value("$('length').value = 'exactly'; setLength(); $('guesses').value = 3; $('tokens').value = 30; $('go').click()")
+    browser.until(_is_done("Done."))
+    assert browser.value("rounds.slice(0, 3).map(round => round.tokens.length - 1)") == [3, 3, 3]
+    assert "given" in browser.value("$('reasons').textContent")
+    browser.value("drawRound(1)")
+    assert browser.value("$('tree-why').textContent") == "The draft length is fixed at 3."
+    browser.value("$('kept').firstChild.click()")
+    assert browser.value("$('tree-text').textContent").startswith("Round 1:")
+    browser.value("$('guesses').value = 0; $('prompt').value = 'One day'; $('go').click()")
+    browser.until(_is_done("Done."))
+    browser.value("drawRound(1)")
+    why = browser.value("$('tree-why').textContent")
+    assert why == "Nothing was guessed. The request allows at most 0 guesses."
+    assert not browser.problems
+
+
+def test_requests_at_once_share_passes(served: Served, browser: Browser) -> None:
+    browser.open(served.address)
+    browser.until("document.getElementById('method').options.length > 3")
+    browser.value("$('many').value = 3; $('tokens').value = 40; $('go').click()")
+    browser.until(_is_done("Done."))
+    assert browser.value("[...document.querySelectorAll('.answer')].filter(node => node.textContent).length") == 3
+    assert browser.value("Math.max(...[...passes.values()].map(one => one.rounds.length))") == 3
+    assert browser.value("document.querySelectorAll('#passes rect').length") >= 3
+    assert not browser.problems
+
+
+def test_all_methods_race_to_the_same_text(served: Served, browser: Browser) -> None:
+    browser.open(served.address)
+    browser.until("document.getElementById('method').options.length > 3")
+    browser.value("known.methods = ['plain', 'draft-model', 'draft-tree', 'suffix']; $('tokens').value = 24")
+    browser.value("$('race-all').click()")
+    browser.until("$('all-result').textContent.includes('4 methods')")
+    assert "all texts are identical" in browser.value("$('all-result').textContent")
+    rows = browser.value("[...document.querySelectorAll('#chart th')].map(node => node.textContent)")
+    assert sorted(rows) == ["draft-model", "draft-tree", "plain", "suffix"]
+    widths = browser.value("[...document.querySelectorAll('#chart .bar')].map(node => parseFloat(node.style.width))")
+    assert widths[0] == 100 and widths == sorted(widths, reverse=True)
+    assert not browser.problems
+
+
+def test_escape_stops_a_race(served: Served, browser: Browser) -> None:
+    browser.open(served.address)
+    browser.until("document.getElementById('method').options.length > 3")
+    browser.value("$('race-all').click()")
+    browser.until("$('all-result').textContent.includes('Measuring')")
+    browser.press("Escape", code=_ESCAPE)
+    browser.until(_is_done("Stopped."))
 
 
 def test_escape_stops(served: Served, browser: Browser) -> None:

@@ -123,8 +123,9 @@ def test_p_eagle_in_other_engines_maths(tmp_path: Path) -> None:
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in head.state_dict().items())
 
 
-def dflash_logits(t: dict[str, Tensor], c: dict[str, Any], features: Tensor) -> list[Tensor]:
-    """vLLM's way: keys and values of the fused features are in the cache of every layer before the block is asked."""
+def block_states(t: dict[str, Tensor], c: dict[str, Any], features: Tensor) -> list[Tensor]:
+    """A block's places after the final norm, vLLM's way: keys and values of the fused features are in the cache of every layer
+    before the block is asked."""
     heads, shared, size, eps = (c[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"))
 
     def entries(x: Tensor, p: str, position: int) -> tuple[Tensor, Tensor]:
@@ -152,7 +153,7 @@ def dflash_logits(t: dict[str, Tensor], c: dict[str, Any], features: Tensor) -> 
             fed = norm(state, t[f"{p}post_attention_layernorm.weight"], eps)
             gate, up = t[f"{p}mlp.gate_proj.weight"] @ fed, t[f"{p}mlp.up_proj.weight"] @ fed
             states[at] = state + t[f"{p}mlp.down_proj.weight"] @ (gate * torch.sigmoid(gate) * up)
-    return [t["lm_head.weight"] @ norm(state, t["norm.weight"], eps) for state in states[1:]]
+    return [norm(state, t["norm.weight"], eps) for state in states]
 
 
 def test_dflash_in_other_engines_maths(tmp_path: Path) -> None:
@@ -161,7 +162,8 @@ def test_dflash_in_other_engines_maths(tmp_path: Path) -> None:
     assert config["architectures"] == ["DFlashDraftModel"] and config["block_size"] == 1 + DEPTHS
     assert config["dflash_config"] == {"mask_token_id": 3, "target_layer_ids": [0, 1]}
     batch = packed([TEXT], head.config.taps)
-    same(dflash_logits(t, config, batch.features[0]), ours(head, batch))
+    states = block_states(t, config, batch.features[0])
+    same([t["lm_head.weight"] @ state for state in states[1:]], ours(head, batch))
     again = load_head(tmp_path, TARGET)
     assert again.config.kind == "dflash" and again.config.num_depths == DEPTHS and again.config.taps == (1, 2)
     assert again.config.mask_token == 3 and inspect_folder(tmp_path).problems == []

@@ -56,7 +56,8 @@ def objective(kind: str, **settings) -> HeadObjective:
 
 @pytest.mark.parametrize("kind", list(CHANGES))
 def test_heads_learn(kind: str, tmp_path: Path) -> None:
-    more = {"feature_weight": 0.5, "noise": 0.05} if kind == "eagle1" else {}
+    own = {"eagle1": {"feature_weight": 0.5, "noise": 0.05}, "dspark": {"confidence_weight": 1.0, "loss": "l1-kl"}}
+    more = own.get(kind, {})
     settings = Settings(max_steps=40, batch_size=8, row_len=48, judge_every=20, learning_rate=5e-3, warmup_steps=2)
     run = train([objective(kind, **more)], TARGET, CORPUS, tmp_path, settings=settings, notes={"data": "toy"})[0]
     begin = train([objective(kind, **more)], TARGET, CORPUS, tmp_path / "x", settings=Settings(max_steps=1, batch_size=1))[0]

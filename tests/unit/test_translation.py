@@ -116,12 +116,15 @@ def test_a_continuation_is_cut_as_the_targets_tokenizer_does(target: str, draft:
         assert ended == [*found, *sorted(mine.eos_ids)], "nothing follows the end"
 
 
-def test_inside_a_character_nothing_is_read() -> None:
-    codec = KINDS["small byte level"]
-    translation = TextTranslation(codec, KINDS["byte level"])
+def test_inside_a_character_the_text_before_it_is_read() -> None:
+    codec, draft = KINDS["small byte level"], KINDS["byte level"]
+    translation = TextTranslation(codec, draft)
     ids = codec.encode("a 你", add_special_tokens=False)
-    assert read(translation, ids) is not None
-    assert read(translation, ids[:-1]) is None
+    assert read(translation, ids) == draft.encode("a 你")
+    for size in (3, 4):
+        assert read(translation, ids[:size]) == draft.encode("a ")
+        assert translation.to_target(ids[:size], draft.encode("a "), draft.encode("你!")) == [*ids[size:], *codec.encode("!")]
+        assert translation.to_target(ids[:size], draft.encode("a "), draft.encode("x你")) == [], "other bytes were said"
 
 
 def test_a_continuation_inside_a_token_is_joined_or_dropped() -> None:

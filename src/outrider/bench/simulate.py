@@ -89,6 +89,21 @@ class Shape:
     kv_bytes_per_token: float = 0.0
     bytes_per_param: float = 2.0
 
+    @property
+    def hidden_size(self) -> float:
+        """Of a decoder with 12 H^2 weights a layer, which is close enough for what a link carries."""
+        return (self.params / (12 * self.num_layers)) ** 0.5
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What connects devices, where it is not the one of a single node."""
+
+    latency: float
+    """Seconds of the smallest message."""
+    bandwidth: float
+    """Bytes per second."""
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -96,15 +111,24 @@ class Cluster:
 
     hardware: Hardware
     num_devices: int = 1
+    link: Wire | None = None
+    """None: the hardware's own all-reduce among devices of one node."""
 
     def pass_seconds(self, shape: Shape, num_nodes: float, *, batch_size: int, context: int) -> float:
         """The roofline of one pass."""
         device, share = self.hardware, self.num_devices * self.hardware.efficiency
         read = shape.params * shape.bytes_per_param + batch_size * (context + num_nodes) * shape.kv_bytes_per_token
         multiplied = 2 * shape.params * batch_size * num_nodes
-        reduces = 2 * device.reduce_latency if self.num_devices > 1 else 0.0
+        reduces = 2 * self._reduce_seconds(shape, batch_size * num_nodes) if self.num_devices > 1 else 0.0
         latency = shape.num_layers * (device.layer_latency + reduces)
         return max(read / device.bandwidth, multiplied / device.flops) / share + latency
+
+    def _reduce_seconds(self, shape: Shape, num_rows: float) -> float:
+        """One all-reduce of 16-bit states: every device sends and receives 2 (N - 1) / N of them."""
+        if self.link is None:
+            return self.hardware.reduce_latency
+        moved = 2 * (self.num_devices - 1) / self.num_devices * num_rows * shape.hidden_size * 2
+        return self.link.latency + moved / self.link.bandwidth
 
 
 def hardware_named(name: str) -> Hardware:

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from outrider.cli.parser import Parser
-from outrider.core.errors import OptionError, OutriderError, nearest
+from outrider.core.errors import OptionError, OutriderError, RankError, nearest
 from outrider.core.version import VERSION
 
 COMMANDS = {
     "generate": "continue a prompt",
     "chat": "talk to a model in the terminal",
+    "imagine": "draw an image, and show how its codes were accepted",
     "serve": "serve the OpenAI API, and a page to watch it",
     "methods": "list methods, acceptance rules and policies, or explain one",
     "info": "describe a model",
@@ -27,6 +28,7 @@ COMMANDS = {
     "tune": "find the fastest method for your prompts on this machine",
     "audit": "is a method lossless on a model, here?",
     "simulate": "predict speculation on other hardware",
+    "analyse": "estimate what hidden states know beyond the next token",
     "train": "train heads or a draft model for a target",
     "inspect": "say what a folder of heads is",
     "export": "write a folder of heads in another layout",
@@ -54,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OutriderError as error:
         print(f"outrider: {error}", file=sys.stderr)
         return 2
+    except RankError as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output left, as `| head` does

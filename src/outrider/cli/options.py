@@ -17,10 +17,13 @@ CONFIG_KIND = "outrider config"
 """What a file written by ``outrider tune`` says it is."""
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
+def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "store") -> None:
+    """``model_action`` "append" lets ``--model`` be repeated, for commands that run several models."""
     group = parser.add_argument_group("model and method")
     group.add_argument("--config", type=Path, metavar="FILE", help="written by `outrider tune`; options given here come first")
-    group.add_argument("--model", metavar="NAME", help="folder, hub name or .gguf file (default: the bundled model)")
+    group.add_argument(
+        "--model", metavar="NAME", action=model_action, help="folder, hub name or .gguf file (default: the bundled model)"
+    )
     group.add_argument(
         "--draft", action="append", metavar="NAME", help="draft model, repeatable (default: the bundled model's own)"
     )
@@ -36,6 +39,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     group.add_argument("--numerics", default="fast", help="fast, or invariant: bit for bit the text of plain decoding (GPU)")
     group.add_argument("--max-len", type=int, metavar="N", help="open the model for so many tokens (default: all it knows)")
+    text = "divide the model among so many processes, a GPU each where there are enough"
+    group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help=text)
     group.add_argument("--revision", metavar="REV", help="branch, tag or commit of a model on the hub")
     group.add_argument("--trust-remote-code", action="store_true", help="let a checkpoint run Python code of its own")
     group.add_argument("--no-fast", dest="fast", action="store_false", help="run the plain PyTorch decoder")
@@ -121,6 +126,7 @@ def _load(name: str | None, arguments: argparse.Namespace, config: dict[str, Any
         fast=arguments.fast,
         numerics=arguments.numerics,
         max_len=arguments.max_len,
+        tensor_parallel=arguments.tensor_parallel,
         revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,
         **options,

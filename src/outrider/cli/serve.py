@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
 
 from outrider.api import LLM
-from outrider.cli.options import add_model_options, load_llm
+from outrider.cli.options import add_model_options
+from outrider.cli.serve_models import add_models, load_all
 from outrider.core.errors import OptionError
 from outrider.engine.exchange import Learner
 from outrider.engine.grouping import GROUPINGS
 from outrider.models.load import load_model
+from outrider.models.parallel import ParallelTarget, watch
 from outrider.server.settings import ServerSettings
 from outrider.viz.page import live_page
+
+if TYPE_CHECKING:
+    from outrider.server.service import Service
 
 _FLAGS = (
     ("max_rows", int, "requests that share rounds"),
@@ -53,7 +62,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--learn", action="store_true", help="let the draft model learn from requests; a copy of it, used once it is better"
     )
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
-    add_model_options(parser)
+    add_model_options(parser, model_action="append")
+    add_models(parser)
     group = parser.add_argument_group("limits")
     for name, kind, text in _FLAGS:
         flag = "--" + name.removesuffix("_s").replace("_", "-")
@@ -73,6 +83,8 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--audit-log", help="file for a line per request: who asked what when, never the text")
     text = "site whose pages may call the API from a browser (repeatable; '*' for all)"
     group.add_argument("--cors-origin", action="append", default=[], help=text)
+    text = "send OpenTelemetry spans of requests to this collector, as http://localhost:4318/v1/traces"
+    group.add_argument("--otlp-endpoint", metavar="URL", help=text)
     group.add_argument("--tls-cert", help="certificate file (PEM): serve HTTPS")
     group.add_argument("--tls-key", help="its private key file (PEM)")
 
@@ -106,6 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
         from outrider.server.logs import log_as_json
         from outrider.server.run import bind, serve
         from outrider.server.service import Service
+        from outrider.server.spans import exported_to
     except ImportError as error:
         raise OptionError(f"serving needs the package {error.name!r}; pip install 'outrider[serve]'") from None
     settings = _settings(arguments)
@@ -113,14 +126,42 @@ def run(arguments: argparse.Namespace) -> int:
     if not settings.is_local and not settings.api_keys and not settings.api_key_file:
         print("outrider: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
     log_as_json(arguments.log_level)
-    llm = load_llm(arguments, page_len=arguments.page_len)
-    service = Service(llm, settings, name=arguments.name, learner=_learner(llm, arguments) if arguments.learn else None)
+    with ExitStack() as kept:
+        first, *others = load_all(arguments, kept)
+        learner = _learner(first.llm, arguments) if arguments.learn else None
+        spans = exported_to(arguments.otlp_endpoint, replica=settings.replica) if arguments.otlp_endpoint else None
+        service = Service(first.llm, settings, name=first.name, learner=learner, spans=spans)
+        inner = replace(settings, api_keys=(), api_key_file=None, audit_log=None)  # the first one's guard is at the door
+        more = [Service(one.llm, inner, name=one.name, parent=one.parent and service.name, spans=spans) for one in others]
+        lost = [_watched(one.llm) for one in (service, *more)]
+        serve(service, listener, page=live_page(), on_ready=_teller([service, *more]), others=more)
+    return 1 if any(lost) else 0
+
+
+def _teller(services: Sequence[Service]) -> Callable[[int], None]:
+    """Says where it listens, once it does."""
+    settings = services[0].settings
 
     def ready(port: int) -> None:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         scheme = "https" if settings.tls_cert else "http"
         where = f"{scheme}://{host}:{port}/"
-        print(f"outrider: {service.name} with {service.llm.method_name} at {where} (API: /v1)", flush=True)
+        models = ", ".join(f"{service.name} with {service.llm.method_name}" for service in services)
+        print(f"outrider: {models} at {where} (API: /v1)", flush=True)
 
-    serve(service, listener, page=live_page(), on_ready=ready)
-    return 0
+    return ready
+
+
+def _watched(llm: LLM) -> list[str]:
+    """Ends the server when a rank of a divided model dies: requests get an error, the process its exit code. Returns the list
+    in which the dead rank will be named."""
+    lost: list[str] = []
+
+    def end(rank: str) -> None:
+        lost.append(rank)
+        print(f"outrider: {rank}; the server ends", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if isinstance(llm.target, ParallelTarget):
+        watch(llm.target.team, end)
+    return lost

@@ -2,6 +2,7 @@
 
 outrider simulate --hardware h200 --params 8e9 --layers 32 --draft-params 1e9 --draft-layers 16 --acceptance 0.8
 outrider simulate --hardware h100 --devices 4 --params 70e9 --layers 80 --acceptance 0.85,0.8,0.7 --batch-sizes 1,8,64
+outrider simulate --hardware h100 --devices 2 --link-latency 20 --link-bandwidth 25 --draft-params 1e9 --pearl
 outrider simulate --validate          predicted against measured, with synthetic drafters on the bundled model, here
 """
 
@@ -10,10 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 
+from outrider.bench.capacity import Capacity
 from outrider.bench.runner import RunConfig
 from outrider.bench.session import Bench, encode_suites
-from outrider.bench.simulate import HARDWARE, Cluster, Scenario, Shape, hardware_named, tokens_per_pass
+from outrider.bench.simulate import HARDWARE, Cluster, Scenario, Shape, Wire, hardware_named, tokens_per_pass
+from outrider.bench.simulate_pearl import PearlScenario, pearl_tokens_per_pass
 from outrider.bench.suites import load_suites
 from outrider.bench.validate import predictions_table, validate
 from outrider.cli.bench import add_load_options, load_pair, names_of, numbers_of
@@ -40,6 +44,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     group.add_argument("--batch-sizes", default="1,8,32,128", metavar="B,B", help="requests that share passes")
     group.add_argument("--context", type=int, default=1024, help="tokens before the one that is written")
+    group.add_argument("--link-latency", type=float, metavar="US", help="microseconds between devices (default: one node's)")
+    group.add_argument("--link-bandwidth", type=float, default=100.0, metavar="GB", help="GB/s between them (default: 100)")
+    group.add_argument("--pearl", action="store_true", help="compare with drafting beside verifying, on one device more")
+    group.add_argument("--load", type=float, metavar="R", help="requests per second: how many replicas that takes")
+    group.add_argument("--request-tokens", type=float, default=256, help="tokens an answer has (default: 256)")
+    group.add_argument("--utilisation", type=float, default=0.7, help="share of a replica's speed to plan for (default: 0.7)")
+    group.add_argument("--price", type=float, default=0.0, help="of a replica's hour: what a million tokens cost")
     group.add_argument("--longest", type=int, default=12, help="longest draft that is considered")
     group = parser.add_argument_group("here")
     group.add_argument("--validate", action="store_true", help="predict synthetic drafters on this machine, then measure them")
@@ -58,10 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    rates = _rates(arguments.acceptance)
+    rates, capacity = _rates(arguments.acceptance), _capacity(arguments)
     draft = Shape(arguments.draft_params, arguments.draft_layers) if arguments.draft_params else None
     target = Shape(arguments.params, arguments.layers, arguments.kv_bytes)
-    cluster = Cluster(hardware_named(arguments.hardware), arguments.devices)
+    cluster = Cluster(hardware_named(arguments.hardware), arguments.devices, _link(arguments))
     rows: list[dict[str, float]] = []
     print(f"{'batch':>6}{'plain tok/s':>13}{'best K':>8}{'tok/s':>10}{'speed-up':>10}{'tok/pass':>10}{'pass ms':>9}")
     for batch in numbers_of("--batch-sizes", arguments.batch_sizes):
@@ -72,10 +83,39 @@ def _predict(arguments: argparse.Namespace) -> int:
         gain = tokens_per_pass(rates, best)
         print(f"{batch:>6}{plain:>13.0f}{best:>8}{fast:>10.0f}{fast / plain:>9.2f}x{gain:>10.2f}{pass_ms:>9.2f}")
         rows.append({"batch": batch, "plain": plain, "best_length": best, "speed": fast, "speedup": fast / plain})
+        if capacity is not None:
+            rows[-1] |= {"replicas_plain": capacity.replicas(plain), "replicas": capacity.replicas(fast)}
+            print(f"{'':>6}{capacity.compared(plain, fast)}")
+        if arguments.pearl:
+            rows[-1] |= _beside(scenario, rates, arguments.longest)
     if all(row["best_length"] == 0 for row in rows):
         print("speculation does not pay at this acceptance and cost")
     print(json.dumps({"hardware": arguments.hardware, "devices": arguments.devices, "acceptance": rates, "rows": rows}))
     return 0
+
+
+def _capacity(arguments: argparse.Namespace) -> Capacity | None:
+    if arguments.load is None:
+        return None
+    return Capacity(arguments.load, arguments.request_tokens, arguments.utilisation, arguments.price)
+
+
+def _link(arguments: argparse.Namespace) -> Wire | None:
+    if arguments.link_latency is None:
+        return None
+    if arguments.link_latency < 0 or arguments.link_bandwidth <= 0:
+        raise OptionError("--link-latency takes microseconds of 0 or more, and --link-bandwidth GB/s above 0")
+    return Wire(arguments.link_latency * 1e-6, arguments.link_bandwidth * 1e9)
+
+
+def _beside(scenario: Scenario, rates: Sequence[float], longest: int) -> dict[str, float]:
+    """Draft and target at once: prints a line below the scenario's own."""
+    pearl = PearlScenario(scenario)
+    best = pearl.best_length(rates, longest=longest)
+    speed, turns = pearl.speed(best, rates), scenario.speed(scenario.best_length(rates, longest=longest), rates)
+    tokens = pearl_tokens_per_pass(rates, best)
+    print(f"{'pearl':>6}{'':>13}{best:>8}{speed:>10.0f}{speed / turns:>9.2f}x{tokens:>10.2f}   of the line above")
+    return {"pearl_length": best, "pearl_speed": speed, "pearl_against_turns": speed / turns}
 
 
 def _validate(arguments: argparse.Namespace) -> int:

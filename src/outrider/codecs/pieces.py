@@ -49,12 +49,13 @@ def _byte_level(piece: str) -> bytes | None:
         return None
 
 
-def _table() -> dict[str, int]:
-    """Printable Latin-1 bytes stand for themselves; the others are counted up from U+0100."""
+def byte_letters() -> dict[str, int]:
+    """The character that a byte-level vocabulary writes for each byte. Printable Latin-1 bytes stand for themselves; the
+    others are counted up from U+0100."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     table = {chr(byte): byte for byte in plain}
     others = (byte for byte in range(256) if byte not in plain)
     return table | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-_BYTE_OF = _table()
+_BYTE_OF = byte_letters()

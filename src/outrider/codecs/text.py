@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from tokenizers.models import WordLevel
 
+from outrider.codecs.byte_level import byte_settings, byte_tokenizer
 from outrider.codecs.chat_template import render_chat
 from outrider.core.errors import ModelError, RequestError
 
@@ -47,12 +48,14 @@ class TextCodec:
     def from_folder(folder: Path) -> TextCodec:
         """Read tokenizer.json, or let transformers convert an older format."""
         settings = _read_json(folder / "tokenizer_config.json")
-        path = folder / "tokenizer.json"
+        path, in_bytes = folder / "tokenizer.json", byte_settings(settings)
         if path.exists():
             try:
                 tokenizer = Tokenizer.from_file(str(path))
             except Exception as error:  # the library raises bare Exception
                 raise ModelError(f"{path} cannot be read as a tokenizer ({error}); fetch it again") from None
+        elif in_bytes is not None:
+            tokenizer, settings = byte_tokenizer(in_bytes), in_bytes
         elif any(list(folder.glob(pattern)) for pattern in _OLDER_FILES):
             tokenizer = _convert(folder)
         else:

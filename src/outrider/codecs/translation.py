@@ -2,7 +2,8 @@
 
 Special tokens have no text, so a text is translated piece by piece between them, and each goes to the other tokenizer's token
 of the same writing or of the same role (begin, end), or is left out. A continuation is encoded together with the words before
-it, because a token may hold the space in front of its word; it is used only where it begins at the end of a token.
+it, because a token may hold the space in front of its word; it is used only where it begins at the end of a token. Inside a
+character, which byte-level targets say in several tokens, the draft reads on before it (``unfinished.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from outrider.codecs.pieces import special_ids, token_bytes
 from outrider.codecs.text import TextCodec
+from outrider.codecs.unfinished import num_settled, split_character
 from outrider.core.translation import Reading, Translation
 
 _BROKEN = "\ufffd"
@@ -42,24 +44,28 @@ class TextTranslation(Translation):
                     self._special_to_draft[token] = next(iter(sorted(other)), None)
 
     def to_draft(self, tokens: Sequence[int], before: Reading | None = None) -> Reading | None:
-        ids = None if before is None else self._extended(tokens, before)
-        ids = self._whole(tokens) if ids is None else ids
-        return Reading(len(tokens), ids) if ids else None
+        settled = tokens[: num_settled(tokens, self._target_pieces)]
+        ids = None if before is None else self._extended(settled, before)
+        ids = self._whole(settled) if ids is None else ids
+        return Reading(len(settled), ids) if ids else None
 
     def _extended(self, tokens: Sequence[int], before: Reading) -> list[int] | None:
-        """The ids of a text whose beginning is known; empty inside a character, None where the whole must be read again."""
-        new, end = list(tokens[before.num_tokens :]), before.ids[-_OVERLAP:]
-        if len(end) < _OVERLAP or any(t in self._special_to_draft for t in new) or any(t in self._draft_specials for t in end):
+        """The ids of a text whose beginning is known; None where the whole must be read again."""
+        new, end = list(tokens[before.num_tokens :]), self._whole_characters(before.ids[-_OVERLAP:])
+        if len(end) < _OVERLAP // 2 or any(t in self._special_to_draft for t in new) or self._draft_specials.keys() & set(end):
             return None
         text = self.target.decode(new, prompt_ids=tokens[: before.num_tokens], skip_special_tokens=False)
-        if text.endswith(_BROKEN):
-            return []
         ids = self._encode(self.draft, self.draft.tokenizer.decode(end, skip_special_tokens=False) + text)
         agreed = ids[: _OVERLAP // 2] == end[: _OVERLAP // 2]  # so it goes on from where the known ids are right
-        return [*before.ids[:-_OVERLAP], *ids] if agreed else None
+        return [*before.ids[: -len(end)], *ids] if agreed else None
+
+    def _whole_characters(self, ids: Sequence[int]) -> list[int]:
+        """The draft's ids from the first character on that begins in them."""
+        begins = (place for place, token in enumerate(ids) if not split_character(self._draft_pieces[token] or b"")[0])
+        return list(ids[next(begins, len(ids)) :])
 
     def _whole(self, tokens: Sequence[int]) -> list[int]:
-        """The ids of a text; none inside a character."""
+        """The ids of a text."""
         ids: list[int] = []
         text, start = "", 0
         for end in range(len(tokens) + 1):
@@ -70,25 +76,32 @@ class TextTranslation(Translation):
             special = self._special_to_draft[tokens[end]] if end < len(tokens) else None
             ids += [] if special is None else [special]
             start = end + 1
-        if text.endswith(_BROKEN):
-            return []
         return ids if ids[: len(self._begin)] == self._begin else [*self._begin, *ids]
 
     def to_target(self, tokens: Sequence[int], context: Sequence[int], drafted: Sequence[int]) -> list[int]:
         stop = next((i for i, token in enumerate(drafted) if token in self._draft_specials), len(drafted))
         text = self.draft.decode(drafted[:stop], prompt_ids=context, skip_special_tokens=False).rstrip(_BROKEN)
-        found = self._continued(tokens, text)
+        found = self._after(tokens, text)
         ends = stop < len(drafted) and drafted[stop] in self.draft.eos_ids and found is not None
         return [*(found or []), *(sorted(self.target.eos_ids)[:1] if ends else [])]
 
     @cached_property
+    def _target_pieces(self) -> list[bytes | None]:
+        return token_bytes(self.target.tokenizer)
+
+    @cached_property
+    def _draft_pieces(self) -> list[bytes | None]:
+        return token_bytes(self.draft.tokenizer)
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        """The target's first token of some bytes."""
+        places = reversed(list(enumerate(self._target_pieces)))
+        return {piece: token for token, piece in places if piece is not None}
+
+    @cached_property
     def _shared(self) -> Tensor:
-        by_bytes: dict[bytes, int] = {}
-        for token, piece in enumerate(token_bytes(self.target.tokenizer)):
-            if piece is not None:
-                by_bytes.setdefault(piece, token)
-        pieces = token_bytes(self.draft.tokenizer)
-        shared = [-1 if piece is None else by_bytes.get(piece, -1) for piece in pieces]
+        shared = [-1 if piece is None else self._by_bytes.get(piece, -1) for piece in self._draft_pieces]
         ends = sorted(self.target.eos_ids)[:1]  # last, so that a token with several roles is read as the end
         for mine in [*self._special_to_draft, *ends]:
             other = self._special_to_draft[mine]
@@ -99,6 +112,19 @@ class TextTranslation(Translation):
     def shared(self) -> Tensor:
         return self._shared
 
+    def _after(self, tokens: Sequence[int], text: str) -> list[int] | None:
+        """The target's tokens of ``text``, which begins where the draft stopped reading; None where it does not fit."""
+        waiting = tokens[num_settled(tokens, self._target_pieces) :]
+        said, data = b"".join(self._target_pieces[token] or b"" for token in waiting), text.encode()
+        if not waiting:
+            return self._continued(tokens, text)
+        if len(data) <= len(said) or not data.startswith(said):
+            return None
+        rest, more = split_character(data[len(said) :])
+        ids = [self._by_bytes.get(bytes([byte])) for byte in rest]
+        known = [token for token in ids if token is not None]
+        return [*known, *(self._continued([*tokens, *known], more.decode()) or [])] if len(known) == len(ids) else None
+
     def _continued(self, tokens: Sequence[int], text: str) -> list[int] | None:
         """The target's tokens of ``text`` after ``tokens``; None where it does not begin at a token's end."""
         window: list[int] = []
@@ -107,8 +133,11 @@ class TextTranslation(Translation):
                 break
             window.insert(0, token)
         before = self.target.tokenizer.decode(window, skip_special_tokens=False)
-        if before.startswith(_BROKEN) or not text:
-            return [] if not text else None
+        while before.startswith(_BROKEN) and window:  # it began inside a character
+            window = window[1:]
+            before = self.target.tokenizer.decode(window, skip_special_tokens=False)
+        if not text:
+            return []
         encoded = self.target.tokenizer.encode(before + text, add_special_tokens=False)
         for place, (start, end) in enumerate(encoded.offsets):
             if end > len(before):

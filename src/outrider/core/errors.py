@@ -45,6 +45,10 @@ class DraftError(OutriderError):
     """A drafter proposed a tree that cannot be scored."""
 
 
+class RankError(RuntimeError):
+    """A process of a model that is divided among several has died, and the model with it. Nobody's input caused it."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The hint that ends an unknown-name error: the closest valid name, then all of them."""
     names = sorted(valid)

@@ -74,7 +74,8 @@ class Cache(ABC):
 
     @abstractmethod
     def truncate(self, lengths: Sequence[int]) -> None:
-        """Forget everything past ``lengths[b]`` tokens. Modifies lengths."""
+        """Forget everything past ``lengths[b]`` tokens. Modifies lengths. A cache that cannot go back so far forgets the whole
+        row, whose length is then 0."""
 
     @abstractmethod
     def fork(self, rows: Sequence[int]) -> Cache:
@@ -107,6 +108,8 @@ class Target(ABC):
     """Its passes can be part of a round that is captured as one graph (``core/device_round.py``)."""
     choose: Choose | None = None
     """How it makes choices with them, where it has a way of its own."""
+    why_together: str = ""
+    """Why its layers cannot be run apart, for messages; empty where there is nothing to add."""
 
     @property
     def pads(self) -> bool:

@@ -71,6 +71,8 @@ class MethodRow:
     defaults: Mapping[str, Any] | None = None
     """Defaults that differ from the policy's own."""
     needs_draft: bool = False
+    needs_layers: bool = False
+    """It runs some of the target's layers alone (``LayeredTarget``)."""
     needs: tuple[str, ...] = ()
     """Options without which there is nothing to run."""
     texts: tuple[str, ...] = ()

@@ -18,7 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+"""Stream element i of a key is element i - k of the key plus k times this."""
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MULTIPLIER_2 = 0x94D049BB133111EB - (1 << 64)
 
@@ -50,9 +51,9 @@ def mix(words: Tensor) -> Tensor:
 
 def make_key(seeds: Tensor, positions: Tensor, purpose: Purpose, lanes: Tensor | int = 0) -> Tensor:
     """Keys of independent streams; arguments broadcast."""
-    key = mix(seeds + _GOLDEN)
-    key = mix(key + positions * _GOLDEN + int(purpose))
-    return mix(key + (torch.as_tensor(lanes, device=key.device) + 1) * _GOLDEN)
+    key = mix(seeds + GOLDEN)
+    key = mix(key + positions * GOLDEN + int(purpose))
+    return mix(key + (torch.as_tensor(lanes, device=key.device) + 1) * GOLDEN)
 
 
 def uniform(words: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ def uniform(words: Tensor) -> Tensor:
 
 def exponential_stream(keys: Tensor, length: int) -> Tensor:
     """[..., length] unit exponential numbers, float64."""
-    counter = torch.arange(1, length + 1, device=keys.device, dtype=torch.int64) * _GOLDEN
+    counter = torch.arange(1, length + 1, device=keys.device, dtype=torch.int64) * GOLDEN
     return -torch.log(uniform(mix(keys.unsqueeze(-1) + counter)))
 
 
@@ -129,7 +130,7 @@ class Noise:
 
     def uniform(self, purpose: Purpose, lanes: Tensor) -> Tensor:
         """[B, M] uniform numbers of this round, one per lane."""
-        return uniform(mix(self._round_keys(purpose, lanes) + _GOLDEN))
+        return uniform(mix(self._round_keys(purpose, lanes) + GOLDEN))
 
     def _round_keys(self, purpose: Purpose, lanes: Tensor) -> Tensor:
         return make_key(self.seeds[:, None], self.positions[:, None], purpose, lanes)

@@ -10,7 +10,7 @@ Truncations (top-k, top-p, min-p) are thresholds on the logit: ties at the thres
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.core.params import SamplingParams
 from outrider.core.request import RequestState
 from outrider.core.rng import Noise, Purpose
+from outrider.core.scores import Chooser, Scores
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Cut, Tempering, min_p, top_k, top_p, typical_p
 
@@ -26,13 +27,27 @@ from outrider.core.truncation import Cut, Tempering, min_p, top_k, top_p, typica
 class Law:
     """What a model would say after each of M nodes: the same object for the target (p) and for a drafter (q)."""
 
-    def __init__(self, adjusted: Tensor, sampler: Sampler, tree: TokenTree, noise: Noise, *, start: int = 0) -> None:
-        self.adjusted = adjusted
-        """[B, M, V] logits after everything that can change their order."""
+    def __init__(
+        self,
+        adjusted: Tensor | Callable[[], Tensor],
+        sampler: Sampler,
+        tree: TokenTree,
+        noise: Noise,
+        *,
+        start: int = 0,
+        choose: Chooser | None = None,
+    ) -> None:
+        """``adjusted`` may be a function, which is called when somebody looks; ``choose`` makes choices without."""
+        self._adjusted, self._choose = adjusted, choose
         self._sampler = sampler
         self._tree = tree
         self._noise = noise
         self._start = start
+
+    @cached_property
+    def adjusted(self) -> Tensor:
+        """[B, M, V] logits after everything that can change their order."""
+        return self._adjusted() if callable(self._adjusted) else self._adjusted
 
     @cached_property
     def logits(self) -> Tensor:
@@ -48,6 +63,9 @@ class Law:
     def choices(self) -> Tensor:
         """[B, M] Gumbel-max draw with the noise of each node's output position; the argmax where temperature is 0."""
         choose, tempering = self._noise.choose, self._sampler.tempering
+        if self._choose is not None and tempering is not None and tempering.cuts is None:
+            depths = None if self._sampler.all_greedy else self._tree.depths[:, self._start :]
+            return self._choose(tempering.temperatures, self._noise, depths)
         if choose is not None and tempering is not None and tempering.cuts is None and self.adjusted.dtype == torch.float32:
             depths = None if self._sampler.all_greedy else self._tree.depths[:, self._start :]
             return choose(self.adjusted, tempering.temperatures, noise=self._noise, depths=depths)
@@ -104,6 +122,12 @@ class Sampler:
     def law(self, logits: Tensor, tree: TokenTree, noise: Noise, *, start: int = 0) -> Law:
         """The law after nodes ``start``.. of the tree, from their raw logits [B, N - start, V]."""
         return Law(self.adjust(logits, tree, start=start), self, tree, noise, start=start)
+
+    def law_of(self, scores: Scores, tree: TokenTree, noise: Noise) -> Law:
+        """As ``law``, from a pass whose logits are looked at only where something more than a temperature shapes them."""
+        if scores.choose is None or self.tempering is None:
+            return self.law(scores.logits, tree, noise)
+        return Law(lambda: self.adjust(scores.logits, tree), self, tree, noise, choose=scores.choose)
 
     def adjust(self, logits: Tensor, tree: TokenTree, *, start: int = 0) -> Tensor:
         """Everything that can change which token is largest."""

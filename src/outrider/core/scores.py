@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
+from outrider.core.rng import Noise
 
-@dataclass(frozen=True, eq=False)
+
+class Chooser(Protocol):
+    """The target's choices [B, N] where temperatures are all that shapes the logits; ``depths`` [B, N] is None where every
+    temperature is 0, which needs no noise."""
+
+    def __call__(self, temperatures: Sequence[float], noise: Noise, depths: Tensor | None, /) -> Tensor: ...
+
+
+@final
 class Scores:
     """The result of one target pass over B trees of N nodes."""
 
-    logits: Tensor
-    """[B, N, V] raw logits of the token that would follow each node."""
-    taps: Mapping[int, Tensor] = field(default_factory=dict)
-    """[B, N, H] hidden states by layer: tap i is the residual stream entering layer i, tap L the last layer's output."""
+    def __init__(
+        self,
+        logits: Tensor | Callable[[], Tensor],
+        taps: Mapping[int, Tensor] | None = None,
+        *,
+        choose: Chooser | None = None,
+    ) -> None:
+        """``logits`` may be a function, of a target that has them in pieces: it is called when somebody looks at them. Such a
+        target can ``choose`` without."""
+        self._logits = logits
+        self.taps: Mapping[int, Tensor] = {} if taps is None else taps
+        """[B, N, H] hidden states by layer: tap i is the residual stream entering layer i, tap L the last layer's output."""
+        self.choose = choose
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """[B, N, V] raw logits of the token that would follow each node."""
+        return self._logits() if callable(self._logits) else self._logits
 
 
 @final

@@ -44,3 +44,16 @@ class Doubt:
     place: float
     """Expected tokens lost to one more node in the target's pass."""
     trust: tuple[float, ...]
+
+    def lengths(self, beliefs: Sequence[Sequence[float]]) -> list[int]:
+        """How many of its guesses each row keeps, where a drafter believed ``beliefs[b]`` of them, in order."""
+        found, hopes = [0] * len(beliefs), [1.0] * len(beliefs)
+        for step in range(max(map(len, beliefs), default=0)):
+            rows = [row for row, length in enumerate(found) if length == step < len(beliefs[row])]
+            for row in rows:
+                hopes[row] *= min(1.0, self.trust[row] * beliefs[row][step])
+                found[row] += hopes[row] >= self.place
+            able = [hopes[row] for row in rows if found[row] == step + 1 < len(beliefs[row])]
+            if sum(able) < self.level + self.place * len(able):
+                break
+        return found

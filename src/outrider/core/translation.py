@@ -14,7 +14,7 @@ class Reading:
     """A text of the target's as the draft reads it."""
 
     num_tokens: int
-    """Of the target's."""
+    """Of the target's. Fewer than the text has where it ends inside a character, which is not read yet."""
     ids: list[int]
     """The draft's, begin-of-sequence included."""
 
@@ -24,13 +24,13 @@ class Translation(ABC):
 
     @abstractmethod
     def to_draft(self, tokens: Sequence[int], before: Reading | None = None) -> Reading | None:
-        """How the draft reads a text of the target's; None inside a character. With the reading of an earlier part of the
-        text, only its end is translated anew."""
+        """How the draft reads a text of the target's, up to its last whole character; None where there is nothing to read.
+        With the reading of an earlier part of the text, only its end is translated anew."""
 
     @abstractmethod
     def to_target(self, tokens: Sequence[int], context: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """The target's tokens for what the draft wrote after ``context`` (the draft's tokens of ``tokens``); may be fewer,
-        or none where the text does not go on at a token's end."""
+        """The target's tokens for what the draft wrote after ``context`` (the draft's reading of ``tokens``); may be fewer,
+        or none where the text does not go on at a token's end, or with the bytes of the character that ``tokens`` end in."""
 
     @abstractmethod
     def shared(self) -> Tensor:

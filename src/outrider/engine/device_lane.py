@@ -133,17 +133,14 @@ class DeviceLane:
     def leave(self, number: int) -> None:
         """A request is given up."""
         self._joining = [one for one in self._joining if one[0] != number]
-        for slot, seat in enumerate(self._seats):
-            if seat is not None and seat.number == number:
-                self._empty(slot)
+        self._empty([slot for slot, seat in enumerate(self._seats) if seat is not None and seat.number == number])
         self._rest()
 
     def step(self) -> RoundReport | None:
         """Start the next round, then report the one before it, if there was one."""
+        if not self.order:
+            return None
         report = self._make_seats()
-        if not any(self._seats):
-            self._rest()
-            return report
         plan = self._graphs.policy.plan(self._policy_state, len(self._seats))
         depth = min(max(plan.max_depth), self._graphs.most_guesses)
         if depth and any(seat is not None and seat.num_unread for seat in self._seats):
@@ -158,13 +155,10 @@ class DeviceLane:
 
     def _make_seats(self) -> RoundReport | None:
         """Give slots to those who have joined; the report of the round that had to end before the frame could change."""
-        running = [seat for seat in self._seats if seat is not None]
-        needed = num_slots(max(1, len(running) + len(self._joining)))
-        report = None
+        needed, report = num_slots(len(self.order)), None
         if needed > len(self._seats) or needed * _SHRINKS <= len(self._seats):
             report = self._read()
-            running = [seat for seat in self._seats if seat is not None]
-            self._resize(num_slots(max(1, len(running) + len(self._joining))))
+            self._resize(num_slots(max(1, len(self.order))))
         if self._joining:
             self._seat()
         return report
@@ -176,8 +170,11 @@ class DeviceLane:
         graphs.holder = self
         graphs.resize(len(old), size, kept, [seat.state for seat in old if seat is not None])
         self._seats = [*(old[slot] for slot in kept), *[None] * (size - len(kept))]
-        fresh = graphs.policy.start(size - len(kept))
-        self._policy_state = self._policy_state.fork(kept).join(fresh) if kept else graphs.policy.start(size)
+        fresh = graphs.policy.start(max(1, size - len(kept)))
+        if kept:
+            known = self._policy_state.fork(kept)
+            fresh = known if size == len(kept) else known.join(fresh)
+        self._policy_state = fresh
 
     def _seat(self) -> None:
         began = time.perf_counter()
@@ -235,9 +232,7 @@ class DeviceLane:
         _add_logprobs(launched, taking, emitted)
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
         self._graphs.policy.update(self._policy_state, _observation(everybody, depth, launched.seconds, launched.plan))
-        for slot, seat in taking.items():
-            if seat.state.is_finished:
-                self._empty(slot)
+        self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
         return self._report(taking, notes, positions, emitted, launched=launched, seconds=seconds) if taking else None
 
     def _report(
@@ -265,9 +260,11 @@ class DeviceLane:
         report.count()
         return report
 
-    def _empty(self, slot: int) -> None:
-        self._seats[slot] = None
-        self._graphs.stop(len(self._seats), slot)
+    def _empty(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._seats[slot] = None
+        if slots:
+            self._graphs.stop(len(self._seats), slots)
 
     def _rest(self) -> None:
         """Nobody is here: the slots are for whoever comes next."""

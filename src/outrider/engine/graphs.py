@@ -247,9 +247,10 @@ class RoundGraphs:
             yield
         self.leave(batch_size)
 
-    def stop(self, batch_size: int, slot: int) -> None:
-        """A slot stands still from the next round on."""
-        self.frame(batch_size).limits[slot] = 0
+    def stop(self, batch_size: int, slots: Sequence[int]) -> None:
+        """Slots stand still from the next round on, and give their memory back."""
+        self.frame(batch_size).limits[list(slots)] = 0
+        self.seats.release(batch_size, slots)
 
     def leave(self, batch_size: int) -> None:
         """Everybody has finished: nothing moves any more, and the rows are free."""

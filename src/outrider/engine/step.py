@@ -112,7 +112,7 @@ class Engine:
         taps = method.drafter.round_taps(batch.drafter_state)
         scores = self.target.score(draft.tree, batch.cache, taps=taps, resume=draft.resume)
         scored = self.clock()
-        law = batch.sampler.law(scores.logits, draft.tree, context.noise)
+        law = batch.sampler.law_of(scores, draft.tree, context.noise)
         if draft.tree.num_nodes == 1 and batch.sampler.all_greedy:  # no guess to test, nothing to draw
             verdict = Verdict.without_guesses(law.choices[:, 0])
         else:
@@ -150,7 +150,8 @@ class Engine:
             last = Origin.RECOVERED if rejected[i] else Origin.BONUS
             origins = [*[Origin.ACCEPTED] * (len(path) - 1), last]
             taken = emit(state, run, origins, max_len=self.target.max_len)
-            _add_logprobs(state, seen.scores.logits[i], path, run[:taken])
+            if state.params.logprobs is not None:
+                _add_logprobs(state, seen.scores.logits[i], path, run[:taken])
             emitted.append(run[:taken])
             if state.is_finished:
                 self.method.drafter.finish(batch.drafter_state, i, state.tokens)
@@ -201,8 +202,6 @@ def _paths(verdict: Verdict) -> list[list[int]]:
 def _add_logprobs(state: RequestState, logits: Tensor, path: Sequence[int], run: Sequence[int]) -> None:
     """Log-probabilities of emitted tokens under the raw logits of the node each one follows."""
     count = state.params.logprobs
-    if count is None:
-        return
     log_probs = logits[list(path[: len(run)])].float().log_softmax(-1)
     top = log_probs.topk(count, -1) if count else None
     for i, token in enumerate(run):

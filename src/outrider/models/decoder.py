@@ -27,6 +27,7 @@ from outrider.models.attention import SightMaker
 from outrider.models.decoder_weights import LayerWeights, Weights
 from outrider.models.experts import ExpertsMlp
 from outrider.models.features import ModelConfig
+from outrider.models.joint import Joint, SummedLinear
 from outrider.models.layers import AnyLayer, GatedMlp, Layer, Mlp, ParallelLayer, Pass, PlainMlp, PostNormLayer, SelfAttention
 from outrider.models.linear import Linear, linear_of
 from outrider.models.norms import norm_of, query_norm_of
@@ -43,15 +44,18 @@ _TWOFOLD = 500_000_000
 class Decoder(LayeredTarget):
     """A frozen decoder. All methods may be called from any thread: what changes lives in the cache."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, page_len: int = 0, *, bits: int = 16) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, page_len: int = 0, *, bits: int = 16, joint: Joint | None = None
+    ) -> None:
         """``page_len`` keeps keys and values in pages of so many tokens, which rows can share; ``bits`` 8 rounds the matrices
-        of a bfloat16 model (on a CPU)."""
+        of a bfloat16 model (on a CPU). With a ``joint``, config and weights are one rank's share of a model."""
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         twofold = sum(tensor.numel() for tensor in weights.tensors) <= _TWOFOLD
         linear = partial(linear_of, twofold=twofold, bits=bits)
-        self._layers = [_layer_of(config, index, layer, linear) for index, layer in enumerate(weights.layers)]
+        self._joint = joint
+        self._layers = [_layer_of(config, index, layer, linear, joint) for index, layer in enumerate(weights.layers)]
         self._embedding = weights.embedding  # other weights are not kept: their layers hold them in layouts of their own
         self._norm = norm_of(config, weights.norm, weights.norm_bias)
         self._head = linear(weights.head)
@@ -106,7 +110,7 @@ class Decoder(LayeredTarget):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., H] what enters the first layer."""
-        embedded = self._embedding[tokens]
+        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
         scale = self.config.embedding_scale
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
 
@@ -169,13 +173,13 @@ class Decoder(LayeredTarget):
 _LinearOf = Callable[[Tensor, Tensor | None], Linear]
 
 
-def _layer_of(config: ModelConfig, index: int, weights: LayerWeights, linear: _LinearOf) -> AnyLayer:
+def _layer_of(config: ModelConfig, index: int, weights: LayerWeights, linear: _LinearOf, joint: Joint | None) -> AnyLayer:
     norms = None
     if weights.q_norm is not None and weights.k_norm is not None:
         norms = query_norm_of(config, weights.q_norm), query_norm_of(config, weights.k_norm)
-    qkv, out = linear(weights.qkv, weights.qkv_bias), linear(weights.out, weights.out_bias)
+    qkv, out = linear(weights.qkv, weights.qkv_bias), _summed(linear(weights.out, weights.out_bias), joint)
     attention = SelfAttention(config, index, qkv=qkv, out=out, norms=norms, sinks=weights.sinks)
-    mlp = _mlp_of(config, weights, linear)
+    mlp = _mlp_of(config, weights, linear, joint)
     first = norm_of(config, weights.attention_norm, weights.attention_norm_bias)
     second = norm_of(config, weights.mlp_norm, weights.mlp_norm_bias)
     if config.parallel:
@@ -189,8 +193,12 @@ def _layer_of(config: ModelConfig, index: int, weights: LayerWeights, linear: _L
     return Layer(attention, mlp, first, second)
 
 
-def _mlp_of(config: ModelConfig, weights: LayerWeights, linear: _LinearOf) -> Mlp:
+def _summed(share: Linear, joint: Joint | None) -> Linear:
+    return share if joint is None else SummedLinear(share, joint)
+
+
+def _mlp_of(config: ModelConfig, weights: LayerWeights, linear: _LinearOf, joint: Joint | None) -> Mlp:
     if weights.router is not None:
         return ExpertsMlp(config, weights)
-    first, down = linear(weights.gate_up, weights.gate_up_bias), linear(weights.down, weights.down_bias)
+    first, down = linear(weights.gate_up, weights.gate_up_bias), _summed(linear(weights.down, weights.down_bias), joint)
     return GatedMlp(config, gate_up=first, down=down) if config.gated else PlainMlp(config, up=first, down=down)

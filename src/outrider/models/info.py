@@ -13,6 +13,7 @@ from outrider.models.gguf import hf_config, read_gguf
 from outrider.models.gpu.known import missing_features as gpu_missing
 from outrider.models.load import local_path, read_config
 from outrider.models.native.decoder import missing_features as cpu_missing
+from outrider.models.recurrent import RecurrentConfig, recurrent_config
 from outrider.models.weights import SafetensorsFolder
 
 
@@ -53,13 +54,26 @@ def describe_model(name: str) -> ModelInfo:
     return _info(name, read_config(path), folder.files, folder.num_parameters, " ".join(folder.dtypes))
 
 
-def _same_bits(config: ModelConfig | None) -> str:
+def _runs_on(config: ModelConfig | None, recurrent: RecurrentConfig | None) -> str:
+    if recurrent is None:
+        return "transformers adapter" if config is None else "lean decoder"
+    total, attending = recurrent.num_layers, recurrent.num_attention_layers
+    others = f"; {attending} with attention" if attending else ""
+    return f"lean decoder with recurrent layers ({total - attending} of {total}{others})"
+
+
+def _same_bits(config: ModelConfig | None, recurrent: RecurrentConfig | None) -> str:
     """Where speculative and batched text is plain text bit for bit, in words."""
+    if recurrent is not None:
+        return "nowhere (PyTorch's products round by their shape: near ties can fall otherwise in a batch or a tree)"
     if config is None:
         return "nowhere (transformers' passes round by their shape: near ties can fall otherwise in a batch or a tree)"
     on_gpu = "" if gpu_missing(config) else "on a GPU with numerics='invariant'"
     on_cpu = "" if cpu_missing(config) else "on a CPU in float32, bfloat16 and int8 (native passes)"
     return "; ".join(filter(None, (on_cpu, on_gpu))) or "nowhere (PyTorch's passes round by their shape)"
+
+
+_FAST = "fast decoder (fused kernels, captured passes)"
 
 
 def _path(fast: str, config: ModelConfig | None, raw: dict[str, Any], missing: Callable[[ModelConfig], list[str]]) -> str:
@@ -72,22 +86,24 @@ def _path(fast: str, config: ModelConfig | None, raw: dict[str, Any], missing: C
 
 def _info(name: str, raw: dict[str, Any], files: list[Path], num_parameters: int, dtype: str) -> ModelInfo:
     text = raw.get("text_config", raw)
-    config = config_of(raw)
+    recurrent = recurrent_config(raw)
+    config = config_of(raw) if recurrent is None else recurrent.attention
+    sizes = recurrent or config
     return ModelInfo(
         name=name,
         family=str(raw.get("model_type")),
-        runs_on="transformers adapter" if config is None else "lean decoder",
+        runs_on=_runs_on(config, recurrent),
         num_parameters=num_parameters,
-        num_layers=config.num_layers if config else text.get("num_hidden_layers", 0),
-        hidden_size=config.hidden_size if config else text.get("hidden_size", 0),
+        num_layers=sizes.num_layers if sizes else text.get("num_hidden_layers", 0),
+        hidden_size=sizes.hidden_size if sizes else text.get("hidden_size", 0),
         num_heads=config.num_heads if config else text.get("num_attention_heads", 0),
         num_kv_heads=config.num_kv_heads if config else text.get("num_key_value_heads", 0),
-        vocab_size=config.vocab_size if config else text.get("vocab_size", 0),
-        max_len=config.max_len if config else text.get("max_position_embeddings", 0),
+        vocab_size=sizes.vocab_size if sizes else text.get("vocab_size", 0),
+        max_len=sizes.max_len if sizes else text.get("max_position_embeddings", 0),
         dtype=dtype,
-        gpu_path=_path("fast decoder (fused kernels, captured passes)", config, raw, gpu_missing),
-        cpu_path=_path("native pass", config, raw, cpu_missing),
-        same_bits=_same_bits(config),
+        gpu_path=_runs_on(config, recurrent) if recurrent else _path(_FAST, config, raw, gpu_missing),
+        cpu_path=_runs_on(config, recurrent) if recurrent else _path("native pass", config, raw, cpu_missing),
+        same_bits=_same_bits(config, recurrent),
         files=tuple(path.name for path in files),
         num_bytes=sum(path.stat().st_size for path in files),
     )

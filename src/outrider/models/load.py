@@ -21,6 +21,7 @@ from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
 from outrider.models.gguf.stored import StoredTensors, stored_head
 from outrider.models.gpu import gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
+from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -85,6 +86,9 @@ def load_model(
         return _load_gguf(path, wanted, place, max_len=max_len, speed=speed)
     raw = read_config(path)
     config = config_of(raw)
+    recurrent = recurrent_config(raw)
+    if recurrent is not None:
+        return _recurrent(recurrent, path, wanted, place, max_len=max_len, speed=speed)
     if config is None:
         _refuse(speed)
         if page_len:
@@ -96,6 +100,39 @@ def load_model(
         return HFModel.load(path, dtype=dtype_used, device=place, max_len=max_len, trust_remote_code=trusted)
     dtype_used = wanted or auto_dtype(config.dtype, place)
     return _decoder(config, SafetensorsFolder(path), dtype=dtype_used, device=place, max_len=max_len, speed=speed)
+
+
+def lean_config(path: Path) -> ModelConfig:
+    """The numbers of a folder or GGUF file that the lean decoder runs."""
+    if path.suffix == ".gguf":
+        return _gguf_config(read_gguf(str(path)))
+    config = config_of(read_config(path))
+    if config is None:
+        raise OptionError(f"{path} is run by transformers' own modules, which are not divided; leave tensor_parallel out")
+    return config
+
+
+def lean_checkpoint(
+    path: Path, *, dtype: str | None, device: torch.device, max_len: int | None
+) -> tuple[ModelConfig, TensorSource, torch.dtype]:
+    """What the lean decoder needs to open a folder or a GGUF file: numbers, tensors and the type to hold them in."""
+    config, is_gguf = lean_config(path), path.suffix == ".gguf"
+    used = _dtype_named(dtype) or auto_dtype("bfloat16" if is_gguf else config.dtype, device)
+    source = TensorDict(dict(hf_tensors(read_gguf(str(path)), dtype=used)), str(path)) if is_gguf else SafetensorsFolder(path)
+    return config if max_len is None else replace(config, max_len=max_len), source, used
+
+
+def _recurrent(
+    config: RecurrentConfig, path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed
+) -> RecurrentDecoder:
+    """A model with recurrent layers; the plain PyTorch decoder is the only one they have."""
+    _refuse(speed)
+    if speed.page_len:
+        what = f"page_len = {speed.page_len} is not available for this model"
+        raise OptionError(f"{what}: a recurrent state has no pages ({config.family}); leave it out")
+    if max_len is not None:
+        config = replace(config, max_len=max_len)
+    return RecurrentDecoder(config, SafetensorsFolder(path), dtype=dtype or auto_dtype(config.dtype, device), device=device)
 
 
 def _load_gguf(

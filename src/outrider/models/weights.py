@@ -7,133 +7,47 @@ against the config as it is read: a wrong checkpoint fails here with its reason,
 
 from __future__ import annotations
 
-import json
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from outrider.core.errors import ModelError
 from outrider.models.decoder_weights import LayerWeights, Weights
 from outrider.models.features import ModelConfig
 from outrider.models.names import named_in
 from outrider.models.rope import head_order
+from outrider.models.tensors import SafetensorsFolder, TensorDict, TensorSource
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-class TensorSource(ABC):
-    """Named tensors of a checkpoint, read when asked for."""
-
-    origin: str
-    """The file or folder, for messages."""
-
-    @property
-    @abstractmethod
-    def names(self) -> frozenset[str]: ...
-
-    @abstractmethod
-    def read(self, name: str) -> Tensor: ...
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor, which must exist, be of this shape and hold real numbers."""
-        if name not in self.names:
-            raise ModelError(f"{self.origin}: tensor {name!r} is missing; the files are incomplete: fetch the model again")
-        tensor = self.read(name)
-        self.check_shape(name, tuple(tensor.shape), shape)
-        if tensor.dtype not in _FLOATS:
-            found = f"{self.origin}: tensor {name!r} is stored as {str(tensor.dtype).removeprefix('torch.')}"
-            raise ModelError(f"{found}; only float32, bfloat16, float16 and float64 can be read: use an unquantised checkpoint")
-        return tensor
-
-    def check_shape(self, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-        """Refuse a tensor that is not of the shape the model wants."""
-        if found != wanted:
-            what = f"{self.origin}: tensor {name!r} has shape {list(found)} but config.json asks for {list(wanted)}"
-            raise ModelError(f"{what}; weights and config belong to different models: fetch both again")
+__all__ = [
+    "Division",
+    "LayerWeights",
+    "SafetensorsFolder",
+    "TensorDict",
+    "TensorSource",
+    "Weights",
+    "read_final_norm",
+    "read_weights",
+]
 
 
-class TensorDict(TensorSource):
-    """Tensors in memory, forgotten once read so that none is held twice."""
+class Division(Protocol):
+    """Which part of every matrix is wanted (``share.py``)."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], origin: str = "tensors") -> None:
-        self.origin = origin
-        self._tensors = dict(tensors)
-        self._names = frozenset(self._tensors)
+    def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights: ...
 
-    @property
-    def names(self) -> frozenset[str]:
-        return self._names
-
-    def read(self, name: str) -> Tensor:
-        return self._tensors.pop(name)
+    def rows(self, matrix: Tensor) -> Tensor: ...
 
 
-class SafetensorsFolder(TensorSource):
-    """``model.safetensors``, or the shards that ``model.safetensors.index.json`` names."""
-
-    def __init__(self, folder: Path) -> None:
-        self.origin = str(folder)
-        self.files = _weight_files(folder)
-        self._handles = {path: _open(path) for path in self.files}
-        self._where = {name: handle for handle in self._handles.values() for name in handle.keys()}  # noqa: SIM118
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self._where)
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(math.prod(handle.get_slice(name).get_shape()) for name, handle in self._where.items())
-
-    @property
-    def dtypes(self) -> list[str]:
-        """Storage types, as the file names them."""
-        return sorted({handle.get_slice(name).get_dtype() for name, handle in self._where.items()})
-
-    def read(self, name: str) -> Tensor:
-        try:
-            return self._where[name].get_tensor(name)
-        except (SafetensorError, RuntimeError, OSError) as error:
-            raise ModelError(f"{self.origin}: tensor {name!r} cannot be read ({error}); fetch the model again") from error
+def read_weights(
+    source: TensorSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, share: Division | None = None
+) -> Weights:
+    """All weights of a checkpoint, fused and converted; with a ``share`` its part of them, one layer at a time."""
+    return _WeightReader(source, config, dtype=dtype, device=device).weights(share)
 
 
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is damaged or cut short ({error}); fetch the file again") from error
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (json.JSONDecodeError, KeyError, AttributeError, UnicodeDecodeError) as error:
-            raise ModelError(f"{index} is not a weight index ({error}); fetch the file again") from error
-        for name in names:
-            if not (folder / name).is_file():
-                raise ModelError(f"{folder / name} is missing though {index.name} names it; fetch the model again")
-        return [folder / name for name in names]
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    if any(folder.glob("pytorch_model*.bin")):
-        raise ModelError(
-            f"{folder} holds only pytorch_model.bin, a pickle, which can run code when opened and is not read; "
-            "save it with transformers' save_pretrained, which writes safetensors"
-        )
-    raise ModelError(f"{folder} holds no model.safetensors; it is not a complete model folder: fetch the model again")
-
-
-def read_weights(source: TensorSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Weights:
-    """All weights of a checkpoint, fused and converted."""
-    return _WeightReader(source, config, dtype=dtype, device=device).weights()
+def read_final_norm(source: TensorSource, config: ModelConfig) -> Tensor:
+    """[H] weight of the norm behind the last layer, float32."""
+    return _WeightReader(source, config, dtype=torch.float32, device=torch.device("cpu")).final_norm()
 
 
 class _WeightReader:
@@ -141,12 +55,22 @@ class _WeightReader:
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
         self._prefix = self._find_prefix()
 
-    def weights(self) -> Weights:
+    def weights(self, share: Division | None) -> Weights:
         config = self._config
         embedding = self._matrix("embed_tokens", config.vocab_size, config.hidden_size)
-        layers = [self._layer(layer) for layer in range(config.num_layers)]
-        norm, bias = self._norm("norm", config.hidden_size), self._norm_bias("norm", config.hidden_size)
-        return Weights(embedding, layers, norm, self._head(embedding), bias)
+        embedding = embedding if share is None else share.rows(embedding)
+        layers = [self._part(layer, share) for layer in range(config.num_layers)]
+        head = embedding if config.tied_head else self._head()
+        head = head if share is None or config.tied_head else share.rows(head)
+        norm, bias = self.final_norm(), self._norm_bias("norm", config.hidden_size)
+        return Weights(embedding, layers, norm, head, bias)
+
+    def _part(self, layer: int, share: Division | None) -> LayerWeights:
+        whole = self._layer(layer)
+        return whole if share is None else share.layer(self._config, whole)
+
+    def final_norm(self) -> Tensor:
+        return self._norm("norm", self._config.hidden_size)
 
     def _find_prefix(self) -> str:
         """What stands before ``embed_tokens``: "model." as a rule, longer in multimodal checkpoints, nothing in bare ones."""
@@ -154,9 +78,7 @@ class _WeightReader:
         found = [name.removesuffix(ending) for name in self._source.names if name.endswith(ending)]
         return min(found, key=len) if found else "model."
 
-    def _head(self, embedding: Tensor) -> Tensor:
-        if self._config.tied_head:
-            return embedding
+    def _head(self) -> Tensor:
         outer = self._prefix.replace("model.", "") if self._prefix.startswith("language_model.") else ""
         name = "language_model.lm_head.weight" if outer == "language_" else self._name("lm_head.weight")
         return self._place(self._source.take(name, self._config.vocab_size, self._config.hidden_size))

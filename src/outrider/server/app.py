@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -19,10 +19,12 @@ from starlette.middleware.cors import CORSMiddleware
 
 from outrider.server.answers import CompletionAnswer
 from outrider.server.chat_answers import ChatAnswer
+from outrider.server.embeddings import add_embeddings
 from outrider.server.failures import ApiError
 from outrider.server.guard import Guard
 from outrider.server.information import add_information, add_tokens
 from outrider.server.intake import num_prompts
+from outrider.server.models import Models
 from outrider.server.protocol import ChatRequest, CompletionRequest
 from outrider.server.quota import Client
 from outrider.server.responses import ResponseAnswer
@@ -44,16 +46,17 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(service: Service, page: str = "") -> FastAPI:
-    """The application for one service, with what ``/`` shows; the worker starts and stops with it."""
+def create_app(service: Service, page: str = "", *, others: Sequence[Service] = ()) -> FastAPI:
+    """The application for one model and perhaps ``others``, with what ``/`` shows; their workers start and stop with it."""
+    models = Models([service, *others])
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         del app
-        service.worker.start()
+        models.start()
         yield
-        service.is_draining = True
-        service.close()
+        models.drain()
+        models.close()
 
     app = FastAPI(title="Outrider", version=version("outrider"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics, keys=service.keys, audit=service.audit)
@@ -64,9 +67,10 @@ def create_app(service: Service, page: str = "") -> FastAPI:
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
         )
     _add_errors(app)
-    _add_generation(app, service)
-    add_information(app, service)
-    add_tokens(app, service)
+    _add_generation(app, models)
+    add_information(app, models)
+    add_tokens(app, models)
+    add_embeddings(app, models)
     _add_page(app, page)
     return app
 
@@ -84,29 +88,27 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
         raise RequestValidationError(error.errors()) from None
 
 
-def _add_generation(app: FastAPI, service: Service) -> None:
-    intake, codec = service.intake, service.llm.codec
-
+def _add_generation(app: FastAPI, models: Models) -> None:
     @app.post("/v1/completions", responses=_ERRORS)
     async def completions(body: CompletionRequest, http: HttpRequest) -> Response:
-        service.check_model(body.model)
+        service = models.find(body.model)
         usage = bool(body.stream_options and body.stream_options.include_usage)
         shown = {"echo": body.echo, "logprobs": body.logprobs, "num_prompts": num_prompts(body.prompt)}
-        answer = partial(CompletionAnswer, model=service.name, codec=codec, include_usage=usage, **shown)
-        return await service.answer(http, intake.completion(body, client_of(http)), answer, stream=body.stream)
+        answer = partial(CompletionAnswer, model=service.name, codec=service.llm.codec, include_usage=usage, **shown)
+        return await service.answer(http, service.intake.completion(body, client_of(http)), answer, stream=body.stream)
 
     @app.post("/v1/responses", responses=_ERRORS)
     async def responses(body: ResponsesRequest, http: HttpRequest) -> Response:
-        service.check_model(body.model)
-        answer = partial(ResponseAnswer, asked=body, model=service.name, codec=codec)
-        return await service.answer(http, intake.chat(as_chat(body), client_of(http)), answer, stream=body.stream)
+        service = models.find(body.model)
+        answer = partial(ResponseAnswer, asked=body, model=service.name, codec=service.llm.codec)
+        return await service.answer(http, service.intake.chat(as_chat(body), client_of(http)), answer, stream=body.stream)
 
     @app.post("/v1/chat/completions", responses=_ERRORS)
     async def chat_completions(body: ChatRequest, http: HttpRequest) -> Response:
-        service.check_model(body.model)
+        service = models.find(body.model)
         usage = bool(body.stream_options and body.stream_options.include_usage)
-        answer = partial(ChatAnswer, model=service.name, codec=codec, include_usage=usage)
-        return await service.answer(http, intake.chat(body, client_of(http)), answer, stream=body.stream)
+        answer = partial(ChatAnswer, model=service.name, codec=service.llm.codec, include_usage=usage)
+        return await service.answer(http, service.intake.chat(body, client_of(http)), answer, stream=body.stream)
 
 
 def _add_page(app: FastAPI, page: str) -> None:

@@ -11,8 +11,9 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, StrictInt
 
-from outrider.methods import METHODS
+from outrider.methods import METHODS, RULES
 from outrider.server.failures import ApiError
+from outrider.server.models import Models
 from outrider.server.protocol import ChatMessage, Strict
 from outrider.server.service import Service
 
@@ -37,42 +38,56 @@ class DetokenizeRequest(Strict):
     tokens: list[StrictInt] = Field(max_length=_MOST_TOKENS)
 
 
-def add_information(app: FastAPI, service: Service) -> None:
+def add_information(app: FastAPI, models: Models) -> None:
     """What runs here, and how it goes."""
-    card = {"id": service.name, "object": "model", "created": int(time.time()), "owned_by": "outrider"}
-    card |= {"max_model_len": service.llm.target.max_len}
+    began = int(time.time())
+
+    def card(service: Service) -> dict[str, Any]:
+        told = {"id": service.name, "object": "model", "created": began, "owned_by": "outrider", "parent": service.parent}
+        return {**told, "max_model_len": service.llm.target.max_len}
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card]}
+    async def model_list() -> dict[str, Any]:
+        return {"object": "list", "data": [card(service) for service in models]}
 
     @app.get("/v1/models/{name:path}", responses={404: {"description": "no such model"}})
-    async def model(name: str) -> dict[str, Any]:
-        service.check_model(name)
-        return card
+    async def one_model(name: str) -> dict[str, Any]:
+        return card(models.find(name))
 
     @app.get("/v1/speculation")
-    async def speculation() -> dict[str, Any]:
-        """What the page needs to know: methods that can be asked for, and how it goes."""
+    async def speculation(model: str | None = None) -> dict[str, Any]:
+        """What the page needs to know: models and methods that can be asked for, and how it goes."""
+        service = models.find(model)
         gauges = {"net_speedup": service.metrics.speed.net, "waiting": service.worker.scheduler.num_waiting}
         usable = [name for name in METHODS if service.llm.can_compose(name)]
-        return {"model": service.name, "method": service.llm.method_name, "methods": usable, **gauges}
+        lossy = [name for name in usable if not RULES[METHODS[name].acceptance].rule.lossless]
+        names = {"model": service.name, "models": [other.name for other in models], "method": service.llm.method_name}
+        return {**names, "methods": usable, "lossy": lossy, **gauges}
+
+    _add_watching(app, models)
+
+
+def _add_watching(app: FastAPI, models: Models) -> None:
+    """What machines ask every few seconds."""
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        is_well = service.worker.is_alive and not service.is_draining
-        state = "ok" if is_well else "draining" if service.is_draining else "the engine is not running"
-        return JSONResponse({"status": state, "requests": service.num_active}, 200 if is_well else 503)
+        is_draining = models.first.is_draining
+        is_well = all(service.worker.is_alive for service in models) and not is_draining
+        state = "ok" if is_well else "draining" if is_draining else "the engine is not running"
+        num_active = sum(service.num_active for service in models)
+        return JSONResponse({"status": state, "requests": num_active}, 200 if is_well else 503)
 
     @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
     async def ping() -> Response:
-        return Response(status_code=200 if service.worker.is_alive else 503)
+        return Response(status_code=200 if all(service.worker.is_alive for service in models) else 503)
 
     @app.get("/load")
     async def load() -> dict[str, int]:
         """Requests in the server, and choices that wait and run in the engine."""
-        scheduler = service.worker.scheduler
-        return {"server_load": service.num_active, "waiting": scheduler.num_waiting, "running": scheduler.num_running}
+        schedulers = [service.worker.scheduler for service in models]
+        waiting, running = sum(one.num_waiting for one in schedulers), sum(one.num_running for one in schedulers)
+        return {"server_load": sum(one.num_active for one in models), "waiting": waiting, "running": running}
 
     @app.get("/version")
     async def versions() -> dict[str, str]:
@@ -80,28 +95,29 @@ def add_information(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(models.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def add_tokens(app: FastAPI, service: Service) -> None:
+def add_tokens(app: FastAPI, models: Models) -> None:
     """Texts to tokens and back."""
-    codec, target = service.llm.codec, service.llm.target
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest, http: HttpRequest) -> dict[str, Any]:
         del http
-        service.check_model(body.model)
+        service = models.find(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "exactly one of prompt and messages is needed; give one", param="prompt")
         ids = await service.intake.tokens_of(
             body.prompt, body.messages, special=body.add_special_tokens, is_open=body.add_generation_prompt
         )
-        told: dict[str, Any] = {"count": len(ids), "max_model_len": target.max_len, "tokens": ids}
+        codec = service.llm.codec
+        told: dict[str, Any] = {"count": len(ids), "max_model_len": service.llm.target.max_len, "tokens": ids}
         return {**told, "token_strs": [codec.token_text(token) for token in ids] if body.return_token_strs else None}
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
-        service.check_model(body.model)
+        service = models.find(body.model)
+        target = service.llm.target
         bad = next((token for token in body.tokens if not 0 <= token < target.vocab_size), None)
         if bad is not None:
             message = f"tokens holds {bad}, and the vocabulary is 0 to {target.vocab_size - 1}; check the tokenizer"

@@ -23,7 +23,7 @@ from outrider.server.failures import ApiError
 from outrider.server.grammars import Grammars
 from outrider.server.messages import joined_text, plain_message
 from outrider.server.metrics import Metrics
-from outrider.server.order import DEFAULT_LANE, Order, PredictedLane
+from outrider.server.order import DEFAULT_LANE, FixedLane, Order, PredictedLane
 from outrider.server.parameters import grammar_source, sampling_params, with_seed
 from outrider.server.protocol import ChatMessage, ChatRequest, CompletionRequest, SamplingFields, Speculation
 from outrider.server.quota import Client
@@ -236,7 +236,10 @@ def _order_of(body: SamplingFields) -> Order:
         return Order([], [], DEFAULT_LANE, 0 if wanted == "off" else None, False, **more)
     if wanted.method is not None:
         _refusing(lambda: METHODS[wanted.method or ""])  # an unknown name is refused with the nearest one
-    return Order([], [], wanted.method or DEFAULT_LANE, wanted.max_tokens, wanted.trace, **more)
+    lane: Hashable = wanted.method or DEFAULT_LANE
+    if wanted.num_draft_tokens is not None:
+        lane = FixedLane(wanted.method or DEFAULT_LANE, wanted.num_draft_tokens)
+    return Order([], [], lane, wanted.max_tokens, wanted.trace, **more)
 
 
 def _refusing(work: Callable[[], Any]) -> Any:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from outrider.core.report import RoundReport
 from outrider.engine.scheduler import Scheduler
+from outrider.server.order import method_of
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _MOST_POSITIONS = 16
@@ -144,7 +145,8 @@ class Metrics:
         self._totals[1] += accepted
 
     def _count_method(self, seen: RoundReport, drafted: int, accepted: int) -> None:
-        name = str(seen.lane) if isinstance(seen.lane, str) and seen.lane else "default" if seen.lane == "" else "prediction"
+        method = method_of(seen.lane)
+        name = "prediction" if method is None else method or "default"
         counts = {"rounds": 1, "tokens": seen.num_tokens, "draft_tokens": drafted, "accepted_tokens": accepted}
         for noun, amount in {**counts, "wasted_tokens": drafted - accepted}.items():
             self.by_method[noun].labels(name).inc(amount)
@@ -160,8 +162,12 @@ class Metrics:
             self._prefix_hits.see(scheduler.prefixes.num_hits)
             self._prefix_tokens.see(scheduler.prefixes.num_hit_tokens)
 
-    def text(self) -> bytes:
-        """Prometheus' exposition format."""
+    def refresh(self) -> None:
+        """Bring the gauges that are computed when somebody looks up to date."""
         self.net.set(self.speed.net)
         self.acceptance.set(self._totals[1] / self._totals[0] if self._totals[0] else 0.0)
+
+    def text(self) -> bytes:
+        """Prometheus' exposition format."""
+        self.refresh()
         return generate_latest(self.registry)

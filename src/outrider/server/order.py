@@ -19,6 +19,27 @@ class PredictedLane:
     token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class FixedLane:
+    """A method that guesses the same number of tokens every round. It lives as long as somebody asks for it."""
+
+    method: str
+    """``DEFAULT_LANE`` for the server's own."""
+    num_draft_tokens: int
+
+
+def method_of(lane: Hashable) -> str | None:
+    """Name of a lane's method, ``DEFAULT_LANE`` for the server's own; None for a prediction."""
+    if isinstance(lane, FixedLane):
+        return lane.method
+    return None if isinstance(lane, PredictedLane) else str(lane)
+
+
+def is_passing(lane: Hashable) -> bool:
+    """Whether the lane is forgotten when nobody is in it."""
+    return isinstance(lane, FixedLane | PredictedLane)
+
+
 @dataclass(frozen=True, eq=False)
 class Order:
     """One engine request per choice, and how the answer is to be made of them."""
@@ -50,4 +71,5 @@ class Order:
     @property
     def method_name(self) -> str | None:
         """What the answer calls its method; None for the server's own."""
-        return "prediction" if isinstance(self.lane, PredictedLane) else str(self.lane) or None
+        method = method_of(self.lane)
+        return "prediction" if method is None else method or None

@@ -38,6 +38,8 @@ class Speculation(Strict):
     """A row of ``outrider methods``; the server's own if not given."""
     max_tokens: int | None = Field(None, ge=0, le=1024)
     """Most guesses along a path; 0 is plain decoding. The policy decides below it."""
+    num_draft_tokens: int | None = Field(None, ge=1, le=64)
+    """Guesses along a path in every round, whether they pay or not; the policy decides if not given."""
     trace: bool = False
     """Send every round's tree along."""
 
@@ -138,10 +140,14 @@ def _one_kind(prompt: Any) -> Any:
     raise ValueError("must hold texts only, token ids only, or lists of token ids only")
 
 
+Prompts = Annotated[Any, BeforeValidator(_one_kind)]
+"""A text, several, the tokens of one, or those of several."""
+
+
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: Annotated[Any, BeforeValidator(_one_kind)]
+    prompt: Prompts
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast, final
 
@@ -41,11 +41,19 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(service: Service, listener: socket.socket, *, page: str = "", on_ready: Callable[[int], None] | None = None) -> None:
-    """Serve until a signal; returns when everything that ran has finished, or ``drain_s`` later."""
+def serve(
+    service: Service,
+    listener: socket.socket,
+    *,
+    page: str = "",
+    on_ready: Callable[[int], None] | None = None,
+    others: Sequence[Service] = (),
+) -> None:
+    """Serve until a signal; returns when everything that ran has finished, or ``drain_s`` later. ``others`` are further models,
+    under the settings of the first."""
     settings = service.settings
     config = uvicorn.Config(
-        create_app(service, page),
+        create_app(service, page, others=others),
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
@@ -57,14 +65,17 @@ def serve(service: Service, listener: socket.socket, *, page: str = "", on_ready
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-    asyncio.run(_serve(_Server(config), service, listener, on_ready))
+    asyncio.run(_serve(_Server(config), [service, *others], listener, on_ready))
 
 
-async def _serve(server: _Server, service: Service, listener: socket.socket, on_ready: Callable[[int], None] | None) -> None:
+async def _serve(
+    server: _Server, services: Sequence[Service], listener: socket.socket, on_ready: Callable[[int], None] | None
+) -> None:
     def drain() -> None:
-        if service.is_draining:
-            server.force_exit = True
-        service.is_draining = server.should_exit = True
+        server.force_exit = services[0].is_draining
+        server.should_exit = True
+        for service in services:
+            service.is_draining = True
 
     loop = asyncio.get_running_loop()
     log_loop_errors(loop)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
 from fastapi import Request as HttpRequest
-from fastapi.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from fastapi.responses import Response
 
 from outrider.api import LLM
 from outrider.bundled import bundled_path
 from outrider.cache.contiguous import ContiguousCache
 from outrider.cache.paged import PagedCache
 from outrider.cache.prefixes import prefix_tree
-from outrider.core.errors import nearest
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.engine.exchange import Learner
@@ -26,6 +24,7 @@ from outrider.engine.job import Slots
 from outrider.engine.memory import MemoryModel
 from outrider.engine.scheduler import Scheduler
 from outrider.methods import METHODS
+from outrider.policies.fixed import Fixed, FixedOptions
 from outrider.server.answers import Answer
 from outrider.server.audit import AuditLog
 from outrider.server.failures import ApiError, busy, late
@@ -33,15 +32,15 @@ from outrider.server.intake import Intake
 from outrider.server.json_text import JsonAnswer
 from outrider.server.keys import KeyRing
 from outrider.server.learning import Lessons
+from outrider.server.leaving import EventStream, unless_left
 from outrider.server.metrics import Metrics
-from outrider.server.order import DEFAULT_LANE, Order, PredictedLane
+from outrider.server.order import DEFAULT_LANE, FixedLane, Order, PredictedLane, method_of
 from outrider.server.settings import ServerSettings
+from outrider.server.spans import Ended, NoSpans, Spans
 from outrider.server.transcript import Added
 from outrider.server.worker import Ticket, Worker
 
 _CLIENT_LEFT = 499
-_READING_S = 30.0
-"""Time a client gets to read the rest of a stream whose time is over."""
 _LOGIT_COPIES = 2 * 4
 """Bytes per vocabulary entry of a node: raw and adjusted logits, float32."""
 
@@ -50,8 +49,20 @@ _LOGIT_COPIES = 2 * 4
 class Service:
     """One model being served."""
 
-    def __init__(self, llm: LLM, settings: ServerSettings, *, name: str | None = None, learner: Learner | None = None) -> None:
-        """``learner`` is told what ended, and may exchange the draft model for a better one (``server/learning.py``)."""
+    def __init__(
+        self,
+        llm: LLM,
+        settings: ServerSettings,
+        *,
+        name: str | None = None,
+        learner: Learner | None = None,
+        parent: str | None = None,
+        spans: Spans | None = None,
+    ) -> None:
+        """``learner`` is told what ended, and may exchange the draft model for a better one (``server/learning.py``);
+        ``parent`` is the name of the model that an adapter was made for; ``spans`` is told of requests that are over."""
+        self.parent = parent
+        self.spans = spans or NoSpans()
         self.llm, self.settings = llm, settings
         self.name = name or ("outrider-bundled" if llm.model_name == bundled_path("target") else Path(llm.model_name).name)
         self.keys = KeyRing(settings.api_keys, Path(settings.api_key_file) if settings.api_key_file else None)
@@ -69,34 +80,37 @@ class Service:
         return Scheduler(
             self.llm.target,
             self._find_method,
-            slots=Slots(settings.max_rows, settings.prefill_tokens),
+            slots=Slots(settings.max_rows, settings.prefill_tokens, settings.grouping),
             memory=self._memory,
             prefixes=prefix_tree(self.llm.target.new_cache(1), settings.prefix_bytes) if settings.prefix_bytes else None,
-            grouping=settings.grouping,
             device_lane=self.llm.rounds.lane,
         )
 
     def _find_method(self, lane: Any) -> Method:
         if isinstance(lane, PredictedLane):
             return self.llm.compose("reference", references=[list(lane.token_ids)])
+        if isinstance(lane, FixedLane):
+            return self._at_length(self._find_method(lane.method), lane)
         return self.llm.method if lane == DEFAULT_LANE else self.llm.compose(lane)
+
+    def _at_length(self, method: Method, lane: FixedLane) -> Method:
+        """The same method with a fixed draft length; its tree may have as many nodes as by default."""
+        defaults = METHODS[lane.method or self.llm.method_name].defaults or {}
+        nodes = max(defaults.get("num_tree_nodes", 0), lane.num_draft_tokens)
+        return replace(method, policy=Fixed(FixedOptions(lane.num_draft_tokens, nodes)))
 
     def _swap_draft(self, draft: Target) -> None:
         """Every lane that drafts with the model goes on with another one."""
         self.llm.replace_draft(draft)
-        named = [lane for lane in self.worker.scheduler.lanes if not isinstance(lane, PredictedLane)]
-        self.worker.scheduler.redraft([lane for lane in named if lane == DEFAULT_LANE or METHODS[str(lane)].needs_draft])
+        named = {lane: method_of(lane) for lane in self.worker.scheduler.lanes}
+        drafting = [lane for lane, name in named.items() if name == DEFAULT_LANE or (name and METHODS[name].needs_draft)]
+        self.worker.scheduler.redraft(drafting)
 
     def close(self) -> None:
         """Stop the engine and end the processes that compile grammars."""
         self.worker.stop()
         self.intake.close()
         self.audit.close()
-
-    def check_model(self, name: str | None) -> None:
-        if name not in (None, self.name):
-            message = f"model {name!r} is not served here; {nearest(str(name), [self.name])}"
-            raise ApiError(404, message, param="model")
 
     async def answer(
         self, http: HttpRequest, order: Coroutine[Any, Any, Order], make_answer: Callable[[Order], Answer], *, stream: bool
@@ -120,6 +134,18 @@ class Service:
             if run is None or not run.is_streaming:
                 self.num_active -= 1
 
+    async def errand(self, http: HttpRequest, work: Generator[None, None, Any]) -> Any:
+        """The result of work for the engine's thread; None if the client left."""
+        self._check_room()
+        self.num_active += 1
+        try:
+            async with asyncio.timeout(self.settings.timeout_s):
+                return await unless_left(http, self.worker.run_errand(work))
+        except TimeoutError:
+            raise late(self.settings.timeout_s) from None
+        finally:
+            self.num_active -= 1
+
     def _check_room(self) -> None:
         if self.num_active >= self.settings.max_requests:
             raise busy(self.settings.max_requests)
@@ -130,7 +156,7 @@ class Service:
         """The order; None if the client left while it was made, and its grammar is not compiled any further."""
         try:
             async with asyncio.timeout(self.settings.timeout_s):
-                return await _unless_left(http, order)
+                return await unless_left(http, order)
         except TimeoutError:
             raise late(self.settings.timeout_s) from None
 
@@ -147,7 +173,7 @@ class _Run:
 
     async def whole(self) -> Response:
         try:
-            if not await _unless_left(self.http, self._collect()):
+            if not await unless_left(self.http, self._collect()):
                 return Response(status_code=_CLIENT_LEFT)
             return JsonAnswer(self.answer.whole())
         finally:
@@ -157,7 +183,7 @@ class _Run:
         """The first delta is awaited before the status is sent, so that refusals are proper errors."""
         deltas = self.ticket.deltas()
         try:
-            first = await _unless_left(self.http, self._next(deltas))
+            first = await unless_left(self.http, self._next(deltas))
             if first is None:
                 self.close()
                 return Response(status_code=_CLIENT_LEFT)
@@ -165,7 +191,7 @@ class _Run:
             self.close()
             raise
         self.is_streaming = True
-        return _EventStream(self._events(first, deltas), self.close, limit_s=self.service.settings.timeout_s)
+        return EventStream(self._events(first, deltas), self.close, limit_s=self.service.settings.timeout_s)
 
     def close(self) -> None:
         """Free what the request holds, however it ended."""
@@ -220,42 +246,17 @@ class _Run:
         said = {"prompt_tokens": self.answer.order.num_prompt_tokens, "completion_tokens": written}
         said |= {"tokens_per_pass": round(stats["tokens_per_pass"], 3), "finished": self.answer.is_finished}
         self.http.scope.setdefault("outrider.log", {}).update(said)
+        ended = Ended(self.ticket.created, self._first, now, self.answer.is_finished, self._attributes(stats, written))
+        self.service.spans.tell(ended, self.http.headers)
 
-
-@final
-class _EventStream(StreamingResponse):
-    """Server-sent events, with a word when they are over, however they end."""
-
-    def __init__(self, events: AsyncIterator[str], close: Callable[[], None], *, limit_s: float) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._close, self._limit_s = close, limit_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with asyncio.timeout(self._limit_s + _READING_S):  # a client that does not read must not stay for ever
-                await super().__call__(scope, receive, send)
-        except TimeoutError:
-            return
-        finally:
-            self._close()
-
-
-async def _unless_left(http: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result, or None if the client left before there was one."""
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(http))
-    try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        for each in (task, left):
-            each.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await each
-
-
-async def _disconnect(http: HttpRequest) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        continue
+    def _attributes(self, stats: Mapping[str, Any], written: int) -> dict[str, Any]:
+        """What a span says of the request."""
+        usage = {"input_tokens": self.answer.order.num_prompt_tokens, "output_tokens": written}
+        names = {"request.model": self.service.name, "response.model": self.service.name, "operation.name": "text_completion"}
+        told = {f"gen_ai.usage.{name}": count for name, count in usage.items()}
+        told |= {f"gen_ai.{name}": value for name, value in names.items()}
+        told |= {f"outrider.{name}": stats[name] for name in ("num_passes", "num_drafted", "num_accepted", "tokens_per_pass")}
+        return {**told, "outrider.method": stats["method"] or self.service.llm.method_name}
 
 
 def _memory_model(llm: LLM, settings: ServerSettings) -> MemoryModel:

@@ -5,7 +5,7 @@ Text that could still become a stop string is held back, so what was sent is nev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from outrider.codecs.text import TextCodec
@@ -33,6 +33,18 @@ class Added:
     """How probable the prompt was, on the first one, for those who asked."""
 
 
+@dataclass(frozen=True)
+class SharedPass:
+    """The pass of the target that a round was part of."""
+
+    number: int
+    """Rounds of requests with the same number shared one pass."""
+    num_rows: int
+    """Requests in it."""
+    num_nodes: int
+    """Nodes of all their trees."""
+
+
 @final
 @dataclass(eq=False)
 class Transcript:
@@ -50,13 +62,13 @@ class Transcript:
     def __post_init__(self) -> None:
         self._pieces = self.codec.new_stream(self.request.prompt_ids, skip_special_tokens=False)() if self.traced else None
 
-    def advance(self, step: Progress) -> Added:
+    def advance(self, step: Progress, shared: SharedPass) -> Added:
         state = step.state
         finished = state.is_finished
         text = self._whole(state) if finished else state.text[: len(state.text) - _num_held_back(state)]
         delta, self.num_shown = text[self.num_shown :], max(self.num_shown, len(text))
         logprobs, self.num_logprobs = state.logprobs[self.num_logprobs :], len(state.logprobs)
-        seen = self._described(step.trace) if self.traced else None
+        seen = self._described(step.trace, shared) if self.traced else None
         reason = state.finish_reason.value if state.finish_reason else None
         stats = state.stats if finished else None
         prompt, self.prompt = self.prompt, None
@@ -74,11 +86,11 @@ class Transcript:
         skip = state.params.skip_special_tokens
         return self.codec.decode(ids, prompt_ids=state.request.prompt_ids, skip_special_tokens=skip)
 
-    def _described(self, seen: Round) -> dict[str, Any]:
+    def _described(self, seen: Round, shared: SharedPass) -> dict[str, Any]:
         assert self._pieces is not None
         pieces = [{"text": self._pieces.push(t), "origin": o.value} for t, o in zip(seen.emitted, seen.origins, strict=True)]
         words = [self.codec.token_text(token) for token in seen.tokens]
-        return {**seen.to_json(), "words": words, "pieces": pieces}
+        return {**seen.to_json(), "words": words, "pieces": pieces, "shared": asdict(shared)}
 
 
 def _num_held_back(state: RequestState) -> int:

@@ -14,9 +14,10 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 from outrider.codecs.text import TextCodec
 from outrider.core.errors import OutriderError
@@ -24,13 +25,14 @@ from outrider.core.report import Progress, RoundReport
 from outrider.core.request import RequestState
 from outrider.engine.job import Job
 from outrider.engine.scheduler import Scheduler
+from outrider.server.errands import Errand
 from outrider.server.failures import ApiError, broken, failed
 from outrider.server.intake import refusal
 from outrider.server.learning import Lessons
 from outrider.server.metrics import Metrics
-from outrider.server.order import Order, PredictedLane
+from outrider.server.order import Order, is_passing
 from outrider.server.prompt_scores import PromptScores
-from outrider.server.transcript import Added, Transcript
+from outrider.server.transcript import Added, SharedPass, Transcript
 
 _LOG = logging.getLogger("outrider.server")
 _IDLE_S = 0.2
@@ -83,8 +85,9 @@ class Worker:
         self._make_scheduler = make_scheduler
         self._codec = codec
         self._metrics = metrics
-        self._inbox: queue.SimpleQueue[tuple[str, Ticket | None]] = queue.SimpleQueue()
-        self._numbers = itertools.count()
+        self._inbox: queue.SimpleQueue[tuple[str, Ticket | Errand | None]] = queue.SimpleQueue()
+        self._errands: deque[Errand] = deque()
+        self._numbers, self._passes = itertools.count(), itertools.count()
         self._tickets: dict[int, Ticket] = {}
         self._transcripts: dict[int, Transcript] = {}
         self._scoring: list[tuple[Ticket, dict[tuple[int, ...], PromptScores]]] = []
@@ -106,6 +109,12 @@ class Worker:
         self._inbox.put(("submit", ticket))
         return ticket
 
+    async def run_errand(self, work: Generator[None, None, Any]) -> Any:
+        """From the event loop: the result of work that is done between rounds."""
+        errand = Errand(work, asyncio.get_running_loop().create_future())
+        self._inbox.put(("errand", errand))
+        return await errand.result
+
     def cancel(self, ticket: Ticket) -> None:
         """Nobody waits for it any more; its slots are free within a round."""
         self._inbox.put(("cancel", ticket))
@@ -121,6 +130,8 @@ class Worker:
                 self.lessons.between_rounds()
                 if self._scoring:
                     self._score()
+                if self._errands and self._errands[0].advance(self._failure):
+                    self._errands.popleft()
                 if not self.scheduler.is_idle:
                     self._hand_out(self.scheduler.round())
                 else:
@@ -131,14 +142,14 @@ class Worker:
     def _take_orders(self) -> bool:
         """Empty the inbox; wait for something where nothing runs. False when it is time to stop."""
         try:
-            wait = self.scheduler.is_idle and not self._scoring
+            wait = self.scheduler.is_idle and not self._scoring and not self._errands
             while True:
-                action, ticket = self._inbox.get(timeout=_IDLE_S) if wait else self._inbox.get_nowait()
+                action, given = self._inbox.get(timeout=_IDLE_S) if wait else self._inbox.get_nowait()
                 wait = False
-                if ticket is None:
+                if given is None:
                     self._fail(ApiError(503, "the server is shutting down; try another one", kind="server_error"))
                     return False
-                self._handle(action, ticket)
+                self._errands.append(given) if isinstance(given, Errand) else self._handle(action, given)
         except queue.Empty:
             return True
 
@@ -223,7 +234,7 @@ class Worker:
         self._retire(order)
 
     def _retire(self, order: Order) -> None:
-        if isinstance(order.lane, PredictedLane):
+        if is_passing(order.lane):
             self.scheduler.retire(order.lane)
 
     def _hand_out(self, reports: Sequence[RoundReport]) -> None:
@@ -231,16 +242,17 @@ class Worker:
             self._metrics.queue_time.observe(seconds)
         for report in reports:
             self._metrics.round(report)
+            shared = SharedPass(next(self._passes), len(report.ids), len(report.ids) + sum(report.drafted))
             for step in report.progress():
                 ticket = self._tickets.get(step.request)  # None: another choice of its order failed in this round
                 if ticket is not None:
-                    self._hand_over(ticket, step)
+                    self._hand_over(ticket, step, shared)
 
-    def _hand_over(self, ticket: Ticket, step: Progress) -> None:
+    def _hand_over(self, ticket: Ticket, step: Progress, shared: SharedPass) -> None:
         try:
             if step.state.failure is not None:
                 raise step.state.failure
-            added = self._transcripts[step.request].advance(step)
+            added = self._transcripts[step.request].advance(step, shared)
         except Exception as error:
             self._metrics.finished.labels("error").inc(self._drop(ticket))
             ticket.tell(self._failure(error))
@@ -272,6 +284,9 @@ class Worker:
         waiting = [ticket for ticket, _ in self._scoring]
         for ticket in {id(ticket): ticket for ticket in (*self._tickets.values(), *waiting)}.values():
             ticket.tell(error)
+        for errand in self._errands:
+            errand.fail(error)
+        self._errands.clear()
         self._scoring.clear()
         self._tickets.clear()
         self._transcripts.clear()

@@ -4,7 +4,8 @@
     jsd       b KL(p || m) + (1 - b) KL(q || m), m = b p + (1 - b) q, b = 1/2
     tvd       1 - sum min(p, q): one minus the chance that a sampled guess is accepted (Leviathan et al. 2023)
     overlap   -log sum min(p, q)                            ce        -log q(argmax p)
-    mixed     forward + tvd
+    mixed     forward + tvd                                 l1-kl     0.9 sum |p - q| + 0.1 forward: DSpark's loss (DeepSeek-AI
+              2026, arXiv 2607.05147), whose cross-entropy with the text has the same expectation up to a constant
 
 The choice and its names follow DistillSpec (Zhou et al. 2023, arXiv 2310.08461). p is a constant.
 """
@@ -55,6 +56,10 @@ def mixed(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (p * (log_p.clamp(min=-80) - log_q)).sum(-1) + 1 - torch.minimum(p, q).sum(-1)
 
 
+def l1_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    return 0.9 * (log_p.exp() - log_q.exp()).abs().sum(-1) + 0.1 * forward_kl(log_p, log_q)
+
+
 DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "forward": forward_kl,
     "reverse": reverse_kl,
@@ -63,6 +68,7 @@ DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "overlap": overlap,
     "ce": hard,
     "mixed": mixed,
+    "l1-kl": l1_kl,
 }
 
 

@@ -24,6 +24,7 @@ from outrider.train.devices import Team, current_team
 from outrider.train.features import Rows, compute
 from outrider.train.objective import BatchOutcome, Objective
 from outrider.train.run import Run, Settings
+from outrider.train.sharded import ShardedStore
 from outrider.train.state import load_state, save_state
 from outrider.train.stored import FeatureStore
 
@@ -55,9 +56,9 @@ def train(
             if step % settings.judge_every == 0:
                 loop.judge(step, say=bar.write if progress else None)
             if step % settings.save_every == 0:
-                save_state(out, runs, step, time.monotonic() - loop.began, asdict(settings))
+                loop.save(out, step)
     loop.judge(step, say=None)
-    save_state(out, runs, step, time.monotonic() - loop.began, asdict(settings))
+    loop.save(out, step)
     return runs
 
 
@@ -87,9 +88,21 @@ class _Loop:
         self.began = time.monotonic()
         self._taps = sorted({tap for run in runs for tap in run.objective.taps})
         self._team = runs[0].team
-        place = None if settings.store is None else Path(settings.store) / str(self._team.rank)
-        self._store = None if place is None else FeatureStore(place, target, self._taps)
+        self._store = None if settings.store is None else self._opened(settings.store)
         self._known = {id(document) for document in (*corpus.train, *corpus.held_out)} if self._store else set[int]()
+
+    def _opened(self, store: str) -> FeatureStore | ShardedStore:
+        """A URL is kept in shards that all processes read; a folder has a part for each of them."""
+        rank = self._team.rank
+        if "://" in store:
+            return ShardedStore(store, self.target, self._taps, rank=rank)
+        return FeatureStore(Path(store) / str(rank), self.target, self._taps)
+
+    def save(self, out: Path, step: int) -> None:
+        """Everything that a killed run needs."""
+        if self._store is not None:
+            self._store.flush()
+        save_state(out, self.runs, step, time.monotonic() - self.began, asdict(self.settings))
 
     def share(self, step: int) -> float:
         """Of the run that is over."""

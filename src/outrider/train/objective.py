@@ -1,7 +1,7 @@
 """What is learned: the interface between a method and the one training loop, and the objective of all heads.
 
     loss = sum_k decay^k mean_t D(p(t + 1 + k), q_k(t))  [ + weight * mean_t SmoothL1(state_k(t), feature(t + 1 + k))  for
-    EAGLE-1 ]
+    EAGLE-1,  + weight * mean_t BCE(c_k(t), 1 - TV(p(t + 1 + k), q_k(t)))  for heads with a confidence head ]
 
 p is the target's law, made again from its last state for a few thousand places at a time and thrown away, as q is; both
 come back in the backward pass. So memory grows with the vocabulary once, not once per head and place. A place is a *hit* at
@@ -100,6 +100,8 @@ class HeadSettings:
     loss: str = "forward"
     feature_weight: float = 0.0
     """Of the distance to the target's next features (EAGLE-1)."""
+    confidence_weight: float = 0.0
+    """Of the cross-entropy between the heads' confidence and the chance that a sampled guess is accepted (DSpark)."""
     noise: float = 0.0
     """Features are moved by uniform noise up to this share of their size."""
 
@@ -167,7 +169,13 @@ class HeadObjective(Objective):
     def _chunk(self, depth: int, states: Tensor, last: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             teacher = self.target.logits(last)
-        return self._compare(self.head.readout(depth, states), teacher, mask, self._ids)
+        logits = self.head.readout(depth, states)
+        loss, hits = self._compare(logits, teacher, mask, self._ids)
+        if self.settings.confidence_weight:
+            chance = acceptance_chance(logits.detach(), teacher, self._ids)
+            given = F.binary_cross_entropy_with_logits(self.head.confidence(states).float(), chance, reduction="none")
+            loss = loss + self.settings.confidence_weight * (given * mask).sum()
+        return loss, hits
 
     def _distance(self, batch: PackedTexts, depth: int, states: Tensor, valid: Tensor) -> Tensor:
         """To the features that the target will have there."""
@@ -208,6 +216,13 @@ def comparison(loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., tup
         return (losses * (mask & (best >= 0))).sum(), logits.argmax(-1) == best
 
     return compare
+
+
+def acceptance_chance(logits: Tensor, teacher: Tensor, ids: Tensor | None) -> Tensor:
+    """[...] 1 - TV(p, q): how likely a guess drawn from the draft's law is to be accepted, by rejection sampling."""
+    p = teacher.float().softmax(-1)
+    p = p if ids is None else p[..., ids]
+    return torch.minimum(p, logits.float().softmax(-1)).sum(-1).clamp(max=1)
 
 
 def accepted_length(outcomes: Sequence[BatchOutcome]) -> float:

@@ -43,7 +43,8 @@ class Settings:
     """Judgements without a better accepted length after which a method stops."""
     seed: int = 0
     store: str | None = None
-    """Folder in which the target's states of the corpus are kept, so that every text goes through the target once."""
+    """Folder, or URL of an object store (``s3://...``), in which the target's states of the corpus are kept, so that every
+    text goes through the target once."""
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "batch_size", "row_len", "judge_every", "save_every", "patience"):

@@ -39,6 +39,8 @@ from outrider.models.heads.layer import LayerCache
 _CHUNK = 512
 """Most columns read in one pass."""
 _BEST_FIRST = "best-first"
+_CHAIN = "chain"
+_LONGEST_CHAIN = 64
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class HeadOptions:
     ends: str | None = None
     """The target's folder, for public heads that leave embedding, norm or output matrix to it."""
     branching: tuple[int, ...] | str | None = None
-    """Children of every node, level by level ("4,2,2,1"), for a static tree; "best-first" for a tree that follows the heads'
-    confidence, which is what is grown if nothing is given."""
+    """Children of every node, level by level ("4,2,2,1"), for a static tree; "chain" for one path; "best-first" for a tree that
+    follows the heads' confidence, which is what is grown if nothing is given."""
     width: int = 8
     """Best-first: nodes expanded per level."""
     num_children: int = 8
@@ -74,6 +76,8 @@ class HeadOptions:
 
     @property
     def shape(self) -> DraftTreeOptions:
+        if self.branching == _CHAIN:
+            return DraftTreeOptions(branching=(1,) * _LONGEST_CHAIN, perturb=self.perturb)
         branching = (4, 3, 2, 1, 1) if self.branching is None or self.branching == _BEST_FIRST else self.branching
         return DraftTreeOptions(branching=branching, perturb=self.perturb)
 
@@ -163,13 +167,18 @@ class HeadDrafter(Drafter, ABC):
         depths = tuple(min(depth, nodes, most) for depth, nodes in limits)
         if not any(depths):
             return context.without_guesses(self.draws)
-        plan = Plan(depths, tuple(n if d else 0 for n, d in zip(plan.max_nodes, depths, strict=True)))
+        plan = plan.clipped(depths)
         growth = self._growth(state, context, max(depths))
         if self._search is None:
-            return grow_shape(growth, plan, tree=self._tree, drawing=self._drawing)[0]
+            return self._trusted(grow_shape(growth, plan, tree=self._tree, drawing=self._drawing)[0], growth, plan)
         search, source = self._search, LikelyChildren(growth, self._search)
         pool = grow_pool(source, width=search.width, num_children=search.num_children, max_depth=max(depths))
         return Draft(self._chosen(pool, plan), self.draws)
+
+    def _trusted(self, draft: Draft, growth: LevelGrowth, plan: Plan) -> Draft:
+        """What of a tree of fixed shape is proposed, for heads that know how sure they are."""
+        del growth, plan
+        return draft
 
     def _chosen(self, pool: Pool, plan: Plan) -> TokenTree:
         """Which of the candidates looked at are proposed."""

@@ -25,8 +25,12 @@ class HeadGrowth(LevelGrowth, ABC):
     def _logits(self, start: int) -> Tensor:
         self.depth += start > 0
         states = self._states(self.tokens[:, start:], self.parents[:, start:]) if start else self._root_states()
-        logits = self.head.over_target(self.head.readout(self.depth, states)).float()
+        logits = self.head.over_target(self._read_off(states)).float()
         return logits.expand(-1, self.num_expanded - start, -1)
+
+    def _read_off(self, states: Tensor) -> Tensor:
+        """[B, M, Vd] logits of the newest nodes' states."""
+        return self.head.readout(self.depth, states)
 
     @abstractmethod
     def _root_states(self) -> Tensor:

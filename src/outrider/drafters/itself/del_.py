@@ -168,6 +168,7 @@ ROW = MethodRow(
     paper="Entezari Zarch et al. 2025, DEL (arXiv 2504.05598)",
     drafter=DynamicExit,
     build=build,
+    needs_layers=True,
     options=DynamicExitOptions,
     defaults={"num_draft_tokens": 18},
 )

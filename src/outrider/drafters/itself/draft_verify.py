@@ -133,6 +133,7 @@ ROW = MethodRow(
     paper="Zhang et al. 2023, Draft & Verify (arXiv 2309.08168)",
     drafter=DraftVerify,
     build=build,
+    needs_layers=True,
     options=DraftVerifyOptions,
     defaults={"num_draft_tokens": 8},
 )

@@ -127,5 +127,6 @@ ROW = MethodRow(
     paper="Elhoushi et al. 2024, LayerSkip (arXiv 2404.16710)",
     drafter=EarlyExit,
     build=build,
+    needs_layers=True,
     options=EarlyExitOptions,
 )

@@ -165,6 +165,7 @@ ROW = MethodRow(
     paper="Liu et al. 2024, Kangaroo (arXiv 2404.18911)",
     drafter=Kangaroo,
     build=build,
+    needs_layers=True,
     options=KangarooOptions,
     defaults={"num_draft_tokens": 6},
 )

@@ -183,6 +183,7 @@ ROW = MethodRow(
     paper="Xia et al. 2024, SWIFT (arXiv 2410.06916)",
     drafter=Swift,
     build=build,
+    needs_layers=True,
     options=SwiftOptions,
     defaults={"num_draft_tokens": 25},
 )

@@ -85,6 +85,7 @@ class OtherTokenizerDrafter(Drafter, ABC):
             for read, text in zip(state.read, texts, strict=True)
         ]
         state.cache.truncate(kept)
+        kept = list(state.cache.lengths)  # a recurrent draft may have to read a row again
         missing = [[] if text is None else text[done:] for text, done in zip(texts, kept, strict=True)]
         state.read = [read[:done] + new for read, done, new in zip(state.read, kept, missing, strict=True)]
         if any(len(row) > 1 for row in missing):

@@ -2,8 +2,9 @@
 
 The committed text is decoded and read by the draft model in its own tokens; its greedy continuation is decoded again and
 encoded with the target's tokenizer, together with the last words before it. The target then checks those tokens like any
-other guesses. Nothing is asked of the two vocabularies. (Timor et al. 2025, string-level exact match, arXiv 2502.05202;
-"universal assisted generation" in Hugging Face transformers.)
+other guesses. Nothing is asked of the two vocabularies. A draft of words for a target of bytes takes fewer steps than there
+are guesses, and the reverse takes more. (Timor et al. 2025, string-level exact match, arXiv 2502.05202; "universal assisted
+generation" in Hugging Face transformers.)
 
     guesses = encode_target(text + decode_draft(x_1 .. x_K)) after the committed tokens,    x_i = argmax q(. | x_<i)
 
@@ -14,6 +15,7 @@ greedy requests profit most. Where the continuation does not begin at the end of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import ClassVar, final
 
 from torch import Tensor
@@ -37,20 +39,25 @@ class Reencode(OtherTokenizerDrafter):
 
     def _guess(self, state: OtherTokenizerState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
         texts = [list(read) for read in state.read]
+        steps = [self._num_steps(*row) for row in zip(context.tokens, texts, depths, strict=True)]
         drafted: list[list[int]] = [[] for _ in depths]
-        for drawn in range(1, max(depths) + 1):
+        for drawn in range(1, max(steps) + 1):
             best = logits[:, 0].argmax(-1).tolist()
-            for row, (token, depth) in enumerate(zip(best, depths, strict=True)):
-                if depth >= drawn:
+            for row, (token, wanted) in enumerate(zip(best, steps, strict=True)):
+                if wanted >= drawn:
                     drafted[row].append(token)
-            if drawn < max(depths):
-                logits = self._advance(state, [t if depth > drawn else None for t, depth in zip(best, depths, strict=True)])
+            if drawn < max(steps):
+                logits = self._advance(state, [t if wanted > drawn else None for t, wanted in zip(best, steps, strict=True)])
         rows: list[tuple[list[int], list[int]]] = []
         for tokens, text, new, depth in zip(context.tokens, texts, drafted, depths, strict=True):
             found = self.translation.to_target(tokens, text, new)[:depth] if new else []
             known = next((i for i, token in enumerate(found) if token >= self.vocab_size), len(found))
             rows.append(([tokens[-1], *found[:known]], list(range(-1, known))))
         return Draft(TokenTree.of_rows(rows, context.device), self.draws)
+
+    def _num_steps(self, tokens: Sequence[int], read: Sequence[int], depth: int) -> int:
+        """Tokens of the draft's that hold about as much text as ``depth`` of the target's, judged by the text so far."""
+        return min(ceil(depth * len(read) / len(tokens)), self.model.max_len - len(read)) if depth else 0
 
 
 def build(parts: Parts) -> Drafter:

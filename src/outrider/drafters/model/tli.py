@@ -44,6 +44,11 @@ class SharedTokens(OtherTokenizerDrafter):
             raise CompositionError("the two vocabularies share no token; use method 'reencode', which goes by text")
         self._draft_id_of = dict(zip(self._target_ids.tolist(), self._draft_ids.tolist(), strict=True))
 
+    def _read(self, state: OtherTokenizerState, row: int, tokens: Sequence[int]) -> list[int] | None:
+        """Nothing inside a character: the next guess is the draft's next token, so it must have read them all."""
+        ids, known = super()._read(state, row, tokens), state.known[row]
+        return ids if known is not None and known.num_tokens == len(tokens) else None
+
     def _guess(self, state: OtherTokenizerState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
         depths = list(depths)
         chain = torch.tensor(context.roots, device=context.device)[:, None]

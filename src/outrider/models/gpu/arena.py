@@ -66,9 +66,9 @@ class Arena:
         """Rows nobody uses, now used once."""
         free = [row for row, uses in enumerate(self._uses) if uses == 0]
         if len(free) < count:
-            missing = count - len(free)
-            free += range(self.num_rows, self.num_rows + missing)
-            self._move(self.num_rows + missing, self.capacity)
+            before = self.num_rows
+            self.ensure(self.capacity, num_rows=before + count - len(free))
+            free += range(before, self.num_rows)
         self.retain(free[:count])
         return free[:count]
 
@@ -85,7 +85,7 @@ class Arena:
 
     def ensure(self, capacity: int, *, num_rows: int = 0) -> None:
         """Rows hold at least ``capacity`` slots from now on, and there are ``num_rows`` of them."""
-        num_rows = max(num_rows, self.num_rows)
+        num_rows = _rounded(num_rows) if num_rows > self.num_rows else self.num_rows
         if capacity > self.capacity:
             grown = max(capacity, self.capacity + self.capacity // 2)
             self._move(num_rows, -(-grown // _STEP) * _STEP)
@@ -98,6 +98,11 @@ class Arena:
         self.block[:, :, : old.shape[2], :, : old.shape[4]] = old
         self._uses += [0] * (num_rows - len(self._uses))
         self.version += 1
+
+
+def _rounded(num_rows: int) -> int:
+    """A power of two, and two to spare: an arena that grows row by row would move, and drop its graphs, every time."""
+    return 2 + (1 << max(0, num_rows - 3).bit_length())
 
 
 @final

@@ -73,6 +73,12 @@ class Seats:
             self._caches[batch_size, slot] = cache
         self._tell(batch_size)
 
+    def release(self, batch_size: int, slots: Sequence[int]) -> None:
+        """Give back the memory of requests that have left; rounds in flight come before whoever takes it."""
+        for slot in slots:
+            self._caches.pop((batch_size, slot), None)
+        self._tell(batch_size)
+
     def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
         """The requests of these slots take the first slots of a frame of another size."""
         moved = [self._caches.pop((old_size, slot)) for slot in slots]

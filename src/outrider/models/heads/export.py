@@ -4,6 +4,7 @@
                   one too
     sglang        EAGLE-1 with the name and the bias SGLang wants
     speculators   EAGLE-3 in the format of the speculators package, which vLLM serves by itself
+    deepspec      DSpark in the layout of DeepSpec's public checkpoints, with any Markov head; vllm is the same for vanilla ones
     apple         ReDrafter as Apple's recurrent drafting reads it; embedding and hidden states are the target's
 
 Layer numbers are the great trap: engines count differently (``layer_numbers.py``). An output matrix is always written: engines
@@ -22,7 +23,7 @@ from outrider.models.checkpoint import write_checkpoint
 from outrider.models.heads.head import Head
 from outrider.models.heads.kinds import KINDS
 
-FORMATS = ("vllm", "sglang", "speculators", "apple")
+FORMATS = ("vllm", "sglang", "speculators", "deepspec", "apple")
 
 
 def export_head(head: Head, out: Path, *, form: str, target_name: str = "target") -> None:

@@ -67,7 +67,8 @@ def new_config(kind: str, target: Mapping[str, Any], **changes: Any) -> HeadConf
 
 SHAPES = (
     "num_heads", "num_blocks", "own_readouts", "prefix", "intermediate_size", "draft_vocab_size", "taps", "stride",
-    "num_layers", "inner_dim", "exit_dim", "tie_weights", "scale_input", "mask_token_id",
+    "num_layers", "inner_dim", "exit_dim", "tie_weights", "scale_input", "mask_token_id", "markov_rank",
+    "markov_head_type",
 )  # fmt: skip
 """What ``new_config`` can be told about the shape of heads."""
 

@@ -96,6 +96,10 @@ class Head(nn.Module, ABC):
     def readout(self, depth: int, state: Tensor) -> Tensor:
         """[..., Vd] logits of a state at a depth."""
 
+    def confidence(self, state: Tensor) -> Tensor:
+        """[...] logit of the chance that the guess from a state is accepted if those before it were, for kinds that know."""
+        raise NotImplementedError(f"{self.config.kind} heads have no confidence head; leave confidence_weight at 0")
+
     @property
     def frozen(self) -> tuple[str, ...]:
         """Parameters that are the target's own."""

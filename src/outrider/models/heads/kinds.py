@@ -7,6 +7,7 @@ from typing import Any
 
 from outrider.core.errors import ModelError, nearest
 from outrider.models.heads.dflash import KIND as DFLASH
+from outrider.models.heads.dspark import KIND as DSPARK
 from outrider.models.heads.eagle1 import KIND as EAGLE1
 from outrider.models.heads.eagle3 import KIND as EAGLE3
 from outrider.models.heads.hydra import KIND as HYDRA
@@ -31,6 +32,7 @@ _ALL: tuple[HeadKind[Any], ...] = (
     L_MTP,
     P_EAGLE,
     DFLASH,
+    DSPARK,
 )
 KINDS: Mapping[str, HeadKind[Any]] = {kind.name: kind for kind in _ALL}
 HEAD_KINDS = tuple(KINDS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
+from outrider.models.joint import Joint
 from outrider.models.native.build import BUILD, built_library, can_build, ready_to_measure
 from outrider.models.native.decoder import NativeDecoder, can_run
 from outrider.models.native.instruction_sets import has_bfloat16, isa_here
@@ -31,12 +31,16 @@ def auto_types() -> frozenset[torch.dtype]:
     return frozenset({torch.float32, torch.bfloat16} if has_bfloat16() else {torch.float32})
 
 
-def fastest_decoder(config: ModelConfig, weights: Weights, bits: int = 16) -> LayeredTarget:
+def fastest_decoder(
+    config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None
+) -> Decoder | NativeDecoder:
     """The native decoder where it can run, PyTorch's where it cannot: one of the two for the life of the model."""
-    return native_decoder(config, weights, bits) or Decoder(config, weights, bits=bits)
+    return native_decoder(config, weights, bits, joint=joint) or Decoder(config, weights, bits=bits, joint=joint)
 
 
-def native_decoder(config: ModelConfig, weights: Weights, bits: int = 16) -> NativeDecoder | None:
+def native_decoder(
+    config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None
+) -> NativeDecoder | None:
     """The native decoder; None where it cannot run."""
     library = built_library() if can_run(config, weights.embedding.dtype, weights.embedding.device) else None
-    return None if library is None else NativeDecoder(library, config, weights, bits)
+    return None if library is None else NativeDecoder(library, config, weights, bits, joint=joint)

@@ -29,7 +29,9 @@ from outrider.core.scores import Scores, StackedTaps
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Tempering
 from outrider.models.config import ModelConfig
+from outrider.models.joint import Joint
 from outrider.models.native.structs import ChainStruct, ChoicesStruct, PackedModel, PassStruct, TreeStruct, cut_array
+from outrider.models.native.sums import SumsOverRanks
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
@@ -79,8 +81,10 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
 
     is_invariant = True
 
-    def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16) -> None:
-        """``bits`` (16, 8) of the matrices of a bfloat16 model."""
+    def __init__(
+        self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None
+    ) -> None:
+        """``bits`` (16, 8) of the matrices of a bfloat16 model. With a ``joint``, config and weights are one rank's share."""
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
@@ -88,7 +92,9 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         self._call.restype = self._chain.restype = self._tree.restype = None
         self._num_threads = torch.get_num_threads()
         self.gumbel_stream, self.choose = partial(_gumbel_stream, library), partial(_choose, library)
-        self._model = PackedModel(library, config, weights, bits)
+        self._model = PackedModel(library, config, weights, bits, embeds=joint is None)
+        self._sums = None if joint is None else SumsOverRanks(joint)
+        self._joint = joint
         self._embedding = weights.embedding
         self._tables = [
             RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=torch.float32, device=self.device)
@@ -155,7 +161,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., H] what enters the first layer."""
-        embedded = self._embedding[tokens]
+        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
         scale = self.config.embedding_scale
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
 
@@ -236,6 +242,8 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
             call.give_taps(taps, tapped)
         call.logits = None if logits is None else logits.data_ptr()
         self._call(byref(self._model.struct), byref(call))
+        if self._sums is not None:
+            self._sums.check()
         return logits, {} if tapped is None else StackedTaps(taps, tapped, self.dtype)
 
     def _pass(self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted, *, ahead: int = 0) -> PassStruct:
@@ -252,9 +260,19 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
             call.capacity, call.cache, call.cache_rows = cache.capacity, cache.store.data_ptr(), cache.store.shape[2]
         if wanted.route is not None:
             call.give_route(wanted.route)
-        if wanted.hidden is not None:
-            call.hidden = wanted.hidden.data_ptr()
+        hidden = wanted.hidden
+        if self._sums is not None:
+            call.sum = self._sums.address
+            hidden = self._entered(tree, start, hidden) if wanted.first == 0 else hidden
+        if hidden is not None:
+            call.give_hidden(hidden)
         return call
+
+    def _entered(self, tree: TokenTree, start: int, hidden: Tensor | None) -> Tensor:
+        """[B, N, H] float32 what enters the first layer of a share, in ``hidden`` if there is one."""
+        assert self._joint is not None
+        states = self._joint.embed(self._embedding, tree.tokens[:, start:]).float() * self.config.embedding_scale
+        return states.contiguous() if hidden is None else hidden.copy_(states)
 
 
 def _gumbel_stream(library: ctypes.CDLL, keys: Tensor, length: int) -> Tensor:

@@ -11,7 +11,7 @@ struct LayerWeights {
 struct Model {
     int32_t is_bf16, has_stored, hidden, layers, heads, kv_heads, head_dim, mlp, vocab, activation;
     float norm_eps, query_scale, embedding_scale, attention_cap, final_cap;
-    const void* embedding;  // [vocab][hidden]
+    const void* embedding;  // [vocab][hidden], or null: a pass brings what enters the first layer
     const float* norm;
     Matrix head;
     const LayerWeights* layer;
@@ -28,9 +28,10 @@ struct Pass {
     const uint8_t *attention_on, *mlp_on;  // [layers] or null: all
     const int32_t* tap_layers;
     float* taps;             // [num_taps][batch][nodes - start][hidden]
-    float* hidden;           // [batch][nodes - start][hidden] or null: in when first_layer > 0, out when not null
+    float* hidden;           // [batch][nodes - start][hidden] or null: in when first_layer > 0 or there is no embedding, out when not null
     float* logits;           // [batch][nodes - start][vocab] or null
     int32_t last_only;       // logits [batch][vocab] of each row's last node only
     int32_t cache_rows;      // at least batch
+    void (*sum)(float* values, int64_t count);  // over the ranks of a divided model, in place; null where the model is whole
 };
 }

@@ -193,7 +193,7 @@ template <class T> class Runner {
         share(phase, int(rows.size()), [&](int r) {
             float* to = residual(r);
             const Row& row = rows[r];
-            if (p.first_layer > 0) {
+            if (p.first_layer > 0 || !m.embedding) {
                 memcpy(to, p.hidden + size_t(row.out) * m.hidden, size_t(m.hidden) * 4);
                 return;
             }
@@ -333,16 +333,23 @@ template <class T> class Runner {
         return load(lanes);
     }
     void add_product(int& phase, const Product<T>& of, const float* post_norm) {
+        const bool is_apart = post_norm || p.sum;  // more is done to what was found before it is added
         product(phase, of, [&](int row, int from, int count) {
-            float* to = (post_norm ? b.wide.data() : b.residual.data()) + size_t(row) * m.hidden + from;
+            float* to = (is_apart ? b.wide.data() : b.residual.data()) + size_t(row) * m.hidden + from;
             return [=, this](int r, const float* found) {
-                if (post_norm) memcpy(to + size_t(r) * m.hidden, found, size_t(count) * 4);
+                if (is_apart) memcpy(to + size_t(r) * m.hidden, found, size_t(count) * 4);
                 else add(to + size_t(r) * m.hidden, found, count);
             };
         });
-        if (!post_norm) return;
+        if (!is_apart) return;
+        if (p.sum) {
+            if (this_thread == 0) p.sum(b.wide.data(), int64_t(rows.size()) * m.hidden);
+            pool.meet(this_thread);
+        }
         share(phase, int(rows.size()), [&](int row) {
-            const float *from = b.wide.data() + size_t(row) * m.hidden, scale = rms(from, m.hidden);
+            const float* from = b.wide.data() + size_t(row) * m.hidden;
+            if (!post_norm) return add(residual(row), from, m.hidden);
+            const float scale = rms(from, m.hidden);
             for (int i = 0; i < m.hidden; i++) residual(row)[i] += from[i] * scale * post_norm[i];
         });
     }

@@ -68,6 +68,7 @@ class PassStruct(Structure):
         *((name, c_void_p) for name in ("attention_on", "mlp_on", "tap_layers", "taps", "hidden", "logits")),
         ("last_only", c_int32),
         ("cache_rows", c_int32),
+        ("sum", c_void_p),
     ]
 
     def give_tree(self, tree: TokenTree, lengths: Sequence[int]) -> None:
@@ -85,6 +86,11 @@ class PassStruct(Structure):
     def give_route(self, route: Route) -> None:
         self._on = [(c_uint8 * route.num_layers)(*part) for part in (route.attention, route.mlp)]
         self.attention_on, self.mlp_on = map(addressof, self._on)
+
+    def give_hidden(self, hidden: Tensor) -> None:
+        """[B, N, H] float32, contiguous: read where the pass begins with states, written when it ends."""
+        self._hidden = hidden
+        self.hidden = hidden.data_ptr()
 
     def give_taps(self, taps: Sequence[int], tapped: Tensor) -> None:
         """``tapped`` [taps, B, N, H], contiguous, is where their states go."""
@@ -164,7 +170,10 @@ class _Arena:
 class PackedModel:
     """A model in the layout of the native pass, its matrices in 8 ``bits`` if wanted. Owns the memory it points to."""
 
-    def __init__(self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16, *, embeds: bool = True
+    ) -> None:
+        """``embeds`` False: a pass brings the states that enter the first layer (a share of a divided model)."""
         self._library, self._kept, self._bits = library, list[Tensor](), bits
         matrices = [weights.head, *(m for layer in weights.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down))]
         self._arena = _Arena(library, sum(self._size(matrix) for matrix in matrices))
@@ -176,7 +185,7 @@ class PackedModel:
             *(config.head_dim, config.mlp_size, config.vocab_size, _ACTIVATIONS[config.activation]),
             *(config.norm_eps, config.query_scale, config.embedding_scale),
             *(config.attention_softcap or 0.0, config.final_softcap or 0.0),
-            self._keep(weights.embedding.contiguous()),
+            self._keep(weights.embedding.contiguous()) if embeds else None,
             self._floats(weights.norm),
             self._matrix(weights.head, None, config.hidden_size),
             layers,

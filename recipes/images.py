@@ -1,0 +1,230 @@
+"""Image models from a file of pictures: a codebook of patches, a class-conditional Llama over its codes, and a draft.
+
+An image is its class token and then its codes in raster order. A tenth of the class tokens are replaced by one that says
+nothing, so that the same model is also the unconditional one that classifier-free guidance needs (Ho & Salimans 2022, arXiv
+2207.12598). The file is an ``.npz`` with ``train_images``, ``train_labels``, ``test_images``, ``test_labels`` (uint8).
+
+    python recipes/images.py --data mnist.npz --out build/images/mnist                              # CPU, two minutes
+    python recipes/images.py --data cifar10_16px.npz --out build/images/cifar --preset cifar        # GPU, ten minutes
+    outrider imagine --model build/images/mnist/target --class 3 --method sjd --show
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from bundled_stories import LlamaShape, rope_tables
+from bundled_train import Llama
+from torch import Tensor
+
+from outrider.images.codebook import Codebook, fit_codebook
+from outrider.models.checkpoint import write_checkpoint
+
+
+@dataclass(frozen=True)
+class ImageRecipe:
+    """Everything that defines one pair of image models."""
+
+    num_codes: int = 256
+    patch: int = 4
+    num_fitted: int = 2000
+    """Images whose patches are clustered."""
+    num_trained: int = 20_000
+    """Images that the models learn from."""
+    target: tuple[int, int, int, int] = (64, 4, 2, 160)
+    """Width, layers, heads and width of the MLP."""
+    draft: tuple[int, int, int, int] = (32, 1, 1, 64)
+    batch: int = 64
+    target_steps: int = 800
+    draft_steps: int = 500
+    rate: float = 4e-3
+    label_drop: float = 0.1
+    seed: int = 0
+
+
+PRESETS = {
+    "mnist": ImageRecipe(),
+    "mnist-large": ImageRecipe(
+        num_fitted=4000,
+        num_trained=60_000,
+        target=(192, 6, 6, 512),
+        draft=(64, 1, 2, 128),
+        batch=512,
+        target_steps=4000,
+        draft_steps=2000,
+        rate=2e-3,
+    ),
+    "cifar": ImageRecipe(
+        num_codes=1024,
+        patch=2,
+        num_fitted=4000,
+        num_trained=40_000,
+        target=(256, 8, 8, 704),
+        draft=(128, 1, 4, 352),
+        batch=512,
+        target_steps=4000,
+        draft_steps=2000,
+        rate=1.5e-3,
+    ),
+    "smoke": ImageRecipe(
+        num_codes=16,
+        num_fitted=64,
+        num_trained=200,
+        target=(32, 1, 2, 32),
+        draft=(32, 1, 2, 32),
+        batch=8,
+        target_steps=3,
+        draft_steps=2,
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Images as tokens with their classes."""
+
+    codes: Tensor
+    """[N, T]"""
+    labels: Tensor
+    """[N] numbers of the classes."""
+
+
+def read_images(path: Path, split: str) -> tuple[Tensor, Tensor]:
+    """[N, side, side, channels] pictures in 0 .. 1, and their labels."""
+    with np.load(path) as file:
+        images, labels = (torch.from_numpy(file[f"{split}_{what}"]) for what in ("images", "labels"))
+    images = images[..., None] if images.ndim == 3 else images
+    return images.float() / 255, labels.long()
+
+
+def shape_of(sizes: tuple[int, int, int, int], vocab: int, context: int) -> LlamaShape:
+    hidden, layers, heads, mlp = sizes
+    return LlamaShape(vocab, hidden, layers, heads, heads, hidden // heads, mlp, context, rope_theta=1000.0, norm_eps=1e-5)
+
+
+def batch_of(tokens: Tokens, rows: Tensor, *, num_codes: int, drop: Tensor) -> Tensor:
+    """[B, 1 + T] class token and codes; the class is hidden where ``drop`` [B] is true."""
+    nothing = num_codes + int(tokens.labels.max()) + 1
+    first = torch.where(drop, nothing, num_codes + tokens.labels[rows])
+    return torch.cat([first[:, None], tokens.codes[rows]], 1)
+
+
+def loss_of(model: Llama, ids: Tensor) -> Tensor:
+    cos, sin = rope_tables(model.shape, ids.shape[1] - 1, ids.device)
+    logits = model(ids[:, :-1], cos, sin)
+    return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+
+
+def train(model: Llama, tokens: Tokens, recipe: ImageRecipe, *, num_steps: int, name: str) -> float:
+    """Adam with a warm-up and a cosine to zero; returns seconds."""
+    device = next(model.parameters()).device
+    chance = torch.Generator().manual_seed(recipe.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / 100, 0.5 + 0.5 * math.cos(math.pi * step / num_steps))
+    )
+    began = time.monotonic()
+    for step in range(num_steps):
+        rows = torch.randint(len(tokens.codes), (recipe.batch,), generator=chance)
+        drop = torch.rand(recipe.batch, generator=chance) < recipe.label_drop
+        loss = loss_of(model, batch_of(tokens, rows, num_codes=recipe.num_codes, drop=drop).to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0:
+            print(f"{name}: step {step} of {num_steps}, {loss.item():.3f} nats, {time.monotonic() - began:.0f} s", flush=True)
+    return time.monotonic() - began
+
+
+@torch.no_grad()
+def held_out(model: Llama, tokens: Tokens, recipe: ImageRecipe, *, count: int = 1000) -> float:
+    """Nats per token of images that were not trained on."""
+    device, rows = next(model.parameters()).device, torch.arange(min(count, len(tokens.codes)))
+    parts = rows.split(100)
+    losses = [
+        loss_of(
+            model, batch_of(tokens, part, num_codes=recipe.num_codes, drop=torch.zeros(len(part), dtype=torch.bool)).to(device)
+        )
+        for part in parts
+    ]
+    return sum(map(float, losses)) / len(losses)
+
+
+def export(model: Llama, codebook: Codebook, folder: Path, *, num_classes: int, notes: dict[str, object]) -> None:
+    """A Llama folder with a codebook beside its weights."""
+    shape = model.shape
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.mlp,
+        "max_position_embeddings": shape.context,
+        "rope_theta": shape.rope_theta,
+        "rms_norm_eps": shape.norm_eps,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+        "outrider": {"kind": "image", "num_classes": num_classes},
+    }
+    write_checkpoint(folder, model.weights(), config=config, notes=notes)
+    codebook.save(folder)
+
+
+def make(data: Path, out: Path, recipe: ImageRecipe, device: torch.device) -> dict[str, float]:
+    """Codebook, target, draft."""
+    torch.manual_seed(recipe.seed)
+    images, labels = read_images(data, "train")
+    codebook = fit_codebook(images[: recipe.num_fitted], recipe.num_codes, patch=recipe.patch, seed=recipe.seed)
+    tokens = Tokens(codebook.encode(images[: recipe.num_trained]), labels[: recipe.num_trained])
+    test_images, test_labels = (part[:2000] for part in read_images(data, "test"))
+    test = Tokens(codebook.encode(test_images), test_labels)
+    error = float((codebook.decode(test.codes) - test_images).square().mean())
+    report = {"reconstruction_rmse": error**0.5, "codes_used": float(len(tokens.codes.unique()))}
+    num_classes = int(labels.max()) + 1
+    vocab = recipe.num_codes + num_classes + 1
+    for name, sizes, steps in (("target", recipe.target, recipe.target_steps), ("draft", recipe.draft, recipe.draft_steps)):
+        model = Llama(shape_of(sizes, vocab, codebook.num_tokens + 1), device)
+        report[f"{name}_parameters"] = float(sum(parameter.numel() for parameter in model.parameters()))
+        report[f"{name}_seconds"] = train(model, tokens, recipe, num_steps=steps, name=name)
+        report[f"{name}_nats"] = held_out(model, test, recipe)
+        notes = {"data": data.name, "recipe": asdict(recipe), "report": report}
+        export(model, codebook, out / name, num_classes=num_classes, notes=notes)
+    return report
+
+
+def main() -> None:
+    """Read the options, make the pair, print the report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="an .npz file of images and labels")
+    parser.add_argument("--out", type=Path, default=Path("build/images"))
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="mnist")
+    parser.add_argument("--target-steps", type=int, help="steps of the target (default: the preset's)")
+    parser.add_argument("--draft-steps", type=int, help="steps of the draft (default: the preset's)")
+    arguments = parser.parse_args()
+    recipe = PRESETS[arguments.preset]
+    recipe = replace(
+        recipe,
+        target_steps=arguments.target_steps or recipe.target_steps,
+        draft_steps=arguments.draft_steps or recipe.draft_steps,
+    )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    print(json.dumps(make(arguments.data, arguments.out, recipe, device)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How much hidden states know about tokens beyond the next one."""

@@ -1,0 +1,83 @@
+"""Surplus by offset, and what it promises to drafters that read the target's states.
+
+Every offset is probed with the state alone, with state and tokens, and with the tokens alone. Greedy agreement at each offset
+gives the accepted length a drafter with that input would reach. The order of the three is a prediction about heads before
+anybody trains them: Medusa reads the state alone, Hydra and EAGLE read both, a drafter without states reads the tokens.
+
+    accepted(input)  =  sum_k  prod_{j <= k} agreement_j(input),      j = 1 .. num_offsets
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outrider.bench.surplus.probe import ProbeOptions, Reading, Readout, Sample, probe
+
+KINDS = {"tokens": (False, True), "state": (True, False), "state + tokens": (True, True)}
+"""What a probe sees: the state, the tokens in between."""
+DRAFTERS = {"tokens": "drafters without states", "state": "medusa", "state + tokens": "hydra, eagle"}
+"""Whose input it is."""
+
+
+@dataclass(frozen=True)
+class Offset:
+    """The probes of one offset; ``readings`` by the names of ``KINDS``."""
+
+    offset: int
+    readings: dict[str, Reading]
+
+    @property
+    def surplus(self) -> float:
+        """What the state adds to the tokens in between, in nats."""
+        return self.readings["tokens"].loss - self.readings["state + tokens"].loss
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What the states of a target know."""
+
+    num_places: int
+    offsets: tuple[Offset, ...]
+
+    def accepted(self, kind: str) -> float:
+        """Tokens beyond the next that a chain of guesses from this input would keep, in the mean."""
+        kept, total = 1.0, 0.0
+        for one in self.offsets:
+            kept *= one.readings[kind].agreement
+            total += kept
+        return total
+
+    @property
+    def order(self) -> list[str]:
+        """The inputs, the best first."""
+        return sorted(KINDS, key=self.accepted, reverse=True)
+
+    def to_json(self) -> dict[str, Any]:
+        offsets = [{**asdict(one), "surplus": one.surplus} for one in self.offsets]
+        accepted = {kind: self.accepted(kind) for kind in KINDS}
+        return {"num_places": self.num_places, "offsets": offsets, "accepted": accepted, "order": self.order}
+
+
+def analyse(
+    samples: Sequence[Sample], readout: Readout, *, num_offsets: int = 3, options: ProbeOptions | None = None
+) -> Analysis:
+    """Probe every offset from 1 on: 1 is the token after the next one."""
+    options = options or ProbeOptions()
+    offsets = tuple(
+        Offset(k, {kind: probe(samples, readout, k, state=s, tokens=t, options=options) for kind, (s, t) in KINDS.items()})
+        for k in range(1, num_offsets + 1)
+    )
+    return Analysis(sum(len(one.tokens) for one in samples), offsets)
+
+
+def table(found: Analysis) -> str:
+    """For a terminal."""
+    lines = [f"{'offset':>7}{'surplus (nats)':>16}" + "".join(f"{kind:>18}" for kind in KINDS)]
+    for one in found.offsets:
+        shares = "".join(f"{one.readings[kind].agreement:>18.3f}" for kind in KINDS)
+        lines.append(f"{one.offset:>7}{one.surplus:>16.3f}{shares}")
+    lines.append(f"{'accepted':>23}" + "".join(f"{found.accepted(kind):>18.2f}" for kind in KINDS))
+    lines.append("predicted order: " + " > ".join(f"{kind} ({DRAFTERS[kind]})" for kind in found.order))
+    return "\n".join(lines)

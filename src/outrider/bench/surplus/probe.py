@@ -1,0 +1,174 @@
+"""The probe: two equal networks guess a token beyond the next, one with the hidden state and one without it.
+
+Both see the tokens in between. The difference of their held-out losses estimates what the state knows beyond those tokens.
+It is a lower bound up to the second network's own error: a network that is too small for the tokens makes it too large, one
+that is too small for the state makes it too small. (Information surplus: arXiv 2507.19247; the probe is ours.)
+
+    surplus(k)  ~  CE(tokens in between)  -  CE(tokens in between + state)          [nats, held out]
+    state alone (Medusa's input) | state + tokens (Hydra's, EAGLE's) | tokens alone (a drafter without the target's states)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A text, and the state after each of its tokens: ``states[t]`` has read ``tokens[: t + 1]``."""
+
+    states: Tensor
+    tokens: Tensor
+    choices: Tensor | None = None
+    """[T] the target's greedy token after each place, where it is known: what a guess is compared with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Readout:
+    """What a probe is built around: the target's own embedding and output matrix, which stay as they are."""
+
+    embedding: Tensor
+    """[V, E]"""
+    output: Tensor
+    """[V, H]"""
+
+    @staticmethod
+    def one_hot(vocab_size: int) -> Readout:
+        """For sources without matrices."""
+        return Readout(torch.eye(vocab_size), torch.eye(vocab_size))
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """How a probe is trained."""
+
+    num_steps: int = 300
+    batch_size: int = 128
+    width: int = 64
+    learning_rate: float = 2e-3
+    dropout: float = 0.1
+    judge_every: int = 50
+    """Steps between looks at the texts that choose the best probe."""
+    held_out: float = 0.2
+    """Share of the texts that is read at the end; as many choose the best probe."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a probe reaches on held-out places."""
+
+    loss: float
+    """Cross-entropy with the text, in nats."""
+    agreement: float
+    """Share of places where its best token is the target's own choice there."""
+
+
+@final
+class _Probe(nn.Module):
+    """Few numbers of the inputs, a linear map and a small network of them, onto the output matrix."""
+
+    def __init__(self, num_inputs: int, readout: Readout, options: ProbeOptions) -> None:
+        super().__init__()
+        width = options.width
+        size = readout.output.shape[1]
+        self.drop = nn.Dropout(options.dropout)
+        self.narrow, self.direct = nn.Linear(num_inputs, width), nn.Linear(width, size)
+        self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, size)
+        self.scale = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(len(readout.output)))
+        self.register_buffer("output", readout.output)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        seen = self.narrow(self.drop(inputs))
+        x = self.direct(seen) + self.outer(F.silu(self.inner(F.silu(seen))))
+        return F.linear(x * self.scale, self.get_buffer("output"), self.bias)
+
+
+def inputs_of(sample: Sample, readout: Readout, offset: int, *, state: bool, tokens: bool) -> Tensor:
+    """[T - offset - 1, ...] what a probe sees at every place: the state there, the tokens up to the one that it guesses."""
+    count = len(sample.tokens) - offset - 1
+    between = [readout.embedding[sample.tokens[k : k + count]] for k in range(1, offset + 1)]
+    states = sample.states[:count]
+    scale = states.pow(2).mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()
+    parts = [states * scale] if state else []
+    return torch.cat([*parts, *(between if tokens else []), torch.ones(count, 1)], -1)
+
+
+def probe(
+    samples: Sequence[Sample], readout: Readout, offset: int, *, state: bool, tokens: bool, options: ProbeOptions
+) -> Reading:
+    """Train one probe for the token ``offset`` places beyond the next, and read it on texts that it has not seen."""
+    kept = max(1, round(len(samples) * options.held_out))
+    places = [_places(part, readout, offset, state=state, tokens=tokens) for part in _split(samples, kept)]
+    torch.manual_seed(options.seed)
+    model = _Probe(places[0].inputs.shape[1], readout, options)
+    _train(model, places[2], places[1], options)
+    return _read(model, places[0])
+
+
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """Where a probe guesses: what it sees, what the text says, what the target would say."""
+
+    inputs: Tensor
+    labels: Tensor
+    choices: Tensor
+
+    def first(self, count: int) -> _Places:
+        return _Places(self.inputs[:count], self.labels[:count], self.choices[:count])
+
+
+def _split(samples: Sequence[Sample], kept: int) -> tuple[Sequence[Sample], ...]:
+    """Texts to read at the end, to choose by, and to learn from."""
+    return samples[:kept], samples[kept : 2 * kept], samples[2 * kept :]
+
+
+def _places(samples: Sequence[Sample], readout: Readout, offset: int, *, state: bool, tokens: bool) -> _Places:
+    inputs = [inputs_of(one, readout, offset, state=state, tokens=tokens) for one in samples]
+    return _Places(torch.cat(inputs), torch.cat([one.tokens[offset + 1 :] for one in samples]), _choices(samples, offset))
+
+
+def _train(model: _Probe, places: _Places, judged: _Places, options: ProbeOptions) -> None:
+    """Ends with the weights that were best on ``judged``, so a probe with more inputs does not lose by learning by heart."""
+    rule = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.05)
+    decay = torch.optim.lr_scheduler.CosineAnnealingLR(rule, options.num_steps)
+    generator = torch.Generator().manual_seed(options.seed)
+    best, weights = float("inf"), model.state_dict()
+    for step in range(1, options.num_steps + 1):
+        rows = torch.randint(len(places.inputs), (options.batch_size,), generator=generator)
+        loss = F.cross_entropy(model(places.inputs[rows]), places.labels[rows])
+        rule.zero_grad()
+        loss.backward()
+        rule.step()
+        decay.step()
+        if step % options.judge_every == 0 or step == options.num_steps:
+            reached = _read(model, judged.first(2048)).loss
+            if reached < best:
+                best, weights = reached, {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(weights)
+
+
+def _choices(samples: Sequence[Sample], offset: int) -> Tensor:
+    """The target's own token at the guessed place; the text's where it is not known."""
+    chosen = [one.tokens[offset + 1 :] if one.choices is None else one.choices[offset : len(one.tokens) - 1] for one in samples]
+    return torch.cat(chosen)
+
+
+@torch.no_grad()
+def _read(model: _Probe, places: _Places) -> Reading:
+    model.eval()
+    losses, hits = [], []
+    for begin in range(0, len(places.inputs), 1024):
+        rows = slice(begin, begin + 1024)
+        logits = model(places.inputs[rows])
+        losses.append(F.cross_entropy(logits, places.labels[rows], reduction="none"))
+        hits.append(logits.argmax(-1) == places.choices[rows])
+    model.train()
+    return Reading(float(torch.cat(losses).mean()), float(torch.cat(hits).float().mean()))

@@ -1,0 +1,106 @@
+"""``outrider imagine``: draw an image with an image model, and show how its codes were accepted.
+
+    python recipes/images.py --data mnist.npz --out build/images/mnist      makes a model
+    outrider imagine --model build/images/mnist/target --class 3 --method sjd --show
+
+The file holds the image. With ``--show`` it holds four panels: the image, the origin of every code (green accepted, orange
+recovered, blue bonus), the pass that wrote it (dark to bright), and the passes that each row of codes took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.cli.options import value_of
+from outrider.core.errors import OptionError
+from outrider.images.drawing import drawn, passes_of_rows
+from outrider.images.model import ImageModel, Picture
+from outrider.images.png import write_png
+from outrider.methods import METHODS, RULES
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("imagine", description=__doc__)
+    parser.add_argument("--model", type=Path, metavar="DIR", help="the image model, made by recipes/images.py")
+    parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft model of the same codes")
+    parser.add_argument("--class", dest="label", type=int, default=0, metavar="N", help="what to draw")
+    parser.add_argument("--method", default="sjd", help="see `outrider methods`")
+    parser.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
+    parser.add_argument("--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
+    parser.add_argument("--window", type=int, default=16, help="guesses per pass")
+    parser.add_argument("--guidance", type=float, default=1.0, help="scale of classifier-free guidance; 1 is none")
+    parser.add_argument("--temperature", "-t", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=0, help="codes to draw from; 0 is all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--num", "-n", type=int, default=1, help="images, of the seeds seed, seed + 1 ...")
+    parser.add_argument("--out", type=Path, default=Path("imagined.png"), metavar="FILE")
+    parser.add_argument("--show", action="store_true", help="draw where every code came from, too")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.model is None:
+        raise OptionError("no image model is bundled; make one with `python recipes/images.py`, then give --model DIR")
+    if arguments.num < 1:
+        raise OptionError(f"--num {arguments.num} is not valid; use at least 1")
+    _check_names(arguments)
+    model = ImageModel.load(arguments.model, draft=arguments.draft, guidance=arguments.guidance, device=arguments.device)
+    method = model.compose(arguments.method, acceptance=arguments.acceptance, options=_options(arguments))
+    params = model.params(temperature=arguments.temperature, top_k=arguments.top_k, seed=arguments.seed)
+    pictures = model.imagine([arguments.label] * arguments.num, method, params)
+    write_png(arguments.out, torch.cat([drawn(one) if arguments.show else _plain(one) for one in pictures]))
+    _tell(arguments, pictures, model.codebook.grid, lossless=method.lossless)
+    return 0
+
+
+def _check_names(arguments: argparse.Namespace) -> None:
+    """Refuse an unknown method or rule before weights are read."""
+    row = METHODS[arguments.method]
+    assert RULES[arguments.acceptance or row.acceptance] is not None
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = dict(_pair(text) for text in arguments.option)
+    return {"num_draft_tokens": arguments.window, **given}
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise OptionError(f"--option {text!r} is not NAME=VALUE; write for example -O fill=uniform")
+    return name, value_of(value)
+
+
+def _plain(picture: Picture) -> torch.Tensor:
+    """The image at eight times its size."""
+    return picture.pixels.repeat_interleave(8, 0).repeat_interleave(8, 1)
+
+
+def _tell(arguments: argparse.Namespace, pictures: Sequence[Picture], grid: int, *, lossless: bool) -> None:
+    told = [
+        {
+            "tokens": len(one.tokens),
+            "passes": one.stats.num_passes,
+            "accepted": one.stats.num_accepted,
+            "tested": one.stats.num_tested,
+            "passes_of_rows": passes_of_rows(one.rounds, grid),
+            "lossless": lossless,
+        }
+        for one in pictures
+    ]
+    if arguments.json:
+        print(json.dumps({"file": str(arguments.out), "images": told}))
+        return
+    for one in told:
+        kept = f"{one['accepted']} of {one['tested']} tested guesses kept"
+        fewer = f"{one['tokens'] / one['passes']:.2f} codes per pass"
+        print(f"{one['tokens']} codes in {one['passes']} passes ({fewer}); {kept}; {'lossless' if lossless else 'LOSSY'}")
+    print(arguments.out)

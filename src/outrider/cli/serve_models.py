@@ -1,0 +1,99 @@
+"""Which models ``outrider serve`` serves: several by name, each with a draft of its own, and LoRA adapters of the first."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from outrider.api import LLM
+from outrider.cli.options import load_llm
+from outrider.cli.progress import waiting
+from outrider.core.errors import OptionError, nearest
+from outrider.models.load import Source, local_path
+from outrider.models.peft_adapter import merge_adapter
+
+_NAMED = re.compile(r"([\w.\-]+)=(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model as a flag gives it."""
+
+    name: str | None
+    """What it is called in the API; None for the name of its folder."""
+    path: str
+
+    @staticmethod
+    def of(given: str) -> Named:
+        """``NAME=PATH``, or a path alone."""
+        found = None if Path(given).exists() else _NAMED.fullmatch(given)
+        return Named(None, given) if found is None else Named(found[1], found[2])
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model that is to be served."""
+
+    llm: LLM
+    name: str | None
+    parent: str | None = None
+    """The model an adapter was made for."""
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """The flags beside ``--model``, which may be repeated."""
+    group = parser.add_argument_group("several models")
+    text = "LoRA adapter of the first model, a folder in PEFT's layout, served as a model of this name (repeatable)"
+    group.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER", help=text)
+
+
+def load_all(arguments: argparse.Namespace, kept: ExitStack) -> list[Loaded]:
+    """Every model, the first one first. ``kept`` holds folders of merged adapters, which are removed when it is closed."""
+    models = [Named.of(given) for given in arguments.model or ()]
+    if arguments.name and len(models) > 1:
+        raise OptionError("--name is for one model; name each of several by --model NAME=PATH")
+    drafts = _drafts(arguments, models)
+    loaded = [
+        Loaded(_load(arguments, model.path, drafts[place]), model.name or arguments.name) for place, model in enumerate(models)
+    ]
+    loaded = loaded or [
+        Loaded(_load(arguments, None, [Named.of(given).path for given in arguments.draft or ()]), arguments.name)
+    ]
+    return [*loaded, *(_adapted(arguments, Named.of(given), loaded[0], kept) for given in arguments.adapter)]
+
+
+def _drafts(arguments: argparse.Namespace, models: Sequence[Named]) -> list[list[str]]:
+    """The drafts of each model: ``--draft NAME=PATH`` is for the model of that name, one without a name for the first."""
+    names = [model.name for model in models]
+    drafts: list[list[str]] = [[] for _ in models]
+    for given in arguments.draft or ():
+        draft = Named.of(given)
+        if models and draft.name is not None and draft.name not in names:
+            known = [name for name in names if name]
+            raise OptionError(f"--draft {given}: no model is called {draft.name!r}; {nearest(draft.name, known)}")
+        if models:
+            drafts[names.index(draft.name) if draft.name else 0].append(draft.path)
+    return drafts
+
+
+def _load(arguments: argparse.Namespace, model: str | None, drafts: Sequence[str]) -> LLM:
+    own = copy.copy(arguments)
+    own.model, own.draft = model, list(drafts) or None
+    return load_llm(own, page_len=arguments.page_len)
+
+
+def _adapted(arguments: argparse.Namespace, adapter: Named, base: Loaded, kept: ExitStack) -> Loaded:
+    if adapter.name is None:
+        raise OptionError(f"--adapter {adapter.path} has no name; write NAME=FOLDER")
+    folder = kept.enter_context(TemporaryDirectory(prefix="outrider-adapter-"))
+    with waiting(f"merging {adapter.path}"):
+        merge_adapter(local_path(Source(base.llm.model_name)), Path(adapter.path), Path(folder))
+    return Loaded(
+        _load(arguments, folder, base.llm.draft_names), adapter.name, parent=base.name or Path(base.llm.model_name).name
+    )

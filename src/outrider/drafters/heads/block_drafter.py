@@ -1,0 +1,53 @@
+"""Drafting with blocks of open places: what is remembered of the text, and one pass over a block.
+
+What is kept are keys and values of the target's fused features, layer by layer; a block leaves nothing behind. All places of
+a block see each other, so it always has the length it was trained with, however few levels are asked for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draws
+from outrider.core.interfaces import Context
+from outrider.core.tree import TokenTree
+from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns
+from outrider.drafters.heads.head_growth import HeadGrowth
+from outrider.models.heads.block_head import BlockHead
+
+
+class BlockDrafter(HeadDrafter, ABC):
+    """Trees from blocks."""
+
+    def __init__(self, head: BlockHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
+        super().__init__(head, options, draws=draws, num_layers=len(head.layers))
+        self._backbone = head
+
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> HeadGrowth:
+        del max_depth
+        for columns in read_columns(state, context):
+            self._remember(state, columns)
+        return self._grown(context, self._block(state, context))
+
+    @abstractmethod
+    def _grown(self, context: Context, places: Tensor) -> HeadGrowth:
+        """How a tree grows from the states [B, P, H] of a block's places."""
+
+    def _remember(self, state: HeadState, columns: Columns) -> None:
+        """Keys and values of new features, in all layers."""
+        assert state.cache is not None
+        head, attending = self._backbone, self._layer.attending(TokenTree.chain(columns.tokens, columns.sizes), state.cache)
+        for layer, (keys, values) in enumerate(head.entries(head.fuse(columns.features))):
+            attending.of_layer(layer).put(keys, values)
+        state.cache.commit([range(size) for size in columns.sizes])
+
+    def _block(self, state: HeadState, context: Context) -> Tensor:
+        """[B, P, H] states of all places; not committed, so the next columns overwrite them."""
+        assert state.cache is not None
+        head, roots = self._backbone, torch.tensor(context.roots, device=context.device)[:, None]
+        tokens = torch.nn.functional.pad(roots, (0, head.num_places - 1), value=head.config.mask_token)
+        attending = self._layer.block(head.num_places, state.cache)
+        return head.block(tokens, [attending.of_layer(layer) for layer in range(len(head.layers))], self._dtype)

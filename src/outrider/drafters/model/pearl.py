@@ -1,0 +1,181 @@
+"""Draft and target at work at once: while the target checks a chain, the draft writes on behind its end.
+
+Drafting in turns makes the target wait for the draft, and the draft for the target. Here a thread drafts behind the end of the
+chain that is being checked, as if all of it were accepted (*post-verify*). If it was, and the target's next token is the first
+that was drafted meanwhile, the next chain is ready when the pass ends. If not, what was drafted is dropped, and the next pass
+scores the last token alone while the draft begins anew (*pre-verify*). Both are one rule: draft behind whatever is being
+checked. Guesses are chosen ones, with the target's noise, so any rule that is exact for those stays exact.
+(Liu et al. 2024, PEARL, arXiv 2408.11850.)
+
+    round time = max(pass, K + 1 draft steps), not their sum;         tokens per pass as for chains of K, less after a rejection
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.guessing_target import GuessingTarget
+from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
+from outrider.core.method_rows import MethodRow, Parts
+from outrider.core.rng import Noise
+from outrider.core.tree import TokenTree
+from outrider.core.truncation import Tempering
+
+
+@dataclass
+class _State(RowState):
+    cache: Cache
+    fed: list[list[int]]
+    """Tokens of each row in the draft's cache."""
+    begun: list[list[int]]
+    """Text of each row that was drafted behind: committed tokens, and the guesses that were being checked."""
+    ahead: list[list[int]]
+    """What was drafted behind it."""
+    work: Future[list[list[int]]] | None = field(default=None)
+
+    def fork(self, rows: Sequence[int]) -> _State:
+        return self._of(rows, self.cache.fork(rows))
+
+    def narrow(self, rows: Sequence[int]) -> _State:
+        return self._of(rows, self.cache.narrow(rows))
+
+    def join(self, other: _State) -> _State:
+        cache = self.cache.join(other.cache)
+        return _State(cache, self.fed + other.fed, self.begun + other.begun, self.ahead + other.ahead)
+
+    def finish(self) -> None:
+        """Wait for the thread. Between rounds nobody drafts, so rows can come and go."""
+        if self.work is not None:
+            work, self.work = self.work, None
+            self.ahead = work.result()
+
+    def pending(self, row: int, tokens: Sequence[int]) -> list[int]:
+        """Guesses that still follow these committed tokens; none where the text took another turn."""
+        expected = [*self.begun[row], *self.ahead[row]]
+        return expected[len(tokens) :] if expected[: len(tokens)] == list(tokens) else []
+
+    def _of(self, rows: Sequence[int], cache: Cache) -> _State:
+        parts = ([many[row] for row in rows] for many in (self.fed, self.begun, self.ahead))
+        return _State(cache, *parts)
+
+
+@final
+class Pearl(Drafter):
+    """Chains that were drafted while the target was busy."""
+
+    offers: ClassVar = (Draws.DETERMINISTIC,)
+    shape: ClassVar = Shape.CHAIN
+    draws = Draws.DETERMINISTIC
+
+    def __init__(self, model: Target, *, vocab_size: int) -> None:
+        self.model, self.vocab_size = model, vocab_size
+        self._thread = ThreadPoolExecutor(1, "outrider-draft")
+        self._stream = torch.cuda.Stream(model.device) if model.device.type == "cuda" else None
+
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
+        del taps
+        nothing = [list[int]() for _ in rows]
+        return _State(self.model.new_cache(len(rows)), nothing, list(nothing), list(nothing))
+
+    def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
+        state.finish()
+        chains = [state.pending(b, row)[: plan.max_depth[b]] for b, row in enumerate(context.tokens)]
+        self._go_on(state, context, chains, plan)
+        rows = [([root, *chain], list(range(-1, len(chain)))) for root, chain in zip(context.roots, chains, strict=True)]
+        return Draft(TokenTree.of_rows(rows, context.device), self.draws)
+
+    def observe(self, state: _State, observation: Observation) -> None:
+        del observation  # what was accepted shows in the next round's tokens
+        state.finish()
+
+    def _go_on(self, state: _State, context: Context, chains: Sequence[Sequence[int]], plan: Plan) -> None:
+        """Draft behind the chains, in the thread: one token more than planned, since the first is the target's own next one."""
+        state.begun = [[*row, *chain] for row, chain in zip(context.tokens, chains, strict=True)]
+        limits = zip(state.begun, plan.max_depth, strict=True)
+        wanted = [max(0, min(depth + 1, self.model.max_len - len(text))) if depth else 0 for text, depth in limits]
+        shift = torch.tensor([len(chain) for chain in chains], device=context.noise.positions.device)
+        noise = replace(context.noise, positions=context.noise.positions + shift)
+        tempering = context.sampler.tempering or Tempering([row.params.temperature for row in context.sampler.rows])
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
+        state.work = self._thread.submit(self._draft, state, wanted, tempering, noise)
+
+    def _draft(self, state: _State, wanted: Sequence[int], tempering: Tempering, noise: Noise) -> list[list[int]]:
+        if not any(wanted):
+            return [[] for _ in wanted]
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            missing = _rewind(state, wanted)
+            if isinstance(self.model, GuessingTarget):
+                plan = Plan(tuple(wanted), tuple(wanted))
+                found = self.model.guess(missing, state.cache, plan=plan, tempering=tempering, noise=noise)
+                if found is not None:
+                    return _note(state, wanted, found.tokens.tolist())
+            return _note(state, wanted, self._step_by_step(state.cache, missing, wanted, (tempering, noise)))
+
+    def _step_by_step(
+        self, cache: Cache, missing: list[list[int]], wanted: Sequence[int], law: tuple[Tempering, Noise]
+    ) -> list[list[int]]:
+        """The same for a model that cannot run ahead by itself."""
+        self.model.prefill([row[:-1] for row in missing], cache)
+        newest = [row[-1] if row else 0 for row in missing]
+        found: list[list[int]] = []
+        for depth in range(max(wanted)):
+            tree = TokenTree.chain(torch.tensor(newest, device=self.model.device)[:, None])
+            logits = self.model.score(tree, cache).logits[..., : self.vocab_size].float()
+            cache.commit([[0] if depth < limit else [] for limit in wanted])
+            newest = _choices(logits, depth, *law)
+            found.append(newest)
+        return [list(row) for row in zip(*found, strict=True)]
+
+
+def _rewind(state: _State, wanted: Sequence[int]) -> list[list[int]]:
+    """Forget what the draft's cache holds beyond the text to draft behind; returns what it lacks, one token at least of rows
+    that want guesses, and nothing of the others."""
+    kept = [
+        min(_num_shared(fed, text), len(text) - 1) if limit else len(fed)
+        for fed, text, limit in zip(state.fed, state.begun, wanted, strict=True)
+    ]
+    state.cache.truncate(kept)
+    return [text[size:] if limit else [] for text, size, limit in zip(state.begun, kept, wanted, strict=True)]
+
+
+def _note(state: _State, wanted: Sequence[int], guesses: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Remember what was fed, which is all but the last guess of each row; returns each row's guesses."""
+    rows = [list(row[:limit]) for row, limit in zip(guesses, wanted, strict=True)]
+    state.fed = [
+        [*text, *row[:-1]] if limit else fed for fed, text, row, limit in zip(state.fed, state.begun, rows, wanted, strict=True)
+    ]
+    return rows
+
+
+def _choices(logits: Tensor, depth: int, tempering: Tempering, noise: Noise) -> list[int]:
+    """[B] the best guess of each row by logits [B, 1, V] and the noise of its output position."""
+    warmth = torch.tensor(tempering.temperatures, device=logits.device)[:, None, None]
+    if bool((warmth > 0).any()):
+        depths = torch.full((len(logits), 1), depth, device=logits.device)
+        logits = logits + warmth * noise.target_gumbel(depths, logits.shape[-1])
+    return logits[:, 0].argmax(-1).tolist()
+
+
+def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(first, second)) if x != y), min(len(first), len(second)))
+
+
+def build(parts: Parts) -> Drafter:
+    return Pearl(parts.draft_model, vocab_size=parts.target.vocab_size)
+
+
+ROW = MethodRow(
+    summary="a draft model writes on while the target checks: neither waits for the other",
+    paper="Liu et al. 2024 (arXiv 2408.11850)",
+    drafter=Pearl,
+    build=build,
+    needs_draft=True,
+)

@@ -1,0 +1,183 @@
+"""Acceptance of continuous tokens: the draft drew a path, the target keeps its end or gives a token of its own.
+
+    joint-path   exact. The whole path is the sample: keep with eta min(1, p(Y) / q(Y)); else draw target paths Y' until one is
+                 kept with 1 - eta min(1, q(Y') / p(Y')). eta just below 1 bounds that loop.
+    reflect      exact. The target's chain is coupled to the draft's at every step: it takes the draft's point with
+                 min(1, N(x; mu_p) / N(x; mu_q)) and else the mirror image of its noise. No loop: where the ends differ, the
+                 target's end is already a draw from the target.
+    last-step    exact, and seldom keeps. The target runs its own chain on the draft's noise; only the last Gaussian is tested.
+    published    LOSSY. As last-step with densities flattened by a temperature (42 in the released code): a test of similarity.
+
+Wang et al. 2024, "Continuous Speculative Decoding", arXiv 2411.11925; coupling by reflection as in De Bortoli et al. 2025,
+"Accelerated Diffusion Models via Speculative Sampling", arXiv 2501.05370. All this holds for widths that target and draft
+share. Shared noise is common randomness and no evidence: given it, each law of the last step is a Gaussian, and rejection
+sampling between the two is exact. The width ratio of the paper is then 1.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outrider.core.catalog import Catalog
+from outrider.core.errors import OptionError
+from outrider.images.continuous.paths import Chain, Paths, denoised, fresh_noise, log_density
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What became of M drafted tokens, each by itself."""
+
+    tokens: Tensor
+    """[M, D] the draft's token where it was kept, else the target's."""
+    kept: Tensor
+    """[M]"""
+    num_paths: Tensor
+    """[M] target paths that were run one step after the other. (A path that is only evaluated takes one pass.)"""
+
+
+class PathRule(ABC):
+    """Judges drafted paths. All tokens are judged alike and independently; the caller keeps those before the first rejected."""
+
+    lossless: ClassVar[bool]
+
+    @abstractmethod
+    def judge(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Judged:
+        """``drafted`` is what ``q`` made of ``noise``; both chains have M rows."""
+
+
+@final
+@dataclass(frozen=True)
+class JointPath(PathRule):
+    """The path as a whole is accepted or rejected."""
+
+    lossless: ClassVar = True
+    eta: float = 0.99
+    """Most that a path is kept with. A rejected one then costs at most 1 / (1 - eta) paths on average."""
+    max_tries: int = 2000
+    """Paths after which one is taken as it is: with eta 0.99 this has a probability below 1e-10."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.eta <= 1 or self.max_tries < 1:
+            raise OptionError(
+                f"eta = {self.eta}, max_tries = {self.max_tries} is not valid; use 0 < eta <= 1 and at least 1 try"
+            )
+
+    def judge(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Judged:
+        del noise
+        ratio = log_density(p, drafted) - log_density(q, drafted)
+        kept = torch.rand(p.num_rows, generator=chance) < self.eta * ratio.clamp(max=0).exp()
+        tokens, tries = drafted.tokens.clone(), torch.zeros(p.num_rows, dtype=torch.int64)
+        open_rows = (~kept).nonzero()[:, 0]
+        for number in range(self.max_tries):
+            if not len(open_rows):
+                break
+            tries[open_rows] += 1
+            found, good = self._tried(p.select(open_rows), q.select(open_rows), chance)
+            good |= number == self.max_tries - 1  # a target's own path, and never an empty token
+            tokens[open_rows[good]] = found[good]
+            open_rows = open_rows[~good]
+        return Judged(tokens, kept, tries)
+
+    def _tried(self, p: Chain, q: Chain, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Fresh target tokens, and which of them are kept."""
+        paths = denoised(p, fresh_noise(p, chance))
+        covered = (log_density(q, paths) - log_density(p, paths)).clamp(max=0).exp()
+        return paths.tokens, torch.rand(p.num_rows, generator=chance) >= self.eta * covered
+
+
+@final
+@dataclass(frozen=True)
+class Reflect(PathRule):
+    """Two chains that take the same point wherever they can, and mirrored steps elsewhere."""
+
+    lossless: ClassVar = True
+
+    def judge(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Judged:
+        x = drafted.points[-1]
+        for t in range(p.schedule.num_steps, 0, -1):
+            means = p.mean(x, t), q.mean(drafted.points[t], t)
+            x = _coupled(drafted.points[t - 1], noise[t - 1], means, p.width(t), chance)
+        kept = (x == drafted.tokens).all(-1)
+        return Judged(x, kept, torch.ones(p.num_rows, dtype=torch.int64))
+
+
+@final
+@dataclass(frozen=True)
+class LastStep(PathRule):
+    """The target's own chain on the draft's noise, coupled in its last step alone."""
+
+    lossless: ClassVar = True
+    shared: bool = True
+    """Whether the target's chain runs on the draft's noise. Without it the chains end far apart."""
+
+    def judge(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Judged:
+        own = denoised(p, noise if self.shared else fresh_noise(p, chance))
+        means = p.mean(own.points[1], 1), q.mean(drafted.points[1], 1)
+        x = _coupled(drafted.tokens, noise[0], means, p.width(1), chance)
+        return Judged(x, (x == drafted.tokens).all(-1), torch.ones(p.num_rows, dtype=torch.int64))
+
+
+@final
+@dataclass(frozen=True)
+class Published(PathRule):
+    """The released test: keeps a token that is similar to the target's own on the same noise."""
+
+    lossless: ClassVar = False
+    temperature: float = 42.0
+    """The densities of the test are flattened by this; 1 is the exact test."""
+    max_tries: int = 100
+    """Draws of the last step after a rejection. The released code leaves zeros where all fail; here the last one stays."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 1:
+            raise OptionError(f"temperature = {self.temperature} is not valid; use 1 (lossless) or more")
+
+    def judge(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Judged:
+        own = denoised(p, noise)
+        means = p.mean(own.points[1], 1), q.mean(drafted.points[1], 1)
+        ratio = _log_ratio(drafted.tokens, *means, self.temperature * p.width(1))
+        kept = torch.rand(p.num_rows, generator=chance) < ratio.clamp(max=0).exp()
+        other = self._residual(*means, p.width(1), chance)
+        return Judged(torch.where(kept[:, None], drafted.tokens, other), kept, torch.ones(p.num_rows, dtype=torch.int64))
+
+    def _residual(self, mean_p: Tensor, mean_q: Tensor, width: float, chance: torch.Generator) -> Tensor:
+        """[M, D] last steps of the target until one is kept with 1 - q / p; after the last try, that step as it is."""
+        found = torch.empty_like(mean_p)
+        waiting = torch.ones(len(mean_p), dtype=torch.bool)
+        for _ in range(self.max_tries):
+            point = mean_p + width * torch.randn(mean_p.shape, generator=chance)
+            found = torch.where(waiting[:, None], point, found)
+            covered = (-_log_ratio(point, mean_p, mean_q, width)).clamp(max=0).exp()
+            waiting &= torch.rand(len(point), generator=chance) < covered
+        return found
+
+
+PATH_RULES: Catalog[type[PathRule]] = Catalog(
+    "rule of continuous tokens",
+    {"joint-path": JointPath, "reflect": Reflect, "last-step": LastStep, "published": Published},
+)
+
+
+def _coupled(point: Tensor, noise: Tensor, means: tuple[Tensor, Tensor], width: float, chance: torch.Generator) -> Tensor:
+    """[M, D] draws from N(mean_p, width), as often as possible equal to ``point`` = mean_q + width * noise."""
+    mean_p, mean_q = means
+    kept = torch.rand(len(point), generator=chance) < _log_ratio(point, mean_p, mean_q, width).clamp(max=0).exp()
+    return torch.where(kept[:, None], point, _mirrored(noise, mean_p, mean_q, width))
+
+
+def _log_ratio(point: Tensor, mean_p: Tensor, mean_q: Tensor, width: float) -> Tensor:
+    """[M] log N(point; mean_p, width) - log N(point; mean_q, width)."""
+    to_p, to_q = (((point - mean).double() / width).square().sum(-1) for mean in (mean_p, mean_q))
+    return (to_q - to_p) / 2
+
+
+def _mirrored(noise: Tensor, mean_p: Tensor, mean_q: Tensor, width: float) -> Tensor:
+    """[M, D] the target's step with the draft's noise mirrored along the line between the means."""
+    along = torch.nn.functional.normalize(mean_p - mean_q, dim=-1)
+    return mean_p + width * (noise - 2 * (noise * along).sum(-1, keepdim=True) * along)

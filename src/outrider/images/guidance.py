@@ -1,0 +1,131 @@
+"""Classifier-free guidance as a target: two rows of the model share one choice.
+
+Every request is two rows of the model, one that knows its class and one whose class token is the token that says nothing. Both
+read the same codes, and their logits are mixed before anything is drawn (Ho & Salimans 2022, arXiv 2207.12598):
+
+    logits = unconditional + scale * (conditional - unconditional)          scale 1: the conditional model alone
+
+To the engine this is one target with one law, so every drafter, rule and cache works on it as on any other, and what is
+lossless stays lossless: speculation is exact for the guided law. A pass reads twice the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, final
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Resume
+from outrider.core.errors import OptionError
+from outrider.core.interfaces import Cache, Target
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+
+Item = TypeVar("Item")
+
+
+@final
+class GuidedCache(Cache):
+    """A cache of the model with two rows for every request: 2b conditional, 2b + 1 unconditional."""
+
+    def __init__(self, inner: Cache) -> None:
+        self.inner = inner
+
+    @property
+    def lengths(self) -> list[int]:  # pyright: ignore[reportIncompatibleVariableOverride] - follows from the inner rows
+        return self.inner.lengths[::2]
+
+    def reserve(self, num_nodes: int, *, start: int = 0) -> None:
+        self.inner.reserve(num_nodes, start=start)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        self.inner.commit(_twice(paths))
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        self.inner.truncate(_twice(lengths))
+
+    def fork(self, rows: Sequence[int]) -> GuidedCache:
+        return GuidedCache(self.inner.fork(_pairs(rows)))
+
+    def narrow(self, rows: Sequence[int]) -> GuidedCache:
+        return GuidedCache(self.inner.narrow(_pairs(rows)))
+
+    def join(self, other: Cache) -> GuidedCache:
+        assert isinstance(other, GuidedCache), "only caches of one kind can be joined"
+        return GuidedCache(self.inner.join(other.inner))
+
+
+def _twice(items: Sequence[Item]) -> list[Item]:
+    return [item for item in items for _ in range(2)]
+
+
+def _pairs(rows: Sequence[int]) -> list[int]:
+    """The inner rows of requests."""
+    return [row for request in rows for row in (2 * request, 2 * request + 1)]
+
+
+@final
+class Guided(Target):
+    """A class-conditional model steered towards its class."""
+
+    def __init__(self, inner: Target, *, scale: float, classes: range, nothing: int) -> None:
+        """``classes`` are the tokens that name classes; ``nothing`` is the token that names none."""
+        if not scale >= 0:
+            raise OptionError(f"guidance = {scale} is not valid; use 0 (no class), 1 (no guidance) or more")
+        self.inner, self.scale = inner, scale
+        self._classes, self._nothing = classes, nothing
+        self.vocab_size, self.max_len, self.num_layers = inner.vocab_size, inner.max_len, inner.num_layers
+        self.device, self.dtype = inner.device, inner.dtype
+        self.gumbel_stream, self.choose, self.is_invariant = inner.gumbel_stream, inner.choose, inner.is_invariant
+
+    @property
+    def pads(self) -> bool:
+        return self.inner.pads
+
+    @property
+    def has_own_threads(self) -> bool:
+        return self.inner.has_own_threads
+
+    @property
+    def can_read_out(self) -> bool:
+        """States are those of one row, and a guided law is made of two."""
+        return False
+
+    def new_cache(self, batch_size: int) -> GuidedCache:
+        return GuidedCache(self.inner.new_cache(2 * batch_size))
+
+    def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
+        pairs = [side for row in rows for side in (list(row), [self._hidden(token) for token in row])]
+        states = self.inner.prefill(pairs, _inner(cache), taps=taps)
+        return {tap: of_rows[::2] for tap, of_rows in states.items()}
+
+    def score(
+        self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
+    ) -> Scores:
+        assert resume is None, "a guided pass cannot go on from earlier layers"
+        scores = self.inner.score(self._both(tree), _inner(cache), taps=taps, start=start)
+        logits = scores.logits if scores.logits.dtype == torch.float64 else scores.logits.float()
+        return Scores(
+            torch.lerp(logits[1::2], logits[::2], self.scale), {tap: states[::2] for tap, states in scores.taps.items()}
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of the conditional rows alone: their states do not know the other row."""
+        return self.inner.logits(hidden)
+
+    def _both(self, tree: TokenTree) -> TokenTree:
+        """Every tree twice, without its class the second time."""
+        is_class = (tree.tokens >= self._classes.start) & (tree.tokens < self._classes.stop)
+        hidden = torch.where(is_class, self._nothing, tree.tokens)
+        tokens = torch.stack([tree.tokens, hidden], 1).flatten(0, 1)
+        return TokenTree(tokens, tree.parents.repeat_interleave(2, 0), tuple(_twice(tree.sizes)), tree.is_chain)
+
+    def _hidden(self, token: int) -> int:
+        return self._nothing if token in self._classes else token
+
+
+def _inner(cache: Cache) -> Cache:
+    assert isinstance(cache, GuidedCache), "a guided model works on the caches it made"
+    return cache.inner

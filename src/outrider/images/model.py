@@ -1,0 +1,119 @@
+"""An image model in a folder: a decoder over codes and class tokens, and the codebook that turns codes into pixels.
+
+    tokens   0 .. K - 1 codes,   K .. K + C - 1 classes,   K + C no class        prompt: one class token; answer: T codes
+
+``recipes/images.py`` makes such folders. The decoder is an ordinary Llama checkpoint, so it runs on every fast path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ModelError, RequestError
+from outrider.core.interfaces import Target
+from outrider.core.method import Method
+from outrider.core.params import SamplingParams
+from outrider.core.request import Origin, Request, RequestState, Stats
+from outrider.engine.generate import run
+from outrider.engine.step import Engine
+from outrider.images.codebook import Codebook
+from outrider.images.guidance import Guided
+from outrider.methods import METHODS, RULES, compose
+from outrider.models.load import load_model, read_config
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image, and how it was made."""
+
+    pixels: Tensor
+    """[side, side, channels] in 0 .. 1."""
+    tokens: list[int]
+    """Codes in raster order."""
+    rounds: list[int]
+    """The pass that each code came from, counted from 0."""
+    origins: list[Origin]
+    """Whether each code was accepted, recovered after a rejection, or a bonus."""
+    stats: Stats
+    """Passes, guesses and seconds."""
+
+
+@final
+class ImageModel:
+    """A guided image model, and a draft of it where one is given."""
+
+    def __init__(
+        self, target: Target, codebook: Codebook, *, num_classes: int, guidance: float = 1.0, draft: Target | None = None
+    ) -> None:
+        self.codebook, self.num_classes = codebook, num_classes
+        if target.vocab_size != self.nothing + 1:
+            wanted = f"{codebook.num_codes} codes and {num_classes} classes"
+            raise ModelError(f"the model has {target.vocab_size} tokens, and its codebook speaks of {wanted}; make it again")
+        self.target, self.draft = self._guided(target, guidance), None if draft is None else self._guided(draft, guidance)
+
+    @staticmethod
+    def load(
+        folder: str | Path, *, draft: str | Path | None = None, guidance: float = 1.0, device: str | None = None
+    ) -> ImageModel:
+        """The model in a folder. Guidance 1 is the conditional model itself."""
+        path = Path(folder)
+        own = read_config(path).get("outrider") or {}
+        if own.get("kind") != "image":
+            raise ModelError(f"{folder} is no image model; make one: python recipes/images.py --help")
+        codebook = Codebook.load(path)
+        models = [load_model(str(name), device=device) for name in (path, draft) if name is not None]
+        second = models[1] if len(models) > 1 else None
+        return ImageModel(models[0], codebook, num_classes=int(own["num_classes"]), guidance=guidance, draft=second)
+
+    @property
+    def nothing(self) -> int:
+        """The token of no class."""
+        return self.codebook.num_codes + self.num_classes
+
+    def prompt(self, label: int) -> list[int]:
+        """The class token of a label."""
+        if not 0 <= label < self.num_classes:
+            raise RequestError(f"class {label} does not exist; this model has the classes 0 to {self.num_classes - 1}")
+        return [self.codebook.num_codes + label]
+
+    def params(self, *, temperature: float = 1.0, top_k: int = 0, seed: int | None = None) -> SamplingParams:
+        """Sampling of one image: as many codes as it has, and nothing but codes."""
+        banned = range(self.codebook.num_codes, self.nothing + 1)
+        count = self.codebook.num_tokens
+        return SamplingParams(max_tokens=count, temperature=temperature, top_k=top_k, seed=seed, banned_token_ids=list(banned))
+
+    def compose(self, name: str, *, acceptance: str | None = None, options: Mapping[str, Any] | None = None) -> Method:
+        """A method on this model. Rules that look at codes are given the codebook."""
+        rule = RULES[acceptance or METHODS[name].acceptance]
+        given = dict(options or {})
+        if "codebook" in rule.options.__dataclass_fields__:
+            given.setdefault("codebook", self.codebook.embeddings(self.target.vocab_size))
+        return compose(name, self.target, draft=self.draft, acceptance=acceptance, policy="fixed", options=given)
+
+    def imagine(
+        self, labels: Sequence[int], method: Method, params: SamplingParams, *, max_batch_size: int = 64
+    ) -> list[Picture]:
+        """An image of each label; the seeds are seed, seed + 1 ..."""
+        each = params.repeated(len(labels))
+        requests = [Request(self.prompt(label), one) for label, one in zip(labels, each, strict=True)]
+        rounds: list[list[int]] = [[] for _ in requests]
+        done: dict[int, RequestState] = {}
+        for step in run(Engine(self.target, method), requests, max_batch_size=max_batch_size):
+            rounds[step.request] += [step.state.stats.num_passes - 1] * len(step.new_tokens)
+            done[step.request] = step.state
+        return [self._picture(done[i], rounds[i]) for i in range(len(requests))]
+
+    def _picture(self, state: RequestState, rounds: list[int]) -> Picture:
+        pixels = self.codebook.decode(torch.tensor([state.output_ids]))[0]
+        return Picture(pixels, state.output_ids, rounds, list(state.origins), state.stats)
+
+    def _guided(self, model: Target, scale: float) -> Target:
+        if scale == 1.0:
+            return model
+        return Guided(model, scale=scale, classes=range(self.codebook.num_codes, self.nothing), nothing=self.nothing)

@@ -1,0 +1,43 @@
+"""A follower's process: read the share, then do what the leader says until it is gone.
+
+python -m outrider.models.parallel.follower        started by ``team.py``; messages come through standard input
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+
+from outrider.models.parallel.link import find_store
+from outrider.models.parallel.rank import Opening, Rank
+from outrider.models.parallel.team import READY, read_message
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's to handle
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever prints here must not be taken for an answer
+    opening, number, port = read_message(sys.stdin.buffer)
+    assert isinstance(opening, Opening)
+    rank = Rank(opening, number)
+    answers.write(READY)
+    answers.flush()
+    with torch.inference_mode():
+        obey(rank, port)
+
+
+def obey(rank: Rank, port: int) -> None:
+    """Do what every message says, in order, until there are no more."""
+    while (message := read_message(sys.stdin.buffer)) is not None:
+        for verb, arguments in message:
+            if verb == "connect":
+                rank.link.connect(find_store(port), rank.device)
+            else:
+                vars(Rank)[verb](rank, *arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""The leader's view of a divided model: a target like any other, whose passes run on every rank.
+
+What the engine asks of it is told to the followers first and done here second. Changes of caches are told with the next pass:
+a round is one message, and one more for the choice. A draft model is whole on the leader, so drafting is told to nobody.
+
+The choice among the vocabulary needs no gathered logits where a temperature is all that shapes them (greedy included): every
+rank finds its best column, and the best of those is the choice. Everything else (top-k, top-p, penalties, grammars, log
+probabilities, drafters that read scores) gathers the logits when it looks at them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, final
+
+from torch import Tensor
+
+from outrider.core.draft import Resume
+from outrider.core.interfaces import Cache
+from outrider.core.layered_target import LayeredTarget
+from outrider.core.rng import Noise
+from outrider.core.route import Route
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+from outrider.models.parallel.rank import Opening, Rank
+from outrider.models.parallel.team import Team
+
+
+@final
+class ParallelTarget(LayeredTarget):
+    """A model divided among processes of this machine, led by this one."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._team = Team(opening)
+        try:
+            self._rank = Rank(opening, 0)
+        except BaseException:
+            self._team.close()
+            raise
+        self._team.connect(self._rank)
+        config, model = self._rank.config, self._rank.model
+        self.config = config
+        self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
+        self.device, self.dtype = model.device, model.dtype
+        self.gumbel_stream, self.is_invariant = model.gumbel_stream, model.is_invariant
+        self._numbers = itertools.count()
+        self._passes = itertools.count(1)
+        self._pass = 0
+
+    @property
+    def num_ranks(self) -> int:
+        return self._team.size
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in the leader's share."""
+        return self._rank.num_weights
+
+    @property
+    def team(self) -> Team:
+        return self._team
+
+    @property
+    def pads(self) -> bool:
+        return self._rank.model.pads
+
+    @property
+    def has_own_threads(self) -> bool:
+        return self._rank.model.has_own_threads
+
+    def new_cache(self, batch_size: int) -> MirroredCache:
+        number = next(self._numbers)
+        self.do("new_cache", number, batch_size)
+        return MirroredCache(self, number)
+
+    def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
+        plain = [list(row) for row in rows]
+        return self.run("prefill", plain, _number_of(cache), tuple(taps))
+
+    def score(
+        self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
+    ) -> Scores:
+        tapped = self.run("score", _on_host(tree), _number_of(cache), tuple(taps), start, _resume_on_host(resume))
+        self._pass = mine = next(self._passes)
+        return Scores(partial(self._gathered, mine), tapped, choose=partial(self._chosen, mine))
+
+    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:
+        return self.run("exit", _on_host(tree), _number_of(cache), route, start)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.run("logits", hidden.cpu())
+
+    def do(self, verb: str, *arguments: Any) -> None:
+        """A call that needs no other rank: told with the next pass."""
+        self._team.note(verb, arguments)
+        self._team.guarded(self._rank, verb, arguments)
+
+    def run(self, verb: str, *arguments: Any) -> Any:
+        """A call that every rank takes part in."""
+        self._team.tell(verb, arguments)
+        return self._team.guarded(self._rank, verb, arguments)
+
+    def cache_of(self, number: int) -> Cache:
+        return self._rank.caches[number]
+
+    def derived(self, number: int, verb: str, *arguments: Any) -> MirroredCache:
+        new = next(self._numbers)
+        self.do("derive", number, verb, arguments, new)
+        return MirroredCache(self, new)
+
+    def _gathered(self, which: int) -> Tensor:
+        assert which == self._pass, "scores are read before the next pass"
+        return self.run("gather")
+
+    def _chosen(self, which: int, temperatures: Sequence[float], noise: Noise, depths: Tensor | None) -> Tensor:
+        assert which == self._pass, "choices are made before the next pass"
+        given = None if depths is None else (noise.seeds.cpu(), noise.positions.cpu(), depths.cpu().contiguous())
+        return self.run("choose", list(temperatures), given)
+
+
+@final
+class MirroredCache(Cache):
+    """A cache that every rank holds its heads of, by number. Lengths are the same everywhere."""
+
+    def __init__(self, target: ParallelTarget, number: int) -> None:
+        self._target, self.number = target, number
+        self.lengths = target.cache_of(number).lengths
+        weakref.finalize(self, target.do, "drop", number).atexit = False
+
+    def reserve(self, num_nodes: int, *, start: int = 0) -> None:
+        self._change("reserve", num_nodes, start=start)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        self._change("commit", [list(path) for path in paths])
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        self._change("truncate", list(lengths))
+
+    def fork(self, rows: Sequence[int]) -> MirroredCache:
+        return self._target.derived(self.number, "fork", list(rows))
+
+    def narrow(self, rows: Sequence[int]) -> MirroredCache:
+        return self._target.derived(self.number, "narrow", list(rows))
+
+    def join(self, other: Cache) -> MirroredCache:
+        return self._target.derived(self.number, "join", _number_of(other))
+
+    def _change(self, verb: str, *arguments: Any, **options: Any) -> None:
+        self._target.do("change", self.number, verb, arguments, options)
+        self.lengths = self._target.cache_of(self.number).lengths
+
+
+def _number_of(cache: Cache) -> int:
+    assert isinstance(cache, MirroredCache), "a divided model works on the caches it made"
+    return cache.number
+
+
+def _on_host(tree: TokenTree) -> TokenTree:
+    """Messages go through a pipe."""
+    return TokenTree(tree.tokens.cpu().contiguous(), tree.parents.cpu().contiguous(), tree.sizes, tree.is_chain)
+
+
+def _resume_on_host(resume: Resume | None) -> Resume | None:
+    return None if resume is None else Resume(resume.layer, resume.hidden.cpu())

@@ -1,0 +1,112 @@
+"""Bamba checkpoints (``BambaForCausalLM``): Mamba-2 and attention layers, each with an MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.cache.replay import ScanShape
+from outrider.core.errors import ModelError
+from outrider.models.recurrent.config import Keys, RecurrentConfig
+from outrider.models.recurrent.family import Family
+from outrider.models.recurrent.layers import Attention, Mixer, RecurrentLayer
+from outrider.models.recurrent.mamba_mixer import MambaMixer
+from outrider.models.recurrent.tensors import Tensors
+
+_ROTARY = 0.5
+"""Share of a head that is rotated, whatever the file says (as in transformers)."""
+_DEFAULTS = {
+    "vocab_size": 128_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 262_144,
+    "rms_norm_eps": 1e-5,
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "eos_token_id": 2,
+}
+"""What a file may leave out, because transformers fills it in."""
+
+
+def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
+    keys = Keys(raw, _DEFAULTS)
+    if not keys.silu:
+        return None
+    attention, is_attention = keys.attention("llama", _ROTARY), _is_attention(keys)
+    return RecurrentConfig(
+        family="bamba",
+        vocab_size=attention.vocab_size,
+        hidden_size=attention.hidden_size,
+        max_len=attention.max_len,
+        norm_eps=attention.norm_eps,
+        is_attention=is_attention,
+        scan=_scan(keys, is_attention.count(False)),
+        attention=attention,
+        tied_head=attention.tied_head,
+        time_step_limit=keys.time_step_limit,
+        mixer_bias=keys.flag("mamba_proj_bias"),
+        conv_bias=keys.flag("mamba_conv_bias"),
+        eos_ids=keys.eos_ids,
+        dtype=keys.dtype,
+    )
+
+
+def _is_attention(keys: Keys) -> tuple[bool, ...]:
+    num_layers, given = keys.whole("num_hidden_layers"), set(keys.raw.get("attn_layer_indices") or [])
+    outside = sorted(given - set(range(num_layers)))
+    if outside:
+        raise ModelError(
+            f"config.json has attention in layer {outside[0]}, and the layers are 0 to {num_layers - 1}; fetch the file again"
+        )
+    return tuple(layer in given for layer in range(num_layers))
+
+
+def _scan(keys: Keys, num_layers: int) -> ScanShape:
+    num_heads, num_groups, state_size = keys.whole("mamba_n_heads"), keys.whole("mamba_n_groups"), keys.whole("mamba_d_state")
+    keys.divided("mamba_n_heads", num_heads, "mamba_n_groups")
+    inner = keys.whole("mamba_expand") * keys.whole("hidden_size")
+    return ScanShape(
+        num_layers=num_layers,
+        num_heads=num_heads,
+        head_dim=keys.divided("mamba_expand * hidden_size", inner, "mamba_n_heads"),
+        num_groups=num_groups,
+        state_size=state_size,
+        conv_len=keys.whole("mamba_d_conv"),
+        conv_size=inner + 2 * num_groups * state_size,
+    )
+
+
+def layer(config: RecurrentConfig, index: int, tensors: Tensors) -> RecurrentLayer:
+    assert config.attention is not None
+    hidden = config.hidden_size
+    return RecurrentLayer(
+        _mixer(config, index, tensors),
+        tensors.norm("input_layernorm", hidden),
+        tensors.below("feed_forward").mlp(config.attention),
+        tensors.norm("pre_ff_layernorm", hidden),
+    )
+
+
+def _mixer(config: RecurrentConfig, index: int, tensors: Tensors) -> Mixer:
+    assert config.attention is not None
+    place = config.memory_layer(index)
+    if config.is_attention[index]:
+        return Attention(tensors.below("self_attn").attention(config.attention, place))
+    return MambaMixer(config, tensors.below("mamba"), place)
+
+
+FAMILY = Family(
+    describe=describe,
+    layer=layer,
+    prefix="model",
+    embeddings=("embed_tokens",),
+    norm="final_layernorm",
+)

@@ -1,0 +1,123 @@
+"""A model with recurrent layers, described by numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.cache.replay import ScanShape
+from outrider.core.errors import ModelError
+from outrider.models.config import ModelConfig, config_of
+
+UNBOUNDED = 1 << 20
+"""Context of a model without positions: nothing in it ends, and a number is needed."""
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """Sizes of a mixture of experts."""
+
+    num_experts: int
+    num_chosen: int
+    mlp_size: int
+    shared_size: int
+    rescaled: bool
+    """The weights of the chosen experts are scaled to sum 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig:
+    """Sizes and switches of one decoder with recurrent layers."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    max_len: int
+    norm_eps: float
+    is_attention: tuple[bool, ...]
+    """For each layer: whether it attends. The others are recurrent."""
+    scan: ScanShape
+    attention: ModelConfig | None = None
+    """The attention layers and MLPs, as a decoder that had only those would be described; None where there are none."""
+    experts: tuple[ExpertShape | None, ...] = ()
+    """The mixture of experts of each layer, for families that have some."""
+    tied_head: bool = False
+    wide_residual: bool = False
+    """The residual stream is float32 whatever the weights are."""
+    time_step_limit: tuple[float, float] = (0.0, float("inf"))
+    mixer_bias: bool = False
+    """The matrices of recurrent layers have biases."""
+    conv_bias: bool = False
+    eos_ids: tuple[int, ...] = ()
+    dtype: str | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.is_attention)
+
+    @property
+    def num_attention_layers(self) -> int:
+        return sum(self.is_attention)
+
+    def memory_layer(self, layer: int) -> int:
+        """Number of a layer among those of its kind, by which the cache knows it."""
+        return self.is_attention[:layer].count(self.is_attention[layer])
+
+
+class Keys:
+    """The entries of a ``config.json`` with a family's defaults, checked as they are read."""
+
+    def __init__(self, raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.raw = {**defaults, **{key: value for key, value in raw.items() if value is not None}}
+
+    def whole(self, key: str) -> int:
+        value = self.raw.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise ModelError(f"config.json has {key} = {value!r}; it must be a positive whole number: fetch the file again")
+        return value
+
+    def flag(self, key: str) -> bool:
+        return bool(self.raw.get(key, False))
+
+    def divided(self, whole: str, size: int, parts: str) -> int:
+        """``size``, which must fall into as many parts as the key says."""
+        if size % self.whole(parts):
+            reason = f"{whole} = {size} cannot be divided by {parts} = {self.whole(parts)}"
+            raise ModelError(f"config.json is inconsistent: {reason}; fetch the file again")
+        return size // self.whole(parts)
+
+    @property
+    def silu(self) -> bool:
+        """Whether the activation is the one the scan is written for."""
+        return self.raw.get("hidden_act", "silu") in ("silu", "swish")
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        value = self.raw.get("eos_token_id")
+        return () if value is None else (value,) if isinstance(value, int) else tuple(value)
+
+    @property
+    def dtype(self) -> str | None:
+        return self.raw.get("dtype") or self.raw.get("torch_dtype")
+
+    @property
+    def time_step_limit(self) -> tuple[float, float]:
+        """Bounds of a time step. Files write infinity in several ways."""
+        low, high = self.raw.get("time_step_limit") or (0.0, float("inf"))
+        return _number(low), _number(high)
+
+    def attention(self, model_type: str, partial_rotary: float) -> ModelConfig:
+        """The attention layers, as ``model_type`` would have them."""
+        rope = dict(self.raw.get("rope_parameters") or self.raw.get("rope_scaling") or {})
+        rope["partial_rotary_factor"] = partial_rotary
+        config = config_of({**self.raw, "model_type": model_type, "rope_parameters": rope, "layer_types": None})
+        if config is None:
+            kind = rope.get("rope_type") or rope.get("type")
+            raise ModelError(f"config.json asks for rotary scaling {kind!r}, which is not known; fetch the file again")
+        return config
+
+
+def _number(value: Any) -> float:
+    """A bound, also where it is written as a word or as an object that holds one."""
+    return float(next(iter(value.values()))) if isinstance(value, Mapping) else float(value)

@@ -1,0 +1,27 @@
+"""Root-mean-square norms of recurrent models, in float32 inside, or in float64 where the model is."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.models.norms import Norm, rms_norm
+
+
+def norm_of(weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
+    """The norm for activations of ``dtype``; the weight may be more precise."""
+    if dtype != torch.float64:
+        return rms_norm(weight, eps)
+    return lambda x: torch.rms_norm(x, weight.shape, weight.double(), eps)
+
+
+class GatedGroupNorm:
+    """Mamba-2's: the gate first, then a norm over each group of channels."""
+
+    def __init__(self, weight: Tensor, eps: float, num_groups: int) -> None:
+        self._weight, self._eps, self._num_groups = weight, eps, num_groups
+
+    def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
+        grouped = (x * F.silu(gate)).unflatten(-1, (self._num_groups, -1))
+        return torch.rms_norm(grouped, grouped.shape[-1:], None, self._eps).flatten(-2) * self._weight

@@ -1,0 +1,46 @@
+"""Errands: work that needs the model but writes no text, done by the engine's thread a piece at a time between rounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, final
+
+from outrider.server.failures import ApiError
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Errand:
+    """Something to do, and the way back to who waits for it."""
+
+    work: Generator[None, None, Any]
+    """Yields between two pieces; what it returns is the result."""
+    result: asyncio.Future[Any]
+
+    def advance(self, explain: Callable[[Exception], ApiError]) -> bool:
+        """Do the next piece, on the engine's thread. True when there is no more to do, or nobody waits."""
+        try:
+            if not self.result.cancelled():
+                next(self.work)
+                return False
+        except StopIteration as done:
+            self._tell(self.result.set_result, done.value)
+        except Exception as error:
+            self._tell(self.result.set_exception, explain(error))
+        return True
+
+    def fail(self, error: ApiError) -> None:
+        """It will not be done."""
+        self._tell(self.result.set_exception, error)
+
+    def _tell(self, how: Callable[[Any], None], what: Any) -> None:
+        def told() -> None:
+            if not self.result.done():
+                how(what)
+
+        try:
+            self.result.get_loop().call_soon_threadsafe(told)
+        except RuntimeError:  # its loop is closed: nobody waits any more
+            return

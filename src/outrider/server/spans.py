@@ -1,0 +1,97 @@
+"""OpenTelemetry spans: one for every request that reached the engine, with two below it, until the first token and after it.
+
+Spans are made when a request is over, with the times it had, so that tracing costs nothing while it runs. Attributes have the
+names of OpenTelemetry's conventions for generative models (``gen_ai.*``); what speculation did is under ``outrider.*``. Texts
+are never in them. A ``traceparent`` header that comes with a request makes its span part of the caller's trace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+from outrider.core.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A request that is over. Times are those of ``time.perf_counter``."""
+
+    began: float
+    first_token: float | None
+    over: float
+    is_finished: bool
+    """False where it failed, or its client left."""
+    attributes: Mapping[str, Any]
+
+
+class Spans(Protocol):
+    """Who is told of requests that are over."""
+
+    def tell(self, ended: Ended, headers: Mapping[str, str]) -> None: ...
+
+
+@final
+class NoSpans:
+    """Nobody."""
+
+    def tell(self, ended: Ended, headers: Mapping[str, str]) -> None:
+        del ended, headers
+
+
+@final
+class OpenTelemetrySpans:
+    """A tracer of OpenTelemetry's."""
+
+    def __init__(self, provider: Any) -> None:
+        """``provider``: a TracerProvider, with whatever exporters it has."""
+        from opentelemetry.trace import SpanKind, Status, StatusCode  # pyright: ignore[reportMissingImports]
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # pyright: ignore[reportMissingImports]
+
+        self._tracer = provider.get_tracer("outrider")
+        self._kind, self._failed = SpanKind.SERVER, Status(StatusCode.ERROR)
+        self._read = TraceContextTextMapPropagator().extract
+
+    def tell(self, ended: Ended, headers: Mapping[str, str]) -> None:
+        shift = time.time_ns() - int(1e9 * time.perf_counter())
+        at = {name: shift + int(1e9 * moment) for name, moment in _moments(ended).items()}
+        whole = self._tracer.start_span(
+            "llm_request",
+            context=self._read(dict(headers)),
+            kind=self._kind,
+            attributes=dict(ended.attributes),
+            start_time=at["began"],
+        )
+        if not ended.is_finished:
+            whole.set_status(self._failed)
+        self._below(whole, "first_token", at["began"], at["first_token"])
+        if at["over"] > at["first_token"]:
+            self._below(whole, "further_tokens", at["first_token"], at["over"])
+        whole.end(end_time=at["over"])
+
+    def _below(self, whole: Any, name: str, start: int, end: int) -> None:
+        from opentelemetry.trace import set_span_in_context  # pyright: ignore[reportMissingImports]
+
+        self._tracer.start_span(name, context=set_span_in_context(whole), start_time=start).end(end_time=end)
+
+
+def _moments(ended: Ended) -> dict[str, float]:
+    first = ended.over if ended.first_token is None else ended.first_token
+    return {"began": ended.began, "first_token": first, "over": ended.over}
+
+
+def exported_to(endpoint: str, *, replica: str) -> OpenTelemetrySpans:
+    """Spans that are sent to a collector, in OpenTelemetry's protocol over HTTP."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # pyright: ignore[reportMissingImports]
+        from opentelemetry.sdk.resources import Resource  # pyright: ignore[reportMissingImports]
+        from opentelemetry.sdk.trace import TracerProvider  # pyright: ignore[reportMissingImports]
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise OptionError(f"--otlp-endpoint needs the package {error.name!r}; pip install 'outrider[otel]'") from None
+    resource = Resource.create({"service.name": "outrider", "service.instance.id": replica})
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    return OpenTelemetrySpans(provider)

@@ -1,0 +1,203 @@
+"""Images as tokens: codebooks, guidance in the engine, pictures, and the command that draws them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.cli.main import main
+from outrider.core.errors import ModelError, OptionError, RequestError
+from outrider.core.interfaces import Target
+from outrider.core.request import Origin
+from outrider.core.tree import TokenTree
+from outrider.images.codebook import Codebook, fit_codebook
+from outrider.images.drawing import drawn, growing, passes_of_rows
+from outrider.images.guidance import Guided
+from outrider.images.model import ImageModel
+from outrider.images.png import png_bytes
+from outrider.models.random_decoder import tiny_config, tiny_decoder
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+
+import images as recipe
+
+NUM_CODES, NUM_CLASSES, NOTHING = 12, 3, 15
+
+
+def small_codebook() -> Codebook:
+    return Codebook(torch.rand(NUM_CODES, 4, generator=torch.Generator().manual_seed(0)), side=8, patch=2, channels=1)
+
+
+def small_decoder(noise: float = 0.0) -> Target:
+    return tiny_decoder(replace(tiny_config(), vocab_size=NOTHING + 1), noise=noise)
+
+
+def small_model(guidance: float = 1.0) -> ImageModel:
+    return ImageModel(small_decoder(), small_codebook(), num_classes=NUM_CLASSES, guidance=guidance, draft=small_decoder(0.2))
+
+
+# --- codebooks --------------------------------------------------------------------------------------------------------
+
+
+def test_a_codebook_returns_what_it_was_given() -> None:
+    """Images made of codes are encoded as those codes, and decoded pixel for pixel."""
+    book = small_codebook()
+    tokens = torch.randint(NUM_CODES, (5, 16), generator=torch.Generator().manual_seed(1))
+    images = book.decode(tokens)
+    assert images.shape == (5, 8, 8, 1) and torch.equal(book.encode(images), tokens)
+    assert torch.equal(images[2, 2:4, 4:6, 0].flatten(), book.codes[tokens[2, 6]])
+
+
+def test_k_means_finds_the_patches_that_are_there() -> None:
+    codes = torch.tensor([[0.0] * 4, [0.0, 1.0, 0.0, 1.0], [1.0] * 4])
+    images = Codebook(codes, 8, 2, 1).decode(torch.randint(3, (20, 16), generator=torch.Generator().manual_seed(2)))
+    found = fit_codebook(images, 3, patch=2)
+    torch.testing.assert_close(found.codes, codes)
+    with pytest.raises(OptionError, match="more than the 3 different patches"):
+        fit_codebook(images, 4, patch=2)
+    with pytest.raises(OptionError, match="does not divide"):
+        fit_codebook(images, 2, patch=3)
+
+
+def test_a_codebook_in_a_file(tmp_path: Path) -> None:
+    small_codebook().save(tmp_path)
+    assert torch.equal(Codebook.load(tmp_path).codes, small_codebook().codes)
+    (tmp_path / "codebook.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ModelError, match="make the model again"):
+        Codebook.load(tmp_path)
+    with pytest.raises(ModelError, match="no image model"):
+        Codebook.load(tmp_path / "elsewhere")
+
+
+# --- guidance ---------------------------------------------------------------------------------------------------------
+
+
+def test_guided_logits_are_the_mixture_on_trees_too() -> None:
+    """Node by node, against two passes of the model itself."""
+    model, scale = small_decoder(), 2.5
+    guided = Guided(model, scale=scale, classes=range(NUM_CODES, NOTHING), nothing=NOTHING)
+    tree = TokenTree.of_rows([([12, 3, 4, 5, 6], [-1, 0, 0, 1, 2]), ([13, 7, 8], [-1, 0, 1])])
+    hidden = TokenTree(torch.where(tree.tokens >= NUM_CODES, NOTHING, tree.tokens), tree.parents, tree.sizes)
+    found = guided.score(tree, guided.new_cache(2)).logits
+    known, unknown = (model.score(one, model.new_cache(2)).logits for one in (tree, hidden))
+    valid = tree.valid
+    torch.testing.assert_close(found[valid], (unknown + scale * (known - unknown))[valid], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("guidance", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize(("name", "temperature"), [("jacobi", 1.0), ("draft-model", 1.0), ("sjd", 0.0), ("best-first", 0.9)])
+def test_guided_images_are_those_of_plain_decoding(name: str, temperature: float, guidance: float) -> None:
+    """Alone and in batches that requests join while others run."""
+    model = small_model(guidance)
+    labels, params = [0, 1, 2, 1, 0], model.params(temperature=temperature, seed=5)
+    expected = [one.tokens for one in model.imagine(labels, model.compose("plain"), params, max_batch_size=1)]
+    assert max(max(tokens) for tokens in expected) < NUM_CODES
+    for batch in (1, 3):
+        found = model.imagine(labels, model.compose(name), params, max_batch_size=batch)
+        assert [one.tokens for one in found] == expected
+
+
+def test_a_scale_below_zero_is_refused() -> None:
+    with pytest.raises(OptionError, match="guidance = -1"):
+        small_model(-1)
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_knows_how_it_was_made() -> None:
+    model = small_model()
+    (picture,) = model.imagine([2], model.compose("sjd", options={"num_draft_tokens": 4}), model.params(seed=1))
+    assert len(picture.tokens) == len(picture.rounds) == len(picture.origins) == 16
+    assert picture.rounds == sorted(picture.rounds) and picture.rounds[-1] == picture.stats.num_passes - 1
+    assert picture.origins.count(Origin.ACCEPTED) == picture.stats.num_accepted
+    assert torch.equal(picture.pixels, model.codebook.decode(torch.tensor([picture.tokens]))[0])
+    sheet = drawn(picture, size=64)
+    assert sheet.shape[2] == 3 and sheet.shape[0] == 64 + 16 and 0 <= float(sheet.min()) <= float(sheet.max()) <= 1
+    strip = growing(picture, model.codebook, num_frames=3, size=40)
+    assert torch.equal(strip[:, -48:-8], picture.pixels.repeat_interleave(5, 0).repeat_interleave(5, 1).expand(-1, -1, 3))
+
+
+def test_passes_of_rows() -> None:
+    assert passes_of_rows([0, 0, 1, 1, 2, 3, 3, 3, 3], 3) == [2, 3, 1]
+
+
+def test_a_png_file_can_be_read_back() -> None:
+    """The pixels come out of the compressed chunk as they went in."""
+    pixels = torch.rand(3, 5, 3, generator=torch.Generator().manual_seed(0))
+    data = png_bytes(pixels)
+    assert data.startswith(b"\x89PNG") and data[16:24] == (5).to_bytes(4, "big") + (3).to_bytes(4, "big")
+    start = data.index(b"IDAT")
+    size = int.from_bytes(data[start - 4 : start], "big")
+    raw = np.frombuffer(zlib.decompress(data[start + 4 : start + 4 + size]), np.uint8).reshape(3, 16)
+    assert not raw[:, 0].any() and np.array_equal(raw[:, 1:], (pixels * 255).round().byte().reshape(3, 15).numpy())
+
+
+# --- the recipe and the command ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair made by the recipe, at toy scale, from noise."""
+    out = tmp_path_factory.mktemp("images")
+    chance = np.random.default_rng(0)
+    arrays = {f"{split}_images": chance.integers(0, 256, (60, 8, 8), dtype=np.uint8) for split in ("train", "test")}
+    labels = {f"{split}_labels": (np.arange(60) % 3).astype(np.uint8) for split in ("train", "test")}
+    np.savez(out / "noise.npz", allow_pickle=False, **arrays, **labels)
+    report = recipe.make(out / "noise.npz", out, recipe.PRESETS["smoke"], torch.device("cpu"))
+    assert report["target_nats"] < 5 and report["codes_used"] == 16
+    return out
+
+
+def test_the_recipes_models_draw(folder: Path) -> None:
+    model = ImageModel.load(folder / "target", draft=folder / "draft", guidance=1.5, device="cpu")
+    assert (model.num_classes, model.codebook.num_tokens) == (3, 4)
+    (picture,) = model.imagine([1], model.compose("draft-model"), model.params(seed=0))
+    assert picture.pixels.shape == (8, 8, 1)
+
+
+@pytest.mark.parametrize("rule", [None, "lantern", "lantern++", "gsd", "gsd-partition"])
+def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str | None) -> None:
+    chosen = ["--acceptance", rule] if rule else []
+    words = ["imagine", "--model", str(folder / "target"), "--class", "2", "--out", str(tmp_path / "a.png"), "--show", "--json"]
+    assert main([*words, *chosen]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert told["images"][0]["tokens"] == 4 and told["images"][0]["lossless"] is (rule is None)
+    assert sum(told["images"][0]["passes_of_rows"]) >= told["images"][0]["passes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no image model is bundled"),
+        (["--model", "TARGET", "--class", "7"], "classes 0 to 2"),
+        (["--model", "TARGET", "--method", "sjdd"], "did you mean 'sjd'"),
+        (["--model", "TARGET", "--acceptance", "lanterm"], "did you mean 'lantern'"),
+        (["--model", "TARGET", "--out", "/nowhere/a.png"], "cannot be written"),
+        (["--model", "TARGET", "-O", "fill"], "NAME=VALUE"),
+        (["--model", "TARGET", "--num", "0"], "at least 1"),
+        (["--model", "."], "config.json"),
+    ],
+)
+def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert main(["imagine", *[word.replace("TARGET", str(folder / "target")) for word in words]]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_other_models_are_no_image_models(folder: Path) -> None:
+    from outrider.bundled import bundled_path
+
+    with pytest.raises(ModelError, match="no image model"):
+        ImageModel.load(bundled_path("target"))
+    with pytest.raises(ModelError, match="make it again"):
+        ImageModel(small_decoder(), small_codebook(), num_classes=9)
+    with pytest.raises(RequestError, match="class 3 does not exist"):
+        small_model().prompt(3)

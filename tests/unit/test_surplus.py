@@ -1,0 +1,69 @@
+"""What states know beyond the next token: exact on sources where it is known, and found by the probe."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from outrider.bench.surplus.analysis import Analysis, Offset, analyse, table
+from outrider.bench.surplus.probe import ProbeOptions, Reading, Readout
+from outrider.bench.surplus.sources import HiddenMarkov
+from outrider.cli.main import main
+
+CHAIN = HiddenMarkov.markov(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4]], dtype=torch.float64))
+HIDDEN = HiddenMarkov(
+    torch.tensor([[0.95, 0.05], [0.05, 0.95]], dtype=torch.float64),
+    torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]], dtype=torch.float64),
+)
+QUICK = ProbeOptions(num_steps=150, width=12, dropout=0.0, learning_rate=1e-2)
+
+
+def test_a_markov_chain_has_no_surplus_and_a_hidden_one_has() -> None:
+    assert abs(CHAIN.exact(1)) < 1e-7 and abs(CHAIN.exact(2)) < 1e-7
+    assert HIDDEN.exact(1) == pytest.approx(0.054, abs=1e-3)
+    assert HIDDEN.exact(1) > HIDDEN.exact(2) > HIDDEN.exact(3) > 0
+
+
+def test_entropy_by_hand() -> None:
+    """Of a chain whose token follows from nothing, and of one whose token is certain."""
+    coin = HiddenMarkov.markov(torch.full((2, 2), 0.5))
+    assert coin.conditional_entropy(2) == pytest.approx(0.6931, abs=1e-4)
+    assert HiddenMarkov.markov(torch.eye(2).flip(0)).conditional_entropy(1) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_states_are_the_forward_algorithms() -> None:
+    sample = HIDDEN.sample(50, seed=1)
+    belief = HIDDEN.stationary
+    for token, state in zip(sample.tokens.tolist(), sample.states, strict=True):
+        belief = HIDDEN.step(belief, token)
+        torch.testing.assert_close(state, belief.float())
+    assert torch.allclose(sample.states.sum(-1), torch.ones(50))
+
+
+@pytest.mark.parametrize(("source", "exact"), [(CHAIN, 0.0), (HIDDEN, HIDDEN.exact(1))], ids=["markov", "hidden"])
+def test_the_probe_finds_what_is_there(source: HiddenMarkov, exact: float) -> None:
+    samples = [source.sample(250, seed=seed) for seed in range(20)]
+    found = analyse(samples, Readout.one_hot(3), num_offsets=1, options=QUICK)
+    assert found.offsets[0].surplus == pytest.approx(exact, abs=0.03)
+    assert found.num_places == 5000 and "surplus" in table(found)
+
+
+def test_the_order_is_that_of_accepted_lengths() -> None:
+    def offset(k: int, *shares: float) -> Offset:
+        kinds = ("tokens", "state", "state + tokens")
+        return Offset(k, {kind: Reading(2.0 - share, share) for kind, share in zip(kinds, shares, strict=True)})
+
+    found = Analysis(10, (offset(1, 0.5, 0.6, 0.8), offset(2, 0.4, 0.1, 0.5)))
+    assert found.accepted("state + tokens") == pytest.approx(0.8 + 0.8 * 0.5)
+    assert found.order == ["state + tokens", "tokens", "state"]
+    assert found.offsets[0].surplus == pytest.approx(0.3)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyse", "--texts", "6", "-n", "12", "--offsets", "1", "--steps", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_places"] > 72 and set(found["accepted"]) == {"tokens", "state", "state + tokens"}
+    assert main(["analyse", "--texts", "2"]) == 2
+    assert "--texts 2 is not valid" in capsys.readouterr().err

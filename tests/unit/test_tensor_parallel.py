@@ -1,0 +1,160 @@
+"""A model divided between two gloo processes writes the text of one, with any method, and ends when a rank does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from divided import VOCAB, checkpoint, eagle3_heads
+
+from outrider import LLM, OptionError, SamplingParams
+from outrider.core.tree import TokenTree
+from outrider.models.parallel import ParallelTarget, RankError
+from outrider.models.share import Share
+from outrider.models.weights import SafetensorsFolder
+
+PROMPTS = [[5, 9, 11, 3], [40, 41], [66, 1, 2, 3, 4, 5], [8, 8, 9, 8, 8]]
+GREEDY = SamplingParams(max_tokens=10, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.9, seed=4)
+CUT = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.9, top_p=0.8, seed=4, logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    home = tmp_path_factory.mktemp("divided")
+    return {
+        "target": checkpoint(home / "target"),
+        "draft": checkpoint(home / "draft", noise=0.3),
+        "heads": eagle3_heads(home / "heads"),
+    }
+
+
+@pytest.fixture(scope="module")
+def one(folders: dict[str, str]) -> LLM:
+    return LLM(folders["target"], draft=folders["draft"], dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def two(folders: dict[str, str]) -> Iterator[LLM]:
+    llm = LLM(folders["target"], draft=folders["draft"], dtype="float32", device="cpu", tensor_parallel=2)
+    yield llm
+    parallel(llm).team.close()
+
+
+def parallel(llm: LLM) -> ParallelTarget:
+    assert isinstance(llm.target, ParallelTarget)
+    return llm.target
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("method", ["plain", "draft-model", "best-first", "eagle3"])
+def test_two_processes_write_the_text_of_one(one: LLM, two: LLM, folders: dict[str, str], method: str, batch_size: int) -> None:
+    options = {"heads": folders["heads"]} if method == "eagle3" else {}
+    guessing = {} if method == "plain" else {"num_draft_tokens": 3} if method == "draft-model" else {"num_tree_nodes": 6}
+    prompts = PROMPTS if batch_size == 4 else PROMPTS[:1]
+    for params in (GREEDY, SEEDED):
+        texts: list[list[list[int]]] = []
+        for llm in (one, two):
+            llm.max_batch_size = batch_size
+            composed = llm.compose(method, policy="fixed", **options, **guessing)
+            texts.append([list(out.token_ids) for out in llm.generate(prompts, params, method=composed)])
+        assert texts[0] == texts[1]
+        assert all(len(text) == 10 for text in texts[0])
+
+
+def test_what_a_temperature_does_not_cover_gathers_the_logits(one: LLM, two: LLM) -> None:
+    ours, theirs = (llm.generate(PROMPTS[:2], CUT, method="plain") for llm in (two, one))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.token_ids == other.token_ids
+        assert mine.logprobs is not None and other.logprobs is not None
+        for a, b in zip(mine.logprobs, other.logprobs, strict=True):
+            assert a.token == b.token and abs(a.logprob - b.logprob) < 1e-3
+
+
+def test_self_drafting_runs_parts_of_a_divided_model(one: LLM, two: LLM) -> None:
+    texts = [
+        [out.token_ids for out in llm.generate(PROMPTS[:2], GREEDY, method=llm.compose("early-exit", num_draft_tokens=2))]
+        for llm in (one, two)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_greedy_and_seeded_choices_gather_no_logits(two: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> torch.Tensor:
+        raise AssertionError("somebody looked at the logits")
+
+    monkeypatch.setattr(ParallelTarget, "_gathered", refuse)
+    for params in (GREEDY, SEEDED):
+        assert len(two.generate(PROMPTS[0], params, method="plain")[0].token_ids) == 10
+
+
+def test_scores_do_not_depend_on_what_shares_the_pass(two: LLM) -> None:
+    """Sums over ranks have a fixed order. So a node's scores are the same bits alone and behind others, where the decoder of a
+    single process promises that too."""
+    target = two.target
+    if not target.is_invariant:
+        pytest.skip("the native pass cannot be built here")
+    together, alone = target.new_cache(1), target.new_cache(1)
+    for cache in (together, alone):
+        target.prefill([PROMPTS[0]], cache)
+    chain = torch.tensor([[7, 12, 60, 33]])
+    whole = target.score(TokenTree.chain(chain), together).logits
+    for place in range(chain.shape[1]):
+        single = target.score(TokenTree.chain(chain[:, place : place + 1]), alone).logits
+        alone.commit([[0]])
+        assert torch.equal(single[0, 0], whole[0, place])
+
+
+def test_a_share_is_its_part_of_the_weights(folders: dict[str, str], two: LLM) -> None:
+    whole = SafetensorsFolder(Path(folders["target"])).num_parameters
+    mine = parallel(two).num_weights
+    assert abs(mine / (whole / 2) - 1) < 0.02
+
+
+def test_shares_cover_every_row_once() -> None:
+    spans = [Share(rank, 3).span(VOCAB) for rank in range(3)]
+    assert [begin for begin, _ in spans[1:]] == [end for _, end in spans[:-1]]
+    assert spans[0][0] == 0 and spans[-1][1] == VOCAB
+    assert max(end - begin for begin, end in spans) - min(end - begin for begin, end in spans) <= 1
+
+
+def test_heads_that_cannot_be_divided_are_refused(folders: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match=r"2 key-value heads.*use 1, 2"):
+        LLM(folders["target"], method="plain", tensor_parallel=3)
+    with pytest.raises(OptionError, match="tensor_parallel = 0"):
+        LLM(folders["target"], method="plain", tensor_parallel=0)
+
+
+@pytest.mark.parametrize(("family", "options"), [("gemma2", {}), ("qwen3", {"fast": False, "page_len": 4})])
+def test_families_in_the_native_pass_and_in_pytorch(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
+    """Norms behind the sums (Gemma), norms of heads and pages of keys (Qwen 3)."""
+    changes = {"model_type": family, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True}
+    name = checkpoint(tmp_path / family, **changes)
+    texts: list[list[list[int]]] = []
+    for more in ({}, {"tensor_parallel": 2, **options}):
+        llm = LLM(name, method="plain", dtype="float32", device="cpu", **more)
+        texts.append([list(out.token_ids) for out in llm.generate(PROMPTS[:2], GREEDY)])
+    parallel(llm).team.close()
+    assert texts[0] == texts[1]
+
+
+def test_a_dead_rank_is_named_and_ends_the_job(folders: dict[str, str]) -> None:
+    llm = LLM(folders["target"], method="plain", dtype="float32", device="cpu", tensor_parallel=2)
+    lines = llm.stream(PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True))
+    next(lines)
+    follower = parallel(llm).team.followers[0].process
+    os.kill(follower.pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(RankError, match=rf"rank 1 of 2 \(process {follower.pid} on cpu\) ended by SIGKILL"):
+        for _ in lines:
+            pass
+    assert time.monotonic() - began < 60, "a dead rank must not be waited for"
+    with pytest.raises(RankError, match="rank 1 of 2"):
+        llm.generate(PROMPTS[0], GREEDY)
+    assert all(one.process.returncode is not None for one in parallel(llm).team.followers)

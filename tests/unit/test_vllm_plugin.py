@@ -1,0 +1,105 @@
+"""Our drafters as vLLM's proposers: the calls vLLM makes, played by a loop that checks guesses as vLLM does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider import LLM, OptionError, SamplingParams
+from outrider.vllm_plugin import OPTIONS_VARIABLE, NgramCache, PromptLookup, Reference, SlotDrafting, Suffix
+
+MAX_LEN = 512
+NUM_GUESSES = 6
+
+
+def config(vocab_size: int = 4096) -> Any:
+    model = SimpleNamespace(max_model_len=MAX_LEN, get_vocab_size=lambda: vocab_size)
+    return SimpleNamespace(model_config=model, speculative_config=SimpleNamespace(num_speculative_tokens=NUM_GUESSES))
+
+
+class Batch:
+    """vLLM's side: slots of tokens, guesses checked against texts that are known, requests that move and leave."""
+
+    def __init__(self, proposer: Any, texts: list[tuple[list[int], list[int]]]) -> None:
+        self.proposer = proposer
+        self.rows = [(number, list(prompt), list(answer)) for number, (prompt, answer) in enumerate(texts)]
+        self.done = {number: 0 for number, _, _ in self.rows}
+        self.passes = {number: 0 for number, _, _ in self.rows}
+        self.guesses: dict[int, list[int]] = {number: [] for number, _, _ in self.rows}
+
+    def step(self) -> None:
+        sampled: list[list[int]] = []
+        for number, _, answer in self.rows:
+            left = answer[self.done[number] :]
+            accepted = next((i for i, (x, y) in enumerate(zip(self.guesses[number], left)) if x != y), None)
+            count = min(len(self.guesses[number]), len(left)) if accepted is None else accepted
+            sampled.append(left[: count + 1])
+            self.done[number] += len(sampled[-1])
+            self.passes[number] += 1
+        self._propose(sampled)
+        self.rows = [row for row in self.rows if self.done[row[0]] < len(row[2])][::-1]  # others take the places
+
+    def _propose(self, sampled: list[list[int]]) -> None:
+        table = np.zeros((len(self.rows), MAX_LEN), dtype=np.int32)
+        counts = np.zeros(len(self.rows), dtype=np.int32)
+        for slot, (number, prompt, answer) in enumerate(self.rows):
+            text = [*prompt, *answer[: self.done[number]]]
+            table[slot, : len(text)], counts[slot] = text, len(text)
+        found = self.proposer.propose(sampled, counts, table, slot_mappings=None)
+        for (number, _, _), guesses in zip(self.rows, found, strict=True):
+            assert len(guesses) <= NUM_GUESSES
+            self.guesses[number] = guesses
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(method="plain")
+
+
+@pytest.mark.parametrize(("proposer", "method"), [(Suffix, "suffix"), (PromptLookup, "prompt-lookup")])
+def test_passes_are_those_of_our_own_engine(llm: LLM, proposer: Any, method: str) -> None:
+    prompt = "Tom had a red ball. Tom had a red ball. Tom had a"
+    params = SamplingParams(max_tokens=48, ignore_eos=True)
+    composed = llm.compose(method, policy="fixed", num_draft_tokens=NUM_GUESSES)
+    ours = llm.generate(prompt, params, method=composed)[0]
+    batch = Batch(proposer(config()), [(llm.codec.encode(prompt), list(ours.token_ids))])
+    while batch.rows:
+        batch.step()
+    assert abs(batch.passes[0] - ours.stats.num_passes) <= 1, "vLLM's first token comes without guesses"
+    assert batch.passes[0] < 48
+
+
+def test_requests_are_recognised_in_other_slots() -> None:
+    """Requests leave, and those that stay change places: each goes on copying from its own text."""
+    texts = [([1, 2, 3, 4] * 4, [1, 2, 3, 4] * (3 + i)) for i in range(3)]
+    texts += [([50 + i for i in range(6)] * 3, [50 + i for i in range(6)] * 3)]
+    batch = Batch(PromptLookup(config(100)), texts)
+    while batch.rows:
+        batch.step()
+    assert all(batch.passes[number] <= len(answer) // 4 + 2 for number, (_, answer) in enumerate(texts))
+
+
+def test_a_slot_that_is_still_reading_gets_nothing() -> None:
+    proposer = Suffix(config(100))
+    table = np.tile(np.array([5, 6, 7, 8], dtype=np.int32), (2, 4))
+    found = proposer.propose([[], [8]], np.array([16, 16]), table)
+    assert found[0] == [] and found[1][:4] == [5, 6, 7, 8]
+    full = np.tile(np.array([5, 6, 7, 8], dtype=np.int32), (1, MAX_LEN // 4))
+    assert proposer.propose([[8]], np.array([MAX_LEN]), full) == [[]]
+
+
+def test_options_come_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OPTIONS_VARIABLE, '{"references": [[9, 8, 7, 6, 5, 4, 3]]}')
+    table = np.array([[1, 9, 8, 7]], dtype=np.int32)
+    assert Reference(config(20)).propose([[7]], np.array([4]), table)[0][:3] == [6, 5, 4]
+    monkeypatch.setenv(OPTIONS_VARIABLE, "[1]")
+    with pytest.raises(OptionError, match="not a JSON object"):
+        NgramCache(config(20))
+
+
+def test_what_needs_scores_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"token-recycling.*suffix"):
+        SlotDrafting("token-recycling", vocab_size=20, num_guesses=3)
