@@ -95,10 +95,13 @@ class Bench:
         )
         for number, request in enumerate(requests):
             scheduler.submit(Job(number, RequestState.of(request), mode))
-        while not scheduler.is_idle:
-            for report in scheduler.round():
-                self.layout_seconds += report.layout_seconds
-                yield from report.progress()
+        try:
+            while not scheduler.is_idle:
+                for report in scheduler.round():
+                    self.layout_seconds += report.layout_seconds
+                    yield from report.progress()
+        finally:
+            scheduler.close()
 
     def goodput(self, loop: str, mode: str, batch: int) -> float:
         """Tokens per second from the first token until a place stays empty."""

@@ -54,7 +54,7 @@ class Rounds:
         """Compile and capture what the first ``batch_size`` requests of up to ``num_tokens`` tokens would wait for; yields how
         many rounds are ready, and of how many. Nothing to do where rounds are not captured."""
         graphs = self._graphs_of(method) if self._target.device.type == "cuda" else None
-        if graphs is None or graphs.holder is not None:
+        if graphs is None or graphs.is_held_by_another(self):
             return
         from outrider.engine.device_lane import num_slots
 

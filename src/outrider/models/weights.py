@@ -7,35 +7,100 @@ against the config as it is read: a wrong checkpoint fails here with its reason,
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
-from outrider.models.decoder_weights import LayerWeights, Weights
+from outrider.core.errors import ModelError
+from outrider.models.decoder_weights import STORED_ROWS, Division, LayerWeights, Weights
 from outrider.models.features import ModelConfig
 from outrider.models.names import named_in
 from outrider.models.rope import head_order
-from outrider.models.tensors import SafetensorsFolder, TensorDict, TensorSource
+from outrider.models.weight_files import open_weights, weight_files
 
-__all__ = [
-    "Division",
-    "LayerWeights",
-    "SafetensorsFolder",
-    "TensorDict",
-    "TensorSource",
-    "Weights",
-    "read_final_norm",
-    "read_weights",
-]
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class Division(Protocol):
-    """Which part of every matrix is wanted (``share.py``)."""
+class TensorSource(ABC):
+    """Named tensors of a checkpoint, read when asked for."""
 
-    def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights: ...
+    origin: str
+    """The file or folder, for messages."""
 
-    def rows(self, matrix: Tensor) -> Tensor: ...
+    @property
+    @abstractmethod
+    def names(self) -> frozenset[str]: ...
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor: ...
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor, which must exist, be of this shape and hold real numbers."""
+        if name not in self.names:
+            raise ModelError(f"{self.origin}: tensor {name!r} is missing; the files are incomplete: fetch the model again")
+        tensor = self.read(name)
+        self.check_shape(name, tuple(tensor.shape), shape)
+        if tensor.dtype not in _FLOATS:
+            found = f"{self.origin}: tensor {name!r} is stored as {str(tensor.dtype).removeprefix('torch.')}"
+            raise ModelError(f"{found}; only float32, bfloat16, float16 and float64 can be read: use an unquantised checkpoint")
+        return tensor
+
+    def check_shape(self, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        """Refuse a tensor that is not of the shape the model wants."""
+        if found != wanted:
+            what = f"{self.origin}: tensor {name!r} has shape {list(found)} but config.json asks for {list(wanted)}"
+            raise ModelError(f"{what}; weights and config belong to different models: fetch both again")
+
+
+class TensorDict(TensorSource):
+    """Tensors in memory, forgotten once read so that none is held twice."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], origin: str = "tensors") -> None:
+        self.origin = origin
+        self._tensors = dict(tensors)
+        self._names = frozenset(self._tensors)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self._names
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors.pop(name)
+
+
+class SafetensorsFolder(TensorSource):
+    """``model.safetensors``, or the shards that ``model.safetensors.index.json`` names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.origin = str(folder)
+        self.files = weight_files(folder)
+        self._handles = {path: open_weights(path) for path in self.files}
+        self._where = {name: handle for handle in self._handles.values() for name in handle.keys()}  # noqa: SIM118
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._where)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(handle.get_slice(name).get_shape()) for name, handle in self._where.items())
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Storage types, as the file names them."""
+        return sorted({handle.get_slice(name).get_dtype() for name, handle in self._where.items()})
+
+    def read(self, name: str) -> Tensor:
+        try:
+            return self._where[name].get_tensor(name)
+        except (SafetensorError, RuntimeError, OSError) as error:
+            raise ModelError(f"{self.origin}: tensor {name!r} cannot be read ({error}); fetch the model again") from error
 
 
 def read_weights(
@@ -217,5 +282,5 @@ class _WeightReader:
         return named_in(self._config.family, name)
 
     def _place(self, tensor: Tensor) -> Tensor:
-        """On the device, in the type; the bytes of a stored matrix (``gguf/stored.py``) stay bytes."""
-        return tensor.to(self._device, tensor.dtype if tensor.dtype == torch.uint8 else self._dtype)
+        """On the device, in the type; the table of a stored matrix (``gguf/stored.py``) stays one."""
+        return tensor.to(self._device, STORED_ROWS if tensor.dtype == STORED_ROWS else self._dtype)
