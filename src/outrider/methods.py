@@ -14,6 +14,7 @@ from typing import Any
 from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
 from outrider.acceptance.divergence import Divergence, DivergenceOptions
 from outrider.acceptance.gsd import Grouped, GroupedOptions, GroupedPartition, PartitionOptions
+from outrider.acceptance.judge import Judge, JudgeOptions
 from outrider.acceptance.lantern import Lantern, LanternOptions, LanternPlus, LanternPlusOptions
 from outrider.acceptance.lenient import Lenient, LenientOptions
 from outrider.acceptance.threshold import ThresholdRule, ThresholdRuleOptions
@@ -37,6 +38,7 @@ from outrider.drafters.heads import (
     eagle3,
     hydra,
     l_mtp,
+    longspec,
     medusa,
     mlp_speculator,
     mtp,
@@ -52,6 +54,7 @@ from outrider.drafters.itself import (
     kangaroo,
     lookahead,
     sjd,
+    sjd_coupled,
     swift,
     token_recycling,
 )
@@ -86,6 +89,7 @@ METHODS: Catalog[MethodRow] = Catalog(
         "token-recycling": token_recycling.ROW,
         "jacobi": jacobi.ROW,
         "sjd": sjd.ROW,
+        "sjd-coupled": sjd_coupled.ROW,
         "lookahead": lookahead.ROW,
         "early-exit": early_exit.ROW,
         "kangaroo": kangaroo.ROW,
@@ -104,6 +108,7 @@ METHODS: Catalog[MethodRow] = Catalog(
         "p-eagle": p_eagle.ROW,
         "dflash": dflash.ROW,
         "dspark": dspark.ROW,
+        "longspec": longspec.ROW,
         "hybrid": hybrid.ROW,
         "rasd": rasd.ROW,
         "cascade": cascade.ROW,
@@ -131,6 +136,7 @@ RULES: Catalog[RuleRow] = Catalog(
         "lenient": RuleRow(Lenient, "rejection sampling with q scaled down", "arXiv 2211.17192", LenientOptions),
         "top-k": RuleRow(TopK, "keeps guesses among the target's k likeliest", "arXiv 1811.03115", TopKOptions),
         "threshold": RuleRow(ThresholdRule, "keeps guesses that are likely enough", "docs/lossy.md", ThresholdRuleOptions),
+        "judge": RuleRow(Judge, "keeps guesses that a trained head finds harmless", "arXiv 2501.19309", JudgeOptions),
         "divergence": RuleRow(Divergence, "keeps guesses where q is near p", "arXiv 2502.20704", DivergenceOptions),
         "lantern": RuleRow(Lantern, "keeps a guess for its neighbours in the codebook", "arXiv 2410.03355", LanternOptions),
         "lantern++": RuleRow(LanternPlus, "as lantern, in proportion to the guess", "arXiv 2502.06352", LanternPlusOptions),
@@ -182,6 +188,10 @@ def compose(
     translation: Translation | None = None,
 ) -> Method:
     """A method ready to run. Everything that does not fit is refused here, with both sides named."""
+    if not target.says_all:
+        raise CompositionError(
+            "the target has a reduced vocabulary (outrider trim), so it can only draft; use it as draft=, not as model"
+        )
     drafts = () if draft is None else (draft,) if isinstance(draft, Target) else tuple(draft)
     choice = Choice(name, acceptance, policy, dict(options or {}))
     choice.check(TABLES, num_drafts=len(drafts), translates=translation is not None)

@@ -1,8 +1,9 @@
 """The exact rule for chosen guesses with a gate in front: a guess the gate lets through is kept outright.
 
-At every node the gate names the least judged probability that passes it. A guess below it takes the exact test of
-``delta``, relaxed by a share: the coin is tossed as if the target had only that much probability to give. With a
-closed gate and a share of 1 nothing is left but the exact rule, number for number.
+At every node the gate names the least judged probability that passes it; a gate may also look elsewhere (``judge``). A
+guess that does not pass takes the exact test of ``delta``, relaxed by a share: the coin is tossed as if the target had
+only that much probability to give. With a closed gate and a share of 1 nothing is left but the exact rule, number for
+number.
 
     for child x in order:   keep if judged(x) >= limit  or  u (share - sum of p over elders) < p(x)
     no child kept:          y ~ p without the children
@@ -31,6 +32,7 @@ from outrider.core.interfaces import RowDraft
 from outrider.core.random_source import RandomSource
 from outrider.core.rng import Noise, Purpose
 from outrider.core.sampling import Law
+from outrider.core.tree import TokenTree
 from outrider.core.verdict import RowVerdict, Verdict
 
 
@@ -48,26 +50,40 @@ class GatedRule(LossyRule):
         """How much probability the coins are tossed against; 1 is exact."""
         return 1.0
 
-    def judge_row(self, row: RowDraft, judged: Tensor, source: RandomSource) -> RowVerdict:
+    def judged_by(self, law: Law) -> Tensor:
+        """[B, N, V] the laws that the gate reads."""
+        return judged_law(law)
+
+    def gate(self, tree: TokenTree, judged: Tensor) -> Tensor:
+        """[B, N - 1] guesses that are let through, from laws [B, N, V]."""
+        seen = given_to(tree, judged)
+        return (seen > 0) & (seen >= self.limit(judged).gather(1, tree.parents[:, 1:]))
+
+    def gate_row(self, row: RowDraft, judged: Tensor) -> list[bool]:
+        """The same for one row, by node; the root is no guess."""
         limits = self.limit(judged).tolist()
+        edges = zip(row.tokens[1:], row.parents[1:], strict=True)
+        return [False, *(_passes(float(judged[parent, token]), limits[parent]) for token, parent in edges)]
+
+    def judge_row(self, row: RowDraft, judged: Tensor, source: RandomSource) -> RowVerdict:
+        let_through = self.gate_row(row, judged)
         node, entered = 0, True
         rest = row.p[node]
         while entered:
             entered, left, rest = False, self.share(), row.p[node].clone()
             for child in row.children(node):
                 token = row.tokens[child]
-                seen, given = float(judged[node, token]), float(rest[token])
-                if _passes(seen, limits[node]) or source.bernoulli(ratio(given, left), child):
+                given = float(rest[token])
+                if let_through[child] or source.bernoulli(ratio(given, left), child):
                     node, entered = child, True
                     break
                 left, rest[token] = left - given, 0
         return RowVerdict(path_of(row, node), draw_row(rest, row.p[node], source), rejected=bool(row.children(node)))
 
     def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
-        tree, probs, judged = draft.tree, law.probs, judged_law(law)
+        tree, probs = draft.tree, law.probs
         coins = noise.uniform(Purpose.ACCEPT, guess_lanes(tree))
-        given, seen = given_to(tree, probs), given_to(tree, judged)
-        outright = (seen > 0) & (seen >= self.limit(judged).gather(1, tree.parents[:, 1:]))
+        given, outright = given_to(tree, probs), self.gate(tree, self.judged_by(law))
         if tree.is_chain:
             ends = first_run(tree, outright | (coins * self.share() < given))
         else:
@@ -78,7 +94,10 @@ class GatedRule(LossyRule):
 
     def one_guess(self, p: Tensor, q: Tensor, *, judged: Tensor | None = None) -> OneGuess:
         judged = p if judged is None else judged
-        outright = (judged > 0) & (judged >= self.limit(judged)[..., None])
+        return self._outcome(p, q, (judged > 0) & (judged >= self.limit(judged)[..., None]))
+
+    def _outcome(self, p: Tensor, q: Tensor, outright: Tensor) -> OneGuess:
+        """Of one guess x ~ q, where ``outright`` [M, V] are the tokens let through."""
         chance = torch.where(outright, 1.0, (p / self.share()).clamp(max=1))
         refused = torch.where(chance < 1, q * (1 - chance) / (1 - p), 0.0)
         law = q * chance + p * (refused.sum(-1, keepdim=True) - refused)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -23,20 +22,24 @@ from outrider.core.params import SamplingParams
 from outrider.models.heads import HEAD_KINDS, KINDS, new_head
 from outrider.models.heads.ends import read_target
 from outrider.models.heads.folder import SHAPES, new_config, signature_of
-from outrider.models.load import load_model, local_path
-from outrider.train.data import Corpus, Document, read_documents
+from outrider.models.judge_head import basis_of
+from outrider.models.load import load_model
+from outrider.models.source import local_path
+from outrider.train.data import Corpus, read_documents
 from outrider.train.devices import current_team, team_of_torchrun
+from outrider.train.judge import JudgeSettings, examples_of, last_number, read_questions, train_judge
 from outrider.train.kinds import OTHER_KINDS, Asked
 from outrider.train.loop import Settings, train
 from outrider.train.objective import HeadObjective, HeadSettings, Objective
 from outrider.train.provenance import training_notes
 from outrider.train.regenerate import prompts_of, regenerate
+from outrider.train.vocabulary import commonest
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("train", description=__doc__)
     valid = ", ".join([*HEAD_KINDS, *OTHER_KINDS])
-    parser.add_argument("method", help=f"one of {valid}, several heads with commas between them, or `regenerate`")
+    parser.add_argument("method", help=f"one of {valid}, several heads with commas between them, `judge`, or `regenerate`")
     parser.add_argument("--target", metavar="MODEL", help="folder, hub name or .gguf file (default: the bundled model)")
     parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="FILE", help=".npy, .jsonl or text")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="checkpoints; a run found there goes on")
@@ -61,6 +64,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(arguments: argparse.Namespace) -> int:
     if arguments.method == "regenerate":
         return _regenerate(arguments)
+    if arguments.method == "judge":
+        return _judge(arguments)
     with team_of_torchrun(arguments.device) as arguments.device:
         return _train(arguments)
 
@@ -70,7 +75,7 @@ def _train(arguments: argparse.Namespace) -> int:
     valid = [*HEAD_KINDS, *OTHER_KINDS]
     for kind in kinds:
         if kind not in valid:
-            raise OptionError(f"nothing is known about training {kind!r}; {nearest(kind, [*valid, 'regenerate'])}")
+            raise OptionError(f"nothing is known about training {kind!r}; {nearest(kind, [*valid, 'judge', 'regenerate'])}")
     if len(kinds) > 1 and not set(kinds) <= set(HEAD_KINDS):
         raise OptionError("only heads can be trained together; train other things alone")
     given = _options(arguments.option)
@@ -133,19 +138,32 @@ def _objective(
     config = new_config(kind, raw, **changes)
     config = replace(config, signature=signature_of(target, config.hidden_size))
     settings = _filled(HeadSettings, defaults, {})
-    ids = _commonest(corpus.train, config.draft_vocab_size, config.vocab_size)
+    whole = config.draft_vocab_size >= config.vocab_size
+    ids = None if whole else commonest(corpus.train, config.draft_vocab_size, config.vocab_size).ids
     return HeadObjective(new_head(config, ends, ids=ids).to(target.device), target, settings)
 
 
-def _commonest(documents: Any, count: int, vocab_size: int) -> torch.Tensor | None:
-    """The commonest tokens of what counts, ascending; None for all."""
-    if count >= vocab_size:
-        return None
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for document in documents:
-        assert isinstance(document, Document)
-        counts += np.bincount(document.tokens[document.begin :], minlength=vocab_size)
-    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:count]))
+def _judge(arguments: argparse.Namespace) -> int:
+    """Label the draft's guesses by what becomes of the answers, and train a head on them."""
+    given = _options(arguments.option)
+    bad = next((name for name in given if name not in {item.name for item in fields(JudgeSettings)}), None)
+    if bad is not None:
+        raise OptionError(
+            f"training judge has no setting {bad!r}; {nearest(bad, [item.name for item in fields(JudgeSettings)])}"
+        )
+    settings = _filled(JudgeSettings, given, {})
+    llm = LLM(arguments.target, method="draft-model", draft=arguments.draft or bundled_path("draft"), device=arguments.device)
+    _, ends = read_target(llm.model_name)
+    questions = read_questions(arguments.data, llm.codec)
+    with waiting(f"trying guesses in the answers to {len(questions)} questions"):
+        examples = examples_of(llm, llm.drafts[0], questions, answer=last_number, settings=settings)
+    head, verdict = train_judge(examples, basis_of(ends.readout * ends.norm), settings=settings)
+    notes = training_notes(llm.model_name, llm.target, arguments.data, documents=len(questions), options=given)
+    head.save(arguments.out, {**notes, "draft": llm.draft_names[0], "held_out": asdict(verdict), "lossy": True})
+    print(f"{arguments.out}: {len(examples)} guesses, {verdict.num_examples} of them held out (LOSSY: changes the text)")
+    print(f"  harmless {verdict.share_harmless:.1%}; kept of harmless {verdict.kept_of_harmless:.1%}, ", end="")
+    print(f"of harmful {verdict.kept_of_harmful:.1%}; AUC {verdict.auc:.3f}; distance {verdict.distance:.3f} a step")
+    return 0
 
 
 def _regenerate(arguments: argparse.Namespace) -> int:

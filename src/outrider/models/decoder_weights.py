@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from outrider.models.features import ModelConfig
 from outrider.models.gguf.reader import GGUFFile
 
 STORED_ROWS = torch.int64
@@ -71,3 +73,11 @@ class Weights:
         inner = [tensor for layer in self.layers for tensor in vars(layer).values() if tensor is not None]
         ends = [self.norm, *([] if self.norm_bias is None else [self.norm_bias])]
         return [self.embedding, *inner, *ends, *([] if self.head is self.embedding else [self.head])]
+
+
+class Division(Protocol):
+    """Which part of every matrix is wanted (``share.py``)."""
+
+    def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights: ...
+
+    def rows(self, matrix: Tensor) -> Tensor: ...

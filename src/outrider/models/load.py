@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.core.errors import ModelError, OptionError, nearest
 from outrider.core.interfaces import Target
@@ -22,7 +23,9 @@ from outrider.models.gguf.stored import StoredTensors, is_quantised
 from outrider.models.gpu import gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
-from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, read_weights
+from outrider.models.reduced import ReducedDraft, spoken_ids
+from outrider.models.source import Source, local_path
+from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, Weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FEW_BITS = {"int8": 8, "int4": 4}
@@ -30,18 +33,6 @@ FEW_BITS = {"int8": 8, "int4": 4}
 GPU and CPU, 4 on a GPU."""
 STORED = "stored"
 """Matrices of a GGUF file as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from."""
-
-    name: str
-    """A folder, a hub name or a GGUF file."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub name."""
-    trust_remote_code: bool = False
-    """Whether a checkpoint may run Python code that it brings along."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +95,8 @@ def load_model(
         trusted = source.trust_remote_code
         return HFModel.load(path, dtype=dtype_used, device=place, max_len=max_len, trust_remote_code=trusted)
     dtype_used = wanted or auto_dtype(config.dtype, place)
-    return _decoder(config, SafetensorsFolder(path), dtype=dtype_used, device=place, max_len=max_len, speed=speed)
+    folder = SafetensorsFolder(path)
+    return _decoder(config, folder, dtype=dtype_used, device=place, max_len=max_len, speed=speed, ids=spoken_ids(raw, folder))
 
 
 def lean_config(path: Path) -> ModelConfig:
@@ -140,9 +132,7 @@ def _recurrent(
     return RecurrentDecoder(config, SafetensorsFolder(path), dtype=dtype or auto_dtype(config.dtype, device), device=device)
 
 
-def _load_gguf(
-    path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed
-) -> LayeredTarget:
+def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed) -> Target:
     file = read_gguf(str(path))
     as_stored = dtype is None and device.type == "cpu" and speed.leaves_stored and is_quantised(file)
     if as_stored and (decoder := _stored_decoder(file, max_len)) is not None:
@@ -189,11 +179,19 @@ def _decoder(
     device: torch.device,
     max_len: int | None,
     speed: _Speed,
-) -> LayeredTarget:
+    ids: Tensor | None = None,
+) -> Target:
     if max_len is not None:
         config = replace(config, max_len=max_len)
     weights = read_weights(source, config, dtype=dtype, device=device)
-    on_gpu = None
+    if ids is not None:
+        few, rows = replace(config, vocab_size=len(ids)), replace(weights, head=weights.head[ids.to(device)].contiguous())
+        return ReducedDraft(_of_weights(few, rows, replace(speed, fast=device.type == "cpu")), ids, config.vocab_size)
+    return _of_weights(config, weights, speed)
+
+
+def _of_weights(config: ModelConfig, weights: Weights, speed: _Speed) -> LayeredTarget:
+    on_gpu, device = None, weights.embedding.device
     if speed.fast:
         on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits, page_len=speed.page_len)
     if on_gpu is not None:
@@ -211,50 +209,9 @@ def _refuse(speed: _Speed) -> None:
     if wanted:
         on_cpu = " (on a CPU, dtype = 'int8' is there)" if speed.bits == 4 else ""
         raise OptionError(
-            f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type "
-            f"and a model of the Llama family without sliding windows{on_cpu}"
+            f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type and a model "
+            f"whose gpu path in `outrider info` is the fast decoder (few bits: with SiLU gates, without experts){on_cpu}"
         )
-
-
-def local_path(source: str | Source) -> Path:
-    """A folder or GGUF file on this machine; a hub name is fetched, or found in the cache when there is no network."""
-    name, revision = (source, None) if isinstance(source, str) else (source.name, source.revision)
-    path = Path(name).expanduser()
-    if revision is not None and path.exists():
-        raise OptionError(f"revision = {revision!r} is of a model on the hub, and {name} is on this machine; leave it out")
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelError(f"{name}: no such file; give the path of a .gguf file, a model folder or a hub name")
-        return path
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise ModelError(f"{name} is a file, but not a .gguf one; give a model folder, a .gguf file or a hub name")
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
-        raise ModelError(f"{name}: no such folder; give a model folder, a .gguf file or a hub name (owner/model)")
-    return _from_hub(name, revision)
-
-
-def _from_hub(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except RevisionNotFoundError as error:
-        raise ModelError(f"{name} has no revision {revision!r} on the hub; give a branch, a tag or a commit") from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(f"{name}: neither a folder here nor a model on the hub (or it is private); check the name") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"{name}: not on this machine, and the hub did not answer ({reason}); give a local folder") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
