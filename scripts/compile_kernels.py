@@ -1,0 +1,129 @@
+"""Compile the GPU's kernels for Hopper on a machine without a GPU: what does not compile is found before a device is at hand.
+
+    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families]
+
+Needs triton. Launches are replaced by compilation alone, so results mean nothing and nothing is compared; tests/unit interprets
+the same kernels for that, and tests/gpu runs them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+COMPILED: Counter[str] = Counter()
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"head_dim": 128}),
+    "mistral": ("mistral", {"head_dim": 128, "sliding_window": 128}),
+    "phi3": ("phi3", {"head_dim": 96, "sliding_window": 130}),
+    "gemma2": ("gemma2", {"head_dim": 256, "sliding_window": 128, "attn_logit_softcapping": 5.0}),
+    "olmo2": ("olmo2", {"head_dim": 64}),
+    "cohere2": ("cohere2", {"head_dim": 64, "sliding_window": 128, "sliding_window_pattern": 2}),
+    "stablelm": ("stablelm", {"head_dim": 80, "use_parallel_residual": True}),
+    "gpt-neox": ("gpt_neox", {"head_dim": 64}),
+    "qwen3-moe": ("qwen3_moe", {"head_dim": 64, "num_experts": 64, "moe_intermediate_size": 384}),
+    "gpt-oss": ("gpt_oss", {"head_dim": 64, "num_local_experts": 16, "intermediate_size": 320}),
+}
+SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+class NoDevice:
+    """What triton asks of a driver before it compiles."""
+
+    utils: Any = property(lambda self: self)
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return device
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        del device
+        return {"max_shared_mem": 232_448, "multiprocessor_count": 132}
+
+
+def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
+    """What stands in the place of ``kernel[grid]``."""
+
+    def call(*arguments: Any, **options: Any) -> None:
+        kernel.run(*arguments, grid=grid, warmup=True, **options)
+        COMPILED[kernel.fn.__name__] += 1
+
+    return call
+
+
+def sampler() -> None:
+    """Choice, adjustments, cuts and walk, on chains and trees, for targets and drafts."""
+    from outrider.core.device_round import Frame
+    from outrider.core.device_sampling import Shaping, Stages
+    from outrider.models.gpu.adjust import Trail
+    from outrider.models.gpu.choose import Guessing, block_bests
+    from outrider.models.gpu.walk import NOTE, RING, chain_parents, walk_and_commit
+
+    rows, nodes, vocab, cpu = 2, 4, 128_256, torch.device("cpu")
+    whole = replace(Frame.empty(rows, 1024, cpu), shaping=Shaping.empty(rows, vocab, cpu))
+    guesses, logits = torch.zeros(rows, nodes, dtype=torch.int64), torch.zeros(rows, nodes, vocab)
+    words, depths = torch.ones(rows, nodes, 1, dtype=torch.int64), torch.zeros(rows, nodes, dtype=torch.int32)
+    ring = torch.zeros(RING, rows, NOTE + nodes, dtype=torch.int64)
+    for stages in Stages:
+        frame = replace(whole, stages=stages)
+        bests = block_bests(logits, frame, vocab_size=vocab, trail=Trail(guesses))
+        block_bests(logits, frame, vocab_size=vocab, depths=depths, trail=Trail(guesses, words))
+        one = Trail(guesses, length=2)
+        block_bests(logits[:, :1].contiguous(), frame, vocab_size=vocab, depths=2, guessing=Guessing(1), trail=one)
+        below = Trail(guesses, words, has_root=False)
+        block_bests(logits, frame, vocab_size=vocab, depths=2, guessing=Guessing(8, tau=1.0), trail=below)
+        few = torch.arange(32_000)
+        fewer = Guessing(8, few, tau=1.0)
+        block_bests(torch.zeros(rows, nodes, len(few)), frame, vocab_size=len(few), depths=2, guessing=fewer, trail=below)
+        rounds = torch.zeros(rows, dtype=torch.int64)
+        walk_and_commit(bests, guesses, frame, parents=chain_parents(rows, nodes, cpu), ring=ring, rounds=rounds)
+
+
+def families() -> None:
+    """Passes of one node, of a chain and of a tree, in both numerics."""
+    from outrider.core.tree import TokenTree
+    from outrider.models.config import config_of
+    from outrider.models.gpu.decoder import FastDecoder
+    from outrider.models.random_decoder import random_weights
+
+    trees = [TokenTree.chain(torch.ones(2, count, dtype=torch.int64)) for count in (1, 5)]
+    trees.append(TokenTree.of_rows([([3, 4, 5, 6], [-1, 0, 0, 1])] * 2, torch.device("cpu")))
+    for name, (family, changes) in FAMILIES.items():
+        raw = {**SIZES, "num_hidden_layers": 2, "vocab_size": 512, "max_position_embeddings": 2048, **changes}
+        config = config_of({"model_type": family, "tie_word_embeddings": False, **raw})
+        assert config is not None, name
+        weights = random_weights(config, dtype=torch.bfloat16, device=torch.device("cpu"))
+        for numerics in ("fast", "invariant"):
+            decoder = FastDecoder(config, weights, numerics=numerics)
+            for tree in trees:
+                cache = decoder.new_cache(2)
+                cache.reserve(tree.num_nodes)
+                decoder.forward(tree.tokens, decoder.step_of(tree, cache))
+        print(f"{name}: {sum(COMPILED.values())} launches of {len(COMPILED)} kernels compile", flush=True)
+
+
+def main() -> None:
+    parts = {"sampler": sampler, "families": families}
+    driver.set_active(NoDevice())
+    JITFunction.__getitem__ = compile_only
+    for name in sys.argv[1:] or parts:
+        parts[name]()
+        print(f"{name}: {sum(COMPILED.values())} launches of {len(COMPILED)} kernels compile with triton {triton.__version__}")
+
+
+if __name__ == "__main__":
+    main()
