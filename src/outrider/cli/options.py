@@ -35,7 +35,11 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
     group.add_argument(
         "--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="any other option of the method"
     )
-    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16, int8 or stored (GGUF, CPU)")
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        help="auto, float32, bfloat16, float16, int8 or stored (GGUF on a CPU)",
+    )
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     group.add_argument("--numerics", default="fast", help="fast, or invariant: bit for bit the text of plain decoding (GPU)")
     group.add_argument("--max-len", type=int, metavar="N", help="open the model for so many tokens (default: all it knows)")

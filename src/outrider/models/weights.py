@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from outrider.core.errors import ModelError
-from outrider.models.decoder_weights import Division, LayerWeights, Weights
+from outrider.models.decoder_weights import STORED_ROWS, Division, LayerWeights, Weights
 from outrider.models.features import ModelConfig
 from outrider.models.names import named_in
 from outrider.models.rope import head_order
@@ -282,5 +282,5 @@ class _WeightReader:
         return named_in(self._config.family, name)
 
     def _place(self, tensor: Tensor) -> Tensor:
-        """On the device, in the type; the bytes of a stored matrix (``gguf/stored.py``) stay bytes."""
-        return tensor.to(self._device, tensor.dtype if tensor.dtype == torch.uint8 else self._dtype)
+        """On the device, in the type; the table of a stored matrix (``gguf/stored.py``) stays one."""
+        return tensor.to(self._device, STORED_ROWS if tensor.dtype == STORED_ROWS else self._dtype)
