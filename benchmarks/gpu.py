@@ -418,6 +418,7 @@ def _hf_names(weights: Weights, config: Any) -> Iterator[tuple[str, Tensor]]:
     kv = config.num_key_value_heads * config.head_dim
     for index, layer in enumerate(weights.layers):
         at = f"model.layers.{index}."
+        assert layer.attention_norm is not None and layer.mlp_norm is not None, "a Llama"
         yield at + "input_layernorm.weight", layer.attention_norm
         yield at + "post_attention_layernorm.weight", layer.mlp_norm
         q, k, v = layer.qkv.split([config.num_attention_heads * config.head_dim, kv, kv])

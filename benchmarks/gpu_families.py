@@ -3,7 +3,8 @@
     PYTHONPATH=src python benchmarks/gpu_families.py [--families mistral gemma2 ...] [--layers 8] [--json FILE]
 
 Random weights at the widths of well-known checkpoints, with fewer layers: what counts is the share of the floor, not the text.
-The floor is (weights that a pass reads) / 4.3 TB/s. A mixture of experts reads the experts that its nodes choose, so its floor
+The row of 0 nodes is a token of plain decoding in captured rounds; the others are passes launched one by one from Python. The
+floor is (weights that a pass reads) / 4.3 TB/s. A mixture of experts reads the experts that its nodes choose, so its floor
 grows with the nodes; they are counted with the router's own choices. The last line of stdout is one JSON document.
 """
 
@@ -19,7 +20,11 @@ from typing import Any
 
 import torch
 
+from outrider import SamplingParams
+from outrider.captured import Rounds
+from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.methods import compose
 from outrider.models.config import config_of
 from outrider.models.decoder_weights import Weights
 from outrider.models.experts import chosen_experts
@@ -99,6 +104,18 @@ def bytes_read(config: ModelConfig, weights: Weights, num_nodes: int) -> int:
     return total
 
 
+def tokens_per_second(decoder: FastDecoder, num_tokens: int = 128) -> float:
+    """Plain decoding in captured rounds, as a user calls it; the second of two runs."""
+    rounds, method = Rounds(decoder), compose("plain", decoder)
+    prompt = [(7 * place) % 30000 for place in range(CONTEXT)]
+    speed = 0.0
+    for _ in range(2):
+        request = Request(prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True))
+        states = [step.state for step in rounds.run(method, [request], max_batch_size=1)]
+        speed = states[-1].stats.tokens_per_second
+    return speed
+
+
 def measure(name: str, num_layers: int) -> list[Row]:
     config = config_of({**SHAPES[name], "num_hidden_layers": num_layers})
     assert config is not None
@@ -107,7 +124,7 @@ def measure(name: str, num_layers: int) -> list[Row]:
     decoder = FastDecoder(config, weights)
     cache = decoder.new_cache(1)
     decoder.prefill([[(7 * place) % 30000 for place in range(CONTEXT)]], cache)
-    rows = list[Row]()
+    rows = [Row(name, 0, 1e3 / tokens_per_second(decoder), floors[1])]
     for nodes in NODES:
         tree = TokenTree.chain(torch.randint(0, 30000, (1, nodes), device=DEVICE))
         ms = median_ms(lambda tree=tree: decoder.score(tree, cache))

@@ -73,7 +73,13 @@ RELAXED = (
     Way("sjd", "gsd-partition", (("num_groups", 32),)),
     Way("sjd", "lenient", (("lenience", 0.5),)),
 )
-EXACT = (Way("sjd"), Way("sjd", None, (("fill", "uniform"),)), Way("sjd", None, (("fill", "point"),)), Way("jacobi"))
+EXACT = (
+    Way("sjd"),
+    Way("sjd", None, (("fill", "uniform"),)),
+    Way("sjd", None, (("fill", "point"),)),
+    Way("sjd-coupled"),
+    Way("jacobi"),
+)
 
 
 class Classifier(nn.Module):

@@ -90,16 +90,18 @@ class Bench:
         scheduler = Scheduler(
             self.target,
             lambda _: self.methods[mode],
-            slots=Slots(rows, 4096),
-            grouping=grouping,
+            slots=Slots(rows, 4096, grouping),
             device_lane=self.rounds.lane if loop == "server" else None,
         )
         for number, request in enumerate(requests):
             scheduler.submit(Job(number, RequestState.of(request), mode))
-        while not scheduler.is_idle:
-            for report in scheduler.round():
-                self.layout_seconds += report.layout_seconds
-                yield from report.progress()
+        try:
+            while not scheduler.is_idle:
+                for report in scheduler.round():
+                    self.layout_seconds += report.layout_seconds
+                    yield from report.progress()
+        finally:
+            scheduler.close()
 
     def goodput(self, loop: str, mode: str, batch: int) -> float:
         """Tokens per second from the first token until a place stays empty."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from bundled_stories import LlamaShape, rope_tables
-from bundled_train import Llama
+from bundled_train import Llama, amp
 from torch import Tensor
 
 from outrider.images.codebook import Codebook, fit_codebook
@@ -119,7 +119,8 @@ def batch_of(tokens: Tokens, rows: Tensor, *, num_codes: int, drop: Tensor) -> T
 
 def loss_of(model: Llama, ids: Tensor) -> Tensor:
     cos, sin = rope_tables(model.shape, ids.shape[1] - 1, ids.device)
-    logits = model(ids[:, :-1], cos, sin)
+    with amp(ids.device):
+        logits = model(ids[:, :-1], cos, sin)
     return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 
 

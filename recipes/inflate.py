@@ -17,7 +17,7 @@ Exact in real arithmetic; in bfloat16 only the rounding of q' differs (and of w'
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -47,12 +47,23 @@ class InflatedShape:
     mlp: int
     vocab: int
     context: int = 16384
+    family: str = "llama"
+    """Or "mistral" (``window``), or "mixtral" (``experts``): the same language with another family's features."""
+    window: int | None = None
+    """Positions that a layer sees: what lies further back is forgotten, so the text is the small model's only up to here."""
+    experts: int = 0
+    """Every expert is the small MLP in noise of its own, so that any of them, in any mixture, says the same."""
+    chosen: int = 2
 
 
 LLAMA_8B = InflatedShape(hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, mlp=14336, vocab=128256)
 """Llama-3-8B."""
 ONE_LAYER_DRAFT = InflatedShape(hidden=1024, layers=1, heads=16, kv_heads=8, head_dim=64, mlp=4096, vocab=128256)
 """A draft of one layer with the vocabulary of the 8B model: most of it is the head."""
+MISTRAL_7B = replace(LLAMA_8B, vocab=32000, family="mistral", window=4096)
+MIXTRAL = replace(LLAMA_8B, layers=16, mlp=7168, vocab=32000, family="mixtral", experts=8)
+"""Mixtral-8x7B with half of its layers and half of its experts' width: 12 GB."""
+FAMILIES = ("llama", "mistral", "mixtral")
 
 
 def inflated_raw_config(folder: str, shape: InflatedShape) -> dict[str, Any]:
@@ -64,6 +75,9 @@ def inflated_raw_config(folder: str, shape: InflatedShape) -> dict[str, Any]:
     eps = (small.norm_eps - constant**2 / small.hidden_size) * small.hidden_size / shape.hidden
     return {
         **raw,
+        "model_type": shape.family,
+        "sliding_window": shape.window,
+        **({"num_local_experts": shape.experts, "num_experts_per_tok": shape.chosen} if shape.experts else {}),
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
@@ -116,6 +130,10 @@ class Inflated(TensorSource):
             "mlp": (small.mlp_size, big.mlp),
             "vocab": (small.vocab_size, big.vocab),
         }
+        if big.family not in FAMILIES or (big.family == "mixtral") != bool(big.experts):
+            raise OptionError(
+                f"family = {big.family!r}, experts = {big.experts}; use one of {', '.join(FAMILIES)}, mixtral with experts"
+            )
         for name, (least, given) in pairs.items():
             if given < least:
                 raise OptionError(f"{name} = {given} is too small to inflate to; it must be at least {least}")
@@ -125,11 +143,21 @@ class Inflated(TensorSource):
     @property
     def names(self) -> frozenset[str]:
         inner = "input_layernorm post_attention_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj"
-        inner += " mlp.gate_proj mlp.up_proj mlp.down_proj"
+        inner += f" {' '.join(self._mlp_names())}"
         layers = [f"model.layers.{layer}.{name}.weight" for layer in range(self.shape.layers) for name in inner.split()]
         return frozenset([*layers, "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"])
 
+    def _mlp_names(self) -> list[str]:
+        if not self.shape.experts:
+            return ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+        experts = [f"block_sparse_moe.experts.{expert}.{name}" for expert in range(self.shape.experts) for name in EXPERT_KINDS]
+        return ["block_sparse_moe.gate", *experts]
+
     def read(self, name: str) -> Tensor:
+        if name.endswith("block_sparse_moe.gate.weight"):
+            return self.noise(self.shape.experts, self.shape.hidden)
+        if ".experts." in name:
+            name = f"{name.split('.block_sparse_moe.', maxsplit=1)[0]}.mlp.{EXPERT_KINDS[name.split('.')[-2]]}.weight"
         kind = name.removesuffix(".weight").split(".")[-1]
         if kind == "embed_tokens":
             return self._embedding()
@@ -308,6 +336,8 @@ def _mlp_columns(model: Inflated) -> Columns:
     return Columns(model.shape.mlp, real, real, real)
 
 
+EXPERT_KINDS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+"""What an expert's matrices are called."""
 ROWS = {
     "q_proj": _query_rows,
     "k_proj": _key_rows,
@@ -325,10 +355,11 @@ COLUMNS = {
 
 
 def main() -> None:
-    for part, shape in (("target", LLAMA_8B), ("draft", ONE_LAYER_DRAFT)):
+    for part, shape in (("target", LLAMA_8B), ("target", MISTRAL_7B), ("target", MIXTRAL), ("draft", ONE_LAYER_DRAFT)):
         raw = inflated_raw_config(bundled_path(part), shape)
         attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
-        num_read = shape.layers * (attention + 3 * shape.hidden * shape.mlp) + shape.vocab * shape.hidden
+        mlps = min(shape.chosen, shape.experts) if shape.experts else 1
+        num_read = shape.layers * (attention + 3 * shape.hidden * shape.mlp * mlps) + shape.vocab * shape.hidden
         print(f"{part}: {shape}\n  {2 * num_read / 1e9:.2f} GB read per pass in bfloat16, norm eps {raw['rms_norm_eps']:.3g}")
 
 

@@ -37,7 +37,8 @@ from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, TABLES, compose, rows_of
-from outrider.models.load import Source, load_model, local_path
+from outrider.models.load import load_model
+from outrider.models.source import Source, local_path
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
 
 
@@ -62,13 +63,15 @@ class LLM:
         revision: str | None = None,
         trust_remote_code: bool = False,
         tensor_parallel: int = 1,
+        draft_process: bool = False,
         **options: Any,
     ) -> None:
         """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
         several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" (GPU) makes speculative text equal
         plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). ``max_len`` opens the
         target for so many tokens; ``revision`` is a branch, tag or commit on the hub; ``trust_remote_code`` lets a
-        checkpoint run Python code of its own; ``tensor_parallel`` divides the target among so many processes.
+        checkpoint run Python code of its own; ``tensor_parallel`` divides the target among so many processes;
+        ``draft_process`` gives every draft model a process of its own (for ``pearl``).
         ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are
         checked before anything is loaded."""
         if max_batch_size < 1:
@@ -93,7 +96,7 @@ class LLM:
         else:
             self.target = _divided(tensor_parallel, load, source, numerics=numerics, page_len=page_len, max_len=max_len)
         self.rounds = Rounds(self.target)
-        self.drafts = [load(name) for name in self.draft_names]
+        self.drafts = [_elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)
         self.method = self._compose_default()
@@ -310,6 +313,13 @@ def _divided(size: int, load: partial[Target], source: Source, *, numerics: str,
     from outrider.models.parallel import load_parallel
 
     return load_parallel(source, size, **load.keywords, **options)
+
+
+def _elsewhere(load: partial[Target], name: str) -> Target:
+    """A model in a process of its own, opened as ``load`` would."""
+    from outrider.models.remote import RemoteModel
+
+    return RemoteModel(name, **load.keywords)
 
 
 def _named(name: Any) -> str:

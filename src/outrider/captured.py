@@ -15,9 +15,9 @@ from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.report import Progress
 from outrider.core.request import Request
+from outrider.drafters.plain import NullDrafter
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
-from outrider.methods import compose
 
 if TYPE_CHECKING:
     from outrider.engine.device_lane import DeviceLane
@@ -47,13 +47,14 @@ class Rounds:
             return None
         from outrider.engine.device_lane import DeviceLane
 
-        return DeviceLane(graphs, Engine(self._target, compose("plain", self._target)))
+        reads = Method(NullDrafter(), method.rule, method.policy)
+        return DeviceLane(graphs, Engine(self._target, reads))
 
     def prepare(self, method: Method, *, batch_size: int = 1, num_tokens: int = 1024) -> Iterator[tuple[int, int]]:
         """Compile and capture what the first ``batch_size`` requests of up to ``num_tokens`` tokens would wait for; yields how
         many rounds are ready, and of how many. Nothing to do where rounds are not captured."""
         graphs = self._graphs_of(method) if self._target.device.type == "cuda" else None
-        if graphs is None or graphs.holder is not None:
+        if graphs is None or graphs.is_held_by_another(self):
             return
         from outrider.engine.device_lane import num_slots
 

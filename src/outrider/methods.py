@@ -38,6 +38,7 @@ from outrider.drafters.heads import (
     eagle3,
     hydra,
     l_mtp,
+    longspec,
     medusa,
     mlp_speculator,
     mtp,
@@ -53,6 +54,7 @@ from outrider.drafters.itself import (
     kangaroo,
     lookahead,
     sjd,
+    sjd_coupled,
     swift,
     token_recycling,
 )
@@ -87,6 +89,7 @@ METHODS: Catalog[MethodRow] = Catalog(
         "token-recycling": token_recycling.ROW,
         "jacobi": jacobi.ROW,
         "sjd": sjd.ROW,
+        "sjd-coupled": sjd_coupled.ROW,
         "lookahead": lookahead.ROW,
         "early-exit": early_exit.ROW,
         "kangaroo": kangaroo.ROW,
@@ -105,6 +108,7 @@ METHODS: Catalog[MethodRow] = Catalog(
         "p-eagle": p_eagle.ROW,
         "dflash": dflash.ROW,
         "dspark": dspark.ROW,
+        "longspec": longspec.ROW,
         "hybrid": hybrid.ROW,
         "rasd": rasd.ROW,
         "cascade": cascade.ROW,
@@ -184,6 +188,10 @@ def compose(
     translation: Translation | None = None,
 ) -> Method:
     """A method ready to run. Everything that does not fit is refused here, with both sides named."""
+    if not target.says_all:
+        raise CompositionError(
+            "the target has a reduced vocabulary (outrider trim), so it can only draft; use it as draft=, not as model"
+        )
     drafts = () if draft is None else (draft,) if isinstance(draft, Target) else tuple(draft)
     choice = Choice(name, acceptance, policy, dict(options or {}))
     choice.check(TABLES, num_drafts=len(drafts), translates=translation is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,10 @@ from outrider.engine.beam_forest import ModelForest
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, compose
+from outrider.models.heads.ends import Ends
+from outrider.models.heads.folder import new_config, new_head, save_head
+from outrider.models.recurrent.decoder import RecurrentDecoder
+from outrider.models.recurrent.ends import llama_keys
 from outrider.models.recurrent.random_model import random_recurrent, tiny_raw
 
 VOCAB = 64
@@ -120,6 +125,17 @@ def test_a_rule_that_keeps_the_law_walks_recurrent_trees(target: Target, expecte
 def test_methods_that_run_layers_apart_are_refused(target: Target, name: str) -> None:
     with pytest.raises(CompositionError, match="recurrent state"):
         compose(name, target)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_heads_read_the_states_of_recurrent_targets(target: Target, expected, kind: str, tmp_path: Path) -> None:
+    assert isinstance(target, RecurrentDecoder)
+    config = new_config(kind, llama_keys(target.config, {}), **({"num_heads": 3} if kind == "medusa" else {}))
+    ends = Ends(torch.randn(VOCAB, 32), torch.ones(32), torch.randn(VOCAB, 32) / 6, tied=False)
+    save_head(new_head(config, ends), tmp_path, dtype=torch.float32)
+    method = compose(kind, target, policy="fixed", options={"heads": str(tmp_path)})
+    assert texts(target, method, GREEDY, 3) == expected[0]
+    assert texts(target, method, SEEDED, 4) == expected[1]
 
 
 def test_beams(target: Target) -> None:

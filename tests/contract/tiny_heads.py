@@ -25,6 +25,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "p-eagle": {"num_heads": 4, "num_layers": 2, "draft_vocab_size": 40, "mask_token_id": 3},
     "dflash": {"num_heads": 4, "num_layers": 2, "mask_token_id": 3},
     "dspark": {"num_heads": 4, "num_layers": 2, "mask_token_id": 3, "markov_rank": 8, "markov_head_type": "rnn"},
+    "longspec": {"draft_window": 5},
 }
 
 

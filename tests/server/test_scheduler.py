@@ -124,7 +124,7 @@ def test_equal_to_alone_under_any_load(seed: int) -> None:
 def test_the_reference_groupings_write_the_same_texts(grouping: str) -> None:
     rng = random.Random(3)
     requests = [_random_request(rng) for _ in range(40)]
-    scheduler = Scheduler(_target(), _method, slots=Slots(12, 256), prefixes=PrefixStore(200_000), grouping=grouping)
+    scheduler = Scheduler(_target(), _method, slots=Slots(12, 256, grouping), prefixes=PrefixStore(200_000))
     finished, cancelled = _serve(scheduler, requests, rng)
     assert set(range(40)) == set(finished) | cancelled and len(finished) > 25
     for number, state in finished.items():
@@ -139,7 +139,7 @@ def test_groups_of_equal_lengths_come_first_and_nobody_waits_for_ever() -> None:
     assert exspec.choose([5, 7, 5, 9, 5], [0, 8, 0, 2, 0], max_rows=6) == [1, 3]
     assert GROUPINGS["eqspec"].choose([5, 7], [0, 0], max_rows=1) == [0, 1]
     with pytest.raises(OptionError, match="did you mean 'exspec'"):
-        Scheduler(_target(), _method, grouping="exspc")
+        Scheduler(_target(), _method, slots=Slots(grouping="exspc"))
 
 
 def test_preempted_requests_lose_nothing() -> None:

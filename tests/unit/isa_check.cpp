@@ -79,43 +79,55 @@ template <class W> static void check_products(int out, int in) {
     }
 }
 
-// Of a file's block of 32: the scale 0.25 and, where there are some, the offset -1.5, as numbers of 16 bits; then any weights
-template <class W> static float stored_weight(const uint8_t* block, int k) {
-    const uint8_t* numbers = block + (W::HAS_OFFSETS ? 4 : 2);
-    if (W::BITS == 8) return 0.25f * int8_t(numbers[k]);
-    return 0.25f * (int(k < 16 ? numbers[k] & 15 : numbers[k - 16] >> 4) - W::ZERO) - (W::HAS_OFFSETS ? 1.5f : 0.0f);
-}
-template <class W> static void check_stored(int out, int in) {
-    const int blocks = up(out, BLOCK) / BLOCK, spans = in / SPAN, most = 11, wide = GROUP * BLOCK;
-    std::vector<uint8_t> file(size_t(out) * spans * W::FILE_BYTES);
+// Rows of a file: any bytes, but for the numbers of 16 bits, 0.25 the scale and -1.5 the offset where there is one
+template <class W> static std::vector<uint8_t> file_of(int rows, int in) {
+    const int at = std::is_base_of_v<Scales, W> ? 208 : 0;
+    std::vector<uint8_t> file(size_t(rows) * (in / W::WIDTH) * W::FILE_BYTES);
     for (size_t i = 0; i < file.size(); i++) file[i] = uint8_t(128 + 127 * chance());
     for (size_t i = 0; i < file.size(); i += W::FILE_BYTES) {
-        file[i] = 0, file[i + 1] = 0x34;
+        file[i + at] = 0, file[i + at + 1] = 0x34;
         if (W::HAS_OFFSETS) file[i + 2] = 0, file[i + 3] = 0xbe;
     }
-    std::vector<W> packed(size_t(blocks) * spans);
-    std::vector<float> x(size_t(most) * in), found(size_t(most) * wide), alone(wide);
+    return file;
+}
+template <class W> static void check_stored(int type, int out, int in) {
+    const int blocks = up(out, BLOCK) / BLOCK, most = 11, wide = GROUP * BLOCK;
+    const std::vector<uint8_t> file = file_of<W>(out, in);
+    const size_t row_bytes = file.size() / out;
+    std::vector<FileRow> lines;
+    for (int j = 0; j < out; j++) lines.push_back({int64_t(j * row_bytes), type});
+    std::vector<char> packed(blocks * packed_size(type, in));
+    std::vector<Place> places(blocks);
+    pack_rows(places.data(), packed.data(), file.data(), lines.data(), out, in, 2);
+    expect(packed_size(type, in) <= size_t(BLOCK) * row_bytes * 1.03, "no more memory than in the file", type);
+    std::vector<float> x(size_t(most) * in), found(size_t(most) * wide), alone(wide), weights(in);
     for (float& one : x) one = chance();
     RoundedRows rows;
     rows.reshape(most, in);
     for (int r = 0; r < most; r++) rows.round(r, &x[size_t(r) * in], in);
-    pack_stored(packed.data(), file.data(), out, in);
     int chore = 0;
-    const Blocks<W> all{packed.data(), in};
+    const Blocks<AnyStored> all{places.data(), in};
     multiply_group(most, rows.group(0), all, blocks, all, found.data(), chore);
     for (int r = 0; r < most; r++) {
         const Rounded row = rows.group(r);
         for (int j = 0; j < out; j++) {
-            double wanted = 0;
-            for (int k = 0; k < in; k++)
-                wanted += double(row.span(0, k / SPAN).scale) * row.numbers[k] * stored_weight<W>(&file[(size_t(j) * spans + k / SPAN) * W::FILE_BYTES], k % SPAN);
-            expect(is_near(found[size_t(r) * wide + j], wanted, 1e-4), "a product with a stored matrix", r, j);
+            double wanted = 0, size = 0;
+            dequantise<W>(file.data() + j * row_bytes, in, weights.data());
+            for (int k = 0; k < in; k++) {
+                const double product = double(row.span(0, k / SPAN).scale) * row.numbers[k] * weights[k];
+                wanted += product, size += std::fabs(product);
+            }
+            expect(std::fabs(found[size_t(r) * wide + j] - wanted) <= 3e-6 * size, "a product with a stored matrix", type, j);
         }
         for (int k = 0; k < in; k++)
             expect(std::fabs(row.span(0, k / SPAN).scale * row.numbers[k] - x[size_t(r) * in + k]) <= 0.501f * row.span(0, k / SPAN).scale, "rounding to 8 bits", r, k);
         multiply_group(1, row, all, blocks, all, alone.data(), chore);
         expect(!memcmp(&found[size_t(r) * wide], alone.data(), size_t(blocks) * BLOCK * 4), "a row's own bits, stored", r);
     }
+}
+static void check_all_stored() {
+    for (int type = 1; type <= 8; type++)
+        with_type(type, [&]<class W>() { check_stored<W>(type, 61, W::WIDTH), check_stored<W>(type, 40, 3 * W::WIDTH); });
 }
 
 static void check_halves() {
@@ -152,7 +164,7 @@ template <class T> static void check_attention(int heads, int dim, int size) {
 
 int main() {
     check_lanes(), check_halves();
-    for (int in : {32, 224}) check_stored<Q8_0>(61, in), check_stored<Q4_0>(61, in), check_stored<Q4_1>(40, in);
+    check_all_stored();
     for (int in : {32, 70}) check_products<float>(72, in), check_products<bf16>(72, in), check_products<int8_t>(72, in);
     for (int heads : {1, 3, 4, 7}) check_attention<float>(heads, 48, 37), check_attention<bf16>(heads, 64, 16);
     printf("%s %s\n", ISA_NAME, failures ? "fails" : "holds");

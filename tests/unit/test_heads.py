@@ -29,13 +29,12 @@ from outrider.train.features import Rows, compute
 from outrider.train.objective import HeadObjective, HeadSettings
 
 TARGET = tiny_model()
-TEXT = [random.Random(5).randrange(VOCAB) for _ in range(23)]
+TEXT = random.Random(5).choices(range(VOCAB), k=23)
 
 
 def packed(texts: list[list[int]], taps: tuple[int, ...]) -> PackedTexts:
     """Texts in one row, with the target's states."""
-    cache = TARGET.new_cache(len(texts))
-    found = TARGET.prefill(texts, cache, taps=(*taps, TARGET.num_layers))
+    found = compute(TARGET, [Document(tuple(text)) for text in texts], taps)
     rows = range(len(texts))
     return PackedTexts(
         tokens=torch.tensor([[token for text in texts for token in text]]),
@@ -55,10 +54,14 @@ def drafted_logits(drafter: HeadDrafter, split: int, depth: int) -> list[torch.T
     state = drafter.start([first], taps)
     request = RequestState.of(Request(tokens, SamplingParams(max_tokens=9)))
     context = Context(
-        [tokens], Sampler([request], VOCAB, TARGET.device), Noise(torch.zeros(1).long(), torch.zeros(1).long()), TARGET.device
+        [tokens],
+        Sampler([request], VOCAB, TARGET.device),
+        Noise(torch.zeros(1).long(), torch.zeros(1).long()),
+        TARGET.device,
+        cache,
     )
     with torch.inference_mode():
-        early = Context([first], context.sampler, context.noise, context.device)
+        early = Context([first], context.sampler, context.noise, context.device, cache)
         drafter.propose(state, early, Plan((2,), (4,)))  # leaves drafted columns behind, which must not be seen later
         for module in state.modules:
             if module.cache is not None and module.kept is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 
 import images as recipe
 
+ROOT = Path(__file__).parents[2]
 NUM_CODES, NUM_CLASSES, NOTHING = 12, 3, 15
 
 
@@ -201,3 +204,31 @@ def test_other_models_are_no_image_models(folder: Path) -> None:
         ImageModel(small_decoder(), small_codebook(), num_classes=9)
     with pytest.raises(RequestError, match="class 3 does not exist"):
         small_model().prompt(3)
+
+
+# --- the benchmark ----------------------------------------------------------------------------------------------------
+
+
+def _benchmark(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_frechet_distance() -> None:
+    """0 between equal sets; of a shift its square; of Gaussians with widths 1 and 3 the closed form."""
+    points = torch.randn(4000, 3, generator=torch.Generator().manual_seed(0))
+    frechet = _benchmark("images").frechet
+    assert frechet(points, points) == pytest.approx(0, abs=1e-6)
+    assert frechet(points, points + 2) == pytest.approx(12, abs=1e-3)
+    assert frechet(points, 3 * points) == pytest.approx(3 * 4, rel=0.1)
+
+
+def test_the_plot_has_a_point_per_row() -> None:
+    row = {"label": "sjd", "window": 4, "lossless": True, "fewer": 2.0, "tv_mean": 0.0, "fid": 30.0}
+    lossy = {**row, "label": "sjd + lantern (k 1)", "lossless": False, "tv_mean": 0.2, "fid": 60.0}
+    text = _benchmark("images_plot").plot([row, lossy])
+    assert text.count('r="5"') == 4 + 6 and "lantern (k 1), window 4: 2.00 codes per pass" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,20 @@ def test_shapes_that_cannot_hold_the_model_are_refused() -> None:
     bad = InflatedShape(hidden=256, layers=18, heads=16, kv_heads=4, head_dim=128, mlp=896, vocab=4500)
     with pytest.raises(OptionError, match="hidden"):
         inflated_weights(bundled_path("target"), bad, dtype=torch.float32, device=CPU)
+
+
+@pytest.mark.parametrize("shape", [replace(SMALL, family="mistral", window=64), replace(SMALL, family="mixtral", experts=3)])
+def test_other_families_say_what_the_small_model_says(pair: tuple[Decoder, Decoder], shape: InflatedShape) -> None:
+    config, weights = inflated_weights(bundled_path("target"), shape, dtype=torch.float32, device=CPU)
+    assert config.family == shape.family and config.windows[0] == shape.window
+    tree, small, big = TokenTree.chain(torch.tensor([PROMPT])), pair[0], Decoder(config, weights)
+    expected, found = (model.score(tree, model.new_cache(1)).logits[0] for model in (small, big))
+    torch.testing.assert_close(found[:, : expected.shape[1]], expected, atol=2e-3, rtol=1e-4)
+    if shape.experts:
+        routers = [layer.router for layer in weights.layers]
+        assert all(router is not None and router.shape == (3, shape.hidden) for router in routers)
+
+
+def test_a_family_without_its_experts_is_refused() -> None:
+    with pytest.raises(OptionError, match="mixtral"):
+        inflated_weights(bundled_path("target"), replace(SMALL, family="mixtral"), dtype=torch.float32, device=CPU)

@@ -14,6 +14,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from outrider import LLM, SamplingParams
 from outrider.core.errors import CompositionError, ModelError, OptionError
 from outrider.core.tree import TokenTree
+from outrider.models.config import config_of
+from outrider.models.heads.ends import read_target
 from outrider.models.info import describe_model
 from outrider.models.load import load_model
 from outrider.models.recurrent.random_model import tiny_raw, write_random
@@ -80,6 +82,17 @@ def test_taps_are_the_stream_between_layers_and_logits_read_them_out(tmp_path: P
     for tap in (0, 1):
         assert (scores.taps[tap] - states[tap]).abs().max() < 1e-4
     assert torch.allclose(ours.logits(scores.taps[ours.num_layers]), scores.logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["mamba2", "bamba", "qwen3_next"])
+def test_heads_are_built_from_the_targets_own_ends(family: str, tmp_path: Path) -> None:
+    write_random(tmp_path, tiny_raw(family))
+    target = load_model(str(tmp_path), dtype="float32", device="cpu")
+    keys, ends = read_target(str(tmp_path))
+    states = torch.randn(5, 32)
+    normed = torch.rms_norm(states, (32,), ends.norm, float(keys["rms_norm_eps"]))
+    assert torch.allclose(normed @ ends.readout.T, target.logits(states), atol=1e-4)
+    assert config_of(keys) is not None and keys["vocab_size"] == len(ends.embedding)
 
 
 def test_outrider_info_says_what_runs_it(tmp_path: Path) -> None:

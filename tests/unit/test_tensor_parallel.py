@@ -16,6 +16,7 @@ from divided import VOCAB, checkpoint, eagle3_heads
 from outrider import LLM, OptionError, SamplingParams
 from outrider.core.tree import TokenTree
 from outrider.models.parallel import ParallelTarget, RankError
+from outrider.models.random_decoder import tiny_config
 from outrider.models.share import Share
 from outrider.models.weights import SafetensorsFolder
 
@@ -127,14 +128,17 @@ def test_shares_cover_every_row_once() -> None:
 def test_heads_that_cannot_be_divided_are_refused(folders: dict[str, str]) -> None:
     with pytest.raises(OptionError, match=r"2 key-value heads.*use 1, 2"):
         LLM(folders["target"], method="plain", tensor_parallel=3)
+    with pytest.raises(OptionError, match="normalise all heads as one vector"):
+        Share(0, 2).check(tiny_config("olmo2"))
     with pytest.raises(OptionError, match="tensor_parallel = 0"):
         LLM(folders["target"], method="plain", tensor_parallel=0)
 
 
-@pytest.mark.parametrize(("family", "options"), [("gemma2", {}), ("qwen3", {"fast": False, "page_len": 4})])
+@pytest.mark.parametrize(("family", "options"), [("gemma2", {}), ("mixtral", {"page_len": 4})])
 def test_families_in_the_native_pass_and_in_pytorch(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
-    """Norms behind the sums (Gemma), norms of heads and pages of keys (Qwen 3)."""
+    """Norms behind the sums (Gemma, in the native pass); experts, and keys in pages (Mixtral, in PyTorch)."""
     changes = {"model_type": family, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True}
+    changes |= {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None} if family == "mixtral" else {}
     name = checkpoint(tmp_path / family, **changes)
     texts: list[list[list[int]]] = []
     for more in ({}, {"tensor_parallel": 2, **options}):

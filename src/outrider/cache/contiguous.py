@@ -87,6 +87,10 @@ class ContiguousCache(LayeredCache):
             all_values[rows, :, slots] = values.transpose(1, 2)
         return all_keys[:, :, :end], all_values[:, :, :end]
 
+    def entries(self, layer: int) -> tuple[Tensor, Tensor]:
+        end = max(self.lengths, default=0)
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
     def fork(self, rows: Sequence[int]) -> ContiguousCache:
         index = torch.tensor(list(rows), dtype=torch.int64, device=self.block.device)
         return ContiguousCache(self.block.index_select(2, index), [self.lengths[row] for row in rows])

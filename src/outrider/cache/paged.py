@@ -202,6 +202,11 @@ class PagedCache(LayeredCache):
             seen.append(memory[table].transpose(1, 2).flatten(2, 3)[:, :, :end])
         return seen[0], seen[1]
 
+    def entries(self, layer: int) -> tuple[Tensor, Tensor]:
+        table, end = self.table().long(), max(self.lengths, default=0)
+        keys, values = (memory[table].transpose(1, 2).flatten(2, 3)[:, :, :end] for memory in self.pool.memory(layer))
+        return keys, values
+
     def truncate(self, lengths: Sequence[int]) -> None:
         super().truncate(lengths)
         for row, length in zip(self.pages, lengths, strict=True):

@@ -41,3 +41,8 @@ class LayeredCache(SlotCache, ABC):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put the [B, Hkv, N, D] of the nodes last reserved into a layer; returns its keys and values [B, Hkv, S, D] in slot
         order, up to the last used slot of the longest row."""
+
+    @abstractmethod
+    def entries(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values [B, Hkv, S, D] of committed tokens, in slot order, for drafters that read the target's own;
+        slots behind a row's length hold anything."""

@@ -32,6 +32,7 @@ COMMANDS = {
     "train": "train heads or a draft model for a target",
     "inspect": "say what a folder of heads is",
     "export": "write a folder of heads in another layout",
+    "trim": "let a draft model or heads say the commonest tokens only",
     "datastore": "build or inspect a corpus to copy from",
     "viz": "replay a recorded trace in a page",
 }

@@ -35,12 +35,17 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
     group.add_argument(
         "--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="any other option of the method"
     )
-    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16, int8 or stored (GGUF, CPU)")
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        help="auto, float32, bfloat16, float16, int8 or stored (GGUF on a CPU)",
+    )
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     group.add_argument("--numerics", default="fast", help="fast, or invariant: bit for bit the text of plain decoding (GPU)")
     group.add_argument("--max-len", type=int, metavar="N", help="open the model for so many tokens (default: all it knows)")
     text = "divide the model among so many processes, a GPU each where there are enough"
     group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help=text)
+    group.add_argument("--draft-process", action="store_true", help="give the draft model a process of its own (for pearl)")
     group.add_argument("--revision", metavar="REV", help="branch, tag or commit of a model on the hub")
     group.add_argument("--trust-remote-code", action="store_true", help="let a checkpoint run Python code of its own")
     group.add_argument("--no-fast", dest="fast", action="store_false", help="run the plain PyTorch decoder")
@@ -127,6 +132,7 @@ def _load(name: str | None, arguments: argparse.Namespace, config: dict[str, Any
         numerics=arguments.numerics,
         max_len=arguments.max_len,
         tensor_parallel=arguments.tensor_parallel,
+        draft_process=arguments.draft_process,
         revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,
         **options,

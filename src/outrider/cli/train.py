@@ -8,7 +8,6 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -24,8 +23,9 @@ from outrider.models.heads import HEAD_KINDS, KINDS, new_head
 from outrider.models.heads.ends import read_target
 from outrider.models.heads.folder import SHAPES, new_config, signature_of
 from outrider.models.judge_head import basis_of
-from outrider.models.load import load_model, local_path
-from outrider.train.data import Corpus, Document, read_documents
+from outrider.models.load import load_model
+from outrider.models.source import local_path
+from outrider.train.data import Corpus, read_documents
 from outrider.train.devices import current_team, team_of_torchrun
 from outrider.train.judge import JudgeSettings, examples_of, last_number, read_questions, train_judge
 from outrider.train.kinds import OTHER_KINDS, Asked
@@ -33,6 +33,7 @@ from outrider.train.loop import Settings, train
 from outrider.train.objective import HeadObjective, HeadSettings, Objective
 from outrider.train.provenance import training_notes
 from outrider.train.regenerate import prompts_of, regenerate
+from outrider.train.vocabulary import commonest
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -137,19 +138,9 @@ def _objective(
     config = new_config(kind, raw, **changes)
     config = replace(config, signature=signature_of(target, config.hidden_size))
     settings = _filled(HeadSettings, defaults, {})
-    ids = _commonest(corpus.train, config.draft_vocab_size, config.vocab_size)
+    whole = config.draft_vocab_size >= config.vocab_size
+    ids = None if whole else commonest(corpus.train, config.draft_vocab_size, config.vocab_size).ids
     return HeadObjective(new_head(config, ends, ids=ids).to(target.device), target, settings)
-
-
-def _commonest(documents: Any, count: int, vocab_size: int) -> torch.Tensor | None:
-    """The commonest tokens of what counts, ascending; None for all."""
-    if count >= vocab_size:
-        return None
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for document in documents:
-        assert isinstance(document, Document)
-        counts += np.bincount(document.tokens[document.begin :], minlength=vocab_size)
-    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:count]))
 
 
 def _judge(arguments: argparse.Namespace) -> int:

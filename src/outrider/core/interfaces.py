@@ -104,6 +104,8 @@ class Target(ABC):
     is_invariant: bool = False
     """A node's scores are the same bits whatever shares its pass: other nodes, other requests, however many. Speculative text
     is then plain text, and a batch's text that of a request alone, in every number format."""
+    says_all: bool = True
+    """It can say every token. A draft with a reduced vocabulary cannot, and so cannot be verified against."""
     can_be_captured: bool = False
     """Its passes can be part of a round that is captured as one graph (``core/device_round.py``)."""
     choose: Choose | None = None

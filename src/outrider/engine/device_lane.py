@@ -11,25 +11,26 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from outrider.core.device_sampling import Stages, stages_for
 from outrider.core.draft import Draft, Draws
-from outrider.core.interfaces import Cache, Observation, Plan
+from outrider.core.interfaces import Observation, Plan
 from outrider.core.report import RoundReport
 from outrider.core.request import Origin, Request, RequestState
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.engine.finish import emit
-from outrider.engine.graphs import RoundGraph, RoundGraphs
 from outrider.engine.memory import BatchSize
 from outrider.engine.step import Batch, Engine
 
+if TYPE_CHECKING:
+    from outrider.engine.graphs import RoundGraph, RoundGraphs
+
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_SHRINKS = 4
-"""A frame this many times too large is given up for a smaller one."""
+_SHRINKS = 4  # a frame this many times too large is given up for a smaller one
 
 
 def num_slots(count: int) -> int:
@@ -97,7 +98,7 @@ class DeviceLane:
         self.engine = reader
         self._graphs = graphs
         self._seats: list[_Seat | None] = []
-        self._joining: list[tuple[int, RequestState, Cache]] = []
+        self._joining: list[tuple[int, RequestState, Any]] = []
         self._pending: _Launched | None = None
         self._num_rounds = 0
         self._policy_state: Any = None
@@ -107,7 +108,7 @@ class DeviceLane:
         """The device can do all that the request's sampling asks for, the prompt has the two tokens a drafter's first pass
         reads, and no other lane (a stream that was left half read) holds the slots."""
         graphs = self._graphs
-        if graphs.holder not in (None, self) or len(request.prompt_ids) < 2 or stages_for([request]) is None:
+        if graphs.is_held_by_another(self) or len(request.prompt_ids) < 2 or stages_for([request]) is None:
             return False
         return graphs.fits(_longest(request, graphs))
 
@@ -117,12 +118,9 @@ class DeviceLane:
         return [*(seat.number for seat in self._seats if seat is not None), *(number for number, _, _ in self._joining)]
 
     @property
-    def states(self) -> list[RequestState]:
-        return [*(seat.state for seat in self._seats if seat is not None), *(state for _, state, _ in self._joining)]
-
-    @property
     def size(self) -> BatchSize:
-        lengths = [len(state.tokens) for state in self.states]
+        states = [*(seat.state for seat in self._seats if seat is not None), *(state for _, state, _ in self._joining)]
+        lengths = [len(state.tokens) for state in states]
         return BatchSize(len(lengths), max(lengths, default=0), sum(lengths))
 
     def join(self, fresh: Batch) -> None:
@@ -138,10 +136,9 @@ class DeviceLane:
 
     def step(self) -> RoundReport | None:
         """Start the next round, then report the one before it, if there was one."""
+        if not self.order:
+            return None
         report = self._make_seats()
-        if not any(self._seats):
-            self._rest()
-            return report
         plan = self._graphs.policy.plan(self._policy_state, len(self._seats))
         depth = min(max(plan.max_depth), self._graphs.most_guesses)
         if depth and any(seat is not None and seat.num_unread for seat in self._seats):
@@ -156,13 +153,12 @@ class DeviceLane:
 
     def _make_seats(self) -> RoundReport | None:
         """Give slots to those who have joined; the report of the round that had to end before the frame could change."""
-        running = [seat for seat in self._seats if seat is not None]
-        needed = num_slots(max(1, len(running) + len(self._joining)))
-        report = None
+        needed, report = num_slots(len(self.order)), None
         if needed > len(self._seats) or needed * _SHRINKS <= len(self._seats):
             report = self._read()
-            running = [seat for seat in self._seats if seat is not None]
-            self._resize(num_slots(max(1, len(running) + len(self._joining))))
+            needed = num_slots(max(1, len(self.order)))  # some may have ended
+            if needed != len(self._seats):
+                self._resize(needed)
         if self._joining:
             self._seat()
         return report
@@ -171,18 +167,20 @@ class DeviceLane:
         """Everybody moves to a frame of another size."""
         graphs, old = self._graphs, self._seats
         kept = [slot for slot, seat in enumerate(old) if seat is not None]
-        graphs.holder = self
+        graphs.hold(self)
         graphs.resize(len(old), size, kept, [seat.state for seat in old if seat is not None])
         self._seats = [*(old[slot] for slot in kept), *[None] * (size - len(kept))]
-        fresh = graphs.policy.start(size - len(kept))
-        self._policy_state = self._policy_state.fork(kept).join(fresh) if kept else graphs.policy.start(size)
+        fresh = graphs.policy.start(max(1, size - len(kept)))
+        if kept:
+            known = self._policy_state.fork(kept)
+            fresh = known if size == len(kept) else known.join(fresh)
+        self._policy_state = fresh
 
     def _seat(self) -> None:
         began = time.perf_counter()
         free = [slot for slot, seat in enumerate(self._seats) if seat is None][: len(self._joining)]
         joining, self._joining = self._joining[: len(free)], self._joining[len(free) :]
-        states = [state for _, state, _ in joining]
-        self._graphs.seat(len(self._seats), free, states, [cache for _, _, cache in joining])
+        self._graphs.seat(len(self._seats), free, [one[1] for one in joining], [one[2] for one in joining])
         for slot, (number, state, _) in zip(free, joining, strict=True):
             stages = stages_for([state.request])
             assert stages is not None, "the others run on the host"
@@ -269,10 +267,9 @@ class DeviceLane:
 
     def _rest(self) -> None:
         """Nobody is here: the slots are for whoever comes next."""
-        if not any(self._seats) and not self._joining and self._graphs.holder is self:
-            self._pending = None
-            self._graphs.leave(len(self._seats))
-            self._seats, self._graphs.holder = [], None
+        if self._seats and not self.order:
+            self._pending, self._seats = None, []
+            self._graphs.let_go()
 
 
 def _longest(request: Request, graphs: RoundGraphs) -> int:

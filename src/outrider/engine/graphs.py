@@ -10,17 +10,18 @@ and is read one round late (``engine/device_lane.py``), so the device never wait
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
+from weakref import ReferenceType, ref
 
 import torch
-from torch import Tensor
 
 from outrider.cache.paged import PagedCache
 from outrider.core.device_round import DeviceDrafter, Frame
-from outrider.core.device_sampling import MOST_LOGPROBS, Shaping, Stages, stages_for
+from outrider.core.device_sampling import Shaping, Stages, stages_for
 from outrider.core.interfaces import Policy
-from outrider.core.request import RequestState, TokenLogprob
+from outrider.core.request import RequestState
+from outrider.engine.notes import NotedLogprobs, Notes
 from outrider.models.attention.tree_tiles import Sights
 from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.arena import DeviceCache
@@ -34,52 +35,6 @@ _STEP = 256
 """Token buffers are made in multiples of this."""
 _LONGEST = 1 << 17
 """Tokens of a text that a frame has room for."""
-
-
-@dataclass(frozen=True, eq=False)
-class Notes:
-    """Results of the last rounds, on the device and on the host."""
-
-    rounds: Tensor
-    """[B] int64 rounds each slot has taken."""
-    ring: Tensor
-    """[RING, B, NOTE + D + 1] int64: emitted, guessed, agreed, rejected, the choices."""
-    host: Tensor
-    """The same in pinned memory; the graph copies it."""
-
-
-@dataclass(frozen=True, eq=False)
-class NotedLogprobs:
-    """Log-probabilities of the last rounds' choices under the raw logits, and the best alternatives."""
-
-    ring: Tensor
-    """[RING, B, D + 1, 1 + 2 * MOST_LOGPROBS] float32: of the choice, then the best ones, then their tokens."""
-    host: Tensor
-
-    @staticmethod
-    def empty(notes: Tensor) -> NotedLogprobs:
-        """For the rounds of a ring of notes."""
-        shape = (*notes.shape[:2], notes.shape[2] - NOTE, 1 + 2 * MOST_LOGPROBS)
-        return NotedLogprobs(torch.zeros(shape, device=notes.device), torch.zeros(shape, pin_memory=True))
-
-    def note(self, logits: Tensor, path: Tensor, notes: Notes) -> None:
-        """``logits`` [B, N, V] of the nodes, of which ``path`` was followed in the round that was noted last."""
-        steps = torch.arange(path.shape[1] - 1, device=path.device)
-        followed = torch.cat([torch.zeros_like(path[:, :1]), path[:, 2:]], 1)
-        followed = torch.where(steps <= path[:, 1:2], followed, 0)  # the others are of no round
-        said = logits.gather(1, followed[..., None].expand(-1, -1, logits.shape[2])).log_softmax(-1)
-        slot = (notes.rounds[:1] - 1) % RING
-        choices = notes.ring.index_select(0, slot)[0, :, NOTE:]
-        best = said.topk(MOST_LOGPROBS, -1)
-        parts = (said.gather(2, choices[..., None]), best.values, best.indices.to(said.dtype))
-        self.ring.index_copy_(0, slot, torch.cat(parts, -1)[None])
-        self.host.copy_(self.ring, non_blocking=True)
-
-    def of(self, number: int, slot: int, place: int, *, count: int, token: int) -> TokenLogprob:
-        """What round ``number`` noted of the token at ``place`` of a slot's choices."""
-        chosen, *rest = self.host[number % RING, slot, place].tolist()
-        best, tokens = rest[:count], [int(token) for token in rest[MOST_LOGPROBS : MOST_LOGPROBS + count]]
-        return TokenLogprob(token, chosen, tuple(zip(tokens, best, strict=True)))
 
 
 @final
@@ -162,11 +117,27 @@ class RoundGraphs:
         """Slots a round may use beyond a text."""
         self.seats = Seats(target)
         self.pool: Any = None
-        self.holder: object = None
-        """The lane that uses the slots."""
+        self._holder: ReferenceType[Any] | None = None
         self._frames: dict[int, Frame] = {}
         self._rounds: dict[tuple[int, int, Stages, bool], RoundGraph] = {}
         self._version = self._versions()
+
+    def is_held_by_another(self, lane: object) -> bool:
+        """Whether a lane that still exists uses the slots."""
+        holder = None if self._holder is None else self._holder()
+        return holder is not None and holder is not lane
+
+    def hold(self, lane: object) -> None:
+        """The slots are the lane's; whatever one that was dropped has left in them is given up."""
+        if self._holder is None or self._holder() is not lane:
+            self.let_go()
+            self._holder = ref(lane)
+
+    def let_go(self) -> None:
+        """The slots are for whoever comes next."""
+        self._holder = None
+        for batch_size in self._frames:
+            self.leave(batch_size)
 
     def frame(self, batch_size: int) -> Frame:
         """The frame of this many slots, each with room for the longest text there is and a round that overshoots."""
@@ -254,11 +225,10 @@ class RoundGraphs:
 
     def leave(self, batch_size: int) -> None:
         """Everybody has finished: nothing moves any more, and the rows are free."""
-        if batch_size:
-            self.frame(batch_size).limits.zero_()
-            self.seats.leave(batch_size)
-            if self.drafter is not None:
-                self.drafter.leave(batch_size)
+        self.frame(batch_size).limits.zero_()
+        self.seats.leave(batch_size)
+        if self.drafter is not None:
+            self.drafter.leave(batch_size)
 
     def fits(self, capacity: int) -> bool:
         """Whether a text may grow to this many tokens."""

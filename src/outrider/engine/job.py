@@ -18,11 +18,13 @@ class Slots:
     """Requests that share rounds."""
     prefill_tokens: int = 512
     """Prompt tokens read between two rounds."""
+    grouping: str = "ragged"
+    """How the rows of a round are chosen (``engine/grouping.py``)."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise OptionError(f"{name} = {value} is not valid; use at least 1")
+        for name in ("max_rows", "prefill_tokens"):
+            if vars(self)[name] < 1:
+                raise OptionError(f"{name} = {vars(self)[name]} is not valid; use at least 1")
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,6 @@ class Scheduler:
         slots: Slots | None = None,
         memory: MemoryModel | None = None,
         prefixes: PrefixTree[Any] | None = None,
-        grouping: str = "ragged",
         isolates: bool = True,
         device_lane: NewLane | None = None,
     ) -> None:
@@ -64,7 +63,7 @@ class Scheduler:
         self.slots = slots or Slots()
         self.memory = memory or MemoryModel(0, 0)
         self.prefixes = prefixes
-        self._grouping = GROUPINGS[grouping]
+        self._grouping = GROUPINGS[self.slots.grouping]
         self._find_method = find_method
         self._isolates = isolates
         self._devices = DeviceLanes(device_lane if self.memory.budget is None else None, find_method)

@@ -27,7 +27,7 @@ from outrider.models.attention import SightMaker
 from outrider.models.decoder_weights import LayerWeights, Weights
 from outrider.models.experts import ExpertsMlp
 from outrider.models.features import ModelConfig
-from outrider.models.joint import Joint, SummedLinear
+from outrider.models.joint import Joint, SummedLinear, SummedMlp
 from outrider.models.layers import AnyLayer, GatedMlp, Layer, Mlp, ParallelLayer, Pass, PlainMlp, PostNormLayer, SelfAttention
 from outrider.models.linear import Linear, linear_of
 from outrider.models.norms import norm_of, query_norm_of
@@ -199,6 +199,7 @@ def _summed(share: Linear, joint: Joint | None) -> Linear:
 
 def _mlp_of(config: ModelConfig, weights: LayerWeights, linear: _LinearOf, joint: Joint | None) -> Mlp:
     if weights.router is not None:
-        return ExpertsMlp(config, weights)
+        experts = ExpertsMlp(config, weights)
+        return experts if joint is None else SummedMlp(experts, joint)
     first, down = linear(weights.gate_up, weights.gate_up_bias), _summed(linear(weights.down, weights.down_bias), joint)
     return GatedMlp(config, gate_up=first, down=down) if config.gated else PlainMlp(config, up=first, down=down)

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from outrider.models.features import ModelConfig
+from outrider.models.gguf.reader import GGUFFile
+
+STORED_ROWS = torch.int64
+"""Type of a table of rows, what a matrix is that stays as a GGUF file stores it (``gguf/stored.py``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -12,7 +20,7 @@ class LayerWeights:
     """One layer. Rows of ``qkv`` are query heads, key heads, value heads; of ``gate_up`` the gate, then up.
 
     A layer of E experts has them as [E, ..]: ``gate_up`` and ``down`` (with their biases) are those of all experts, and
-    ``router`` chooses among them. For the native CPU pass, a matrix may be the uint8 rows of a GGUF file
+    ``router`` chooses among them. For the native CPU pass, a matrix may be a table of rows of a GGUF file
     (``gguf/stored.py``)."""
 
     attention_norm: Tensor | None
@@ -51,6 +59,13 @@ class Weights:
     norm: Tensor
     head: Tensor
     norm_bias: Tensor | None = None
+    file: GGUFFile | None = None
+    """The GGUF file whose rows the stored matrices are."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the cache and of what is computed."""
+        return torch.float32 if self.embedding.dtype == STORED_ROWS else self.embedding.dtype
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -58,3 +73,11 @@ class Weights:
         inner = [tensor for layer in self.layers for tensor in vars(layer).values() if tensor is not None]
         ends = [self.norm, *([] if self.norm_bias is None else [self.norm_bias])]
         return [self.embedding, *inner, *ends, *([] if self.head is self.embedding else [self.head])]
+
+
+class Division(Protocol):
+    """Which part of every matrix is wanted (``share.py``)."""
+
+    def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights: ...
+
+    def rows(self, matrix: Tensor) -> Tensor: ...

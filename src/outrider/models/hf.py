@@ -2,7 +2,7 @@
 
 A tree goes in as a 4-D mask (one per kind of layer where the architecture has several) and a position per node. Whether a
 model honours both is not declared anywhere, so it is *tried* when the model is opened (``hf_check.py``). A model that fails,
-or keeps a recurrent state instead of keys and values, is refused.
+or keeps a recurrent state instead of keys and values, is refused. (``models/recurrent/`` has decoders for some of the latter.)
 """
 
 from __future__ import annotations

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from outrider.models.config import ModelConfig, config_of
+from outrider.models.config import ModelConfig, config_of, why_not_lean
 from outrider.models.gguf import hf_config, read_gguf
-from outrider.models.load import local_path, read_config
-from outrider.models.native import can_run
+from outrider.models.gguf.stored import is_quantised
+from outrider.models.gpu.known import missing_features as gpu_missing
+from outrider.models.load import read_config
+from outrider.models.native import can_build
+from outrider.models.native.decoder import missing_features as cpu_missing
 from outrider.models.recurrent import RecurrentConfig, recurrent_config
+from outrider.models.source import local_path
 from outrider.models.weights import SafetensorsFolder
 
 
@@ -33,6 +36,12 @@ class ModelInfo:
     vocab_size: int
     max_len: int
     dtype: str
+    gpu_path: str
+    """Which decoder a 16-bit model takes on a CUDA device, and why not the fast one."""
+    cpu_path: str
+    """Which decoder it takes on a CPU, and why not the native one."""
+    on_cpu: str
+    """How ``dtype="auto"`` multiplies it on a CPU."""
     same_bits: str
     """Where a node's scores do not depend on what shares its pass (``Target.is_invariant``)."""
     files: tuple[str, ...]
@@ -45,7 +54,7 @@ def describe_model(name: str) -> ModelInfo:
         file = read_gguf(str(path))
         count = sum(math.prod(entry.shape) for entry in file.tensors.values())
         kinds = sorted({entry.storage.name for entry in file.tensors.values()})
-        return _info(name, hf_config(file), [path], count, " ".join(kinds))
+        return _info(name, hf_config(file), [path], count, " ".join(kinds), is_stored=is_quantised(file))
     folder = SafetensorsFolder(path)
     return _info(name, read_config(path), folder.files, folder.num_parameters, " ".join(folder.dtypes))
 
@@ -64,12 +73,31 @@ def _same_bits(config: ModelConfig | None, recurrent: RecurrentConfig | None) ->
         return "nowhere (PyTorch's products round by their shape: near ties can fall otherwise in a batch or a tree)"
     if config is None:
         return "nowhere (transformers' passes round by their shape: near ties can fall otherwise in a batch or a tree)"
-    if not can_run(config, torch.float32, torch.device("cpu")):
-        return f"on a GPU with numerics='invariant'; not on a CPU (heads of {config.head_dim} do not fill its vectors)"
-    return "on a CPU in float32, bfloat16 and int8 (native passes); on a GPU with numerics='invariant'"
+    on_gpu = "" if gpu_missing(config) else "on a GPU with numerics='invariant'"
+    on_cpu = "" if cpu_missing(config) else "on a CPU in float32, bfloat16, int8 and as stored (native passes)"
+    return "; ".join(filter(None, (on_cpu, on_gpu))) or "nowhere (PyTorch's passes round by their shape)"
 
 
-def _info(name: str, raw: dict[str, Any], files: list[Path], num_parameters: int, dtype: str) -> ModelInfo:
+def _path(fast: str, config: ModelConfig | None, raw: dict[str, Any], missing: Callable[[ModelConfig], list[str]]) -> str:
+    """The decoder a model takes on a device, in words."""
+    if recurrent_config(raw) is not None:
+        return "PyTorch's lean decoder: recurrent layers have no faster one"
+    if config is None:
+        return f"transformers adapter: {why_not_lean(raw)}"
+    lacking = missing(config)
+    return fast if not lacking else f"PyTorch's lean decoder: the faster one has no {'; no '.join(lacking)}"
+
+
+def _on_cpu(config: ModelConfig | None, *, is_stored: bool) -> str:
+    """How ``dtype="auto"`` multiplies the matrices on a CPU, in words."""
+    if is_stored and config is not None and not cpu_missing(config) and can_build():
+        return "as stored, activations rounded to 8 bits as in llama.cpp (dtype='float32' dequantises instead)"
+    return "in bfloat16 where the CPU is fast in it and the checkpoint has 16 bits, in float32 otherwise"
+
+
+def _info(
+    name: str, raw: dict[str, Any], files: list[Path], num_parameters: int, dtype: str, *, is_stored: bool = False
+) -> ModelInfo:
     text = raw.get("text_config", raw)
     recurrent = recurrent_config(raw)
     config = config_of(raw) if recurrent is None else recurrent.attention
@@ -86,6 +114,9 @@ def _info(name: str, raw: dict[str, Any], files: list[Path], num_parameters: int
         vocab_size=sizes.vocab_size if sizes else text.get("vocab_size", 0),
         max_len=sizes.max_len if sizes else text.get("max_position_embeddings", 0),
         dtype=dtype,
+        gpu_path=_path("fast decoder (fused kernels, captured passes)", config, raw, gpu_missing),
+        cpu_path=_path("native pass", config, raw, cpu_missing),
+        on_cpu=_on_cpu(config, is_stored=is_stored),
         same_bits=_same_bits(config, recurrent),
         files=tuple(path.name for path in files),
         num_bytes=sum(path.stat().st_size for path in files),

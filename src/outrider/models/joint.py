@@ -14,6 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.models.layers import Mlp
 from outrider.models.linear import Linear
 
 
@@ -48,3 +49,14 @@ class SummedLinear(Linear):
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         return residual + self(x)
+
+
+@final
+class SummedMlp(Mlp):
+    """Experts of which every rank holds some columns: each chooses alike, and what they return is summed."""
+
+    def __init__(self, share: Mlp, joint: Joint) -> None:
+        self._share, self._joint = share, joint
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._joint.sum(self._share(x))

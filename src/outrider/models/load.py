@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.core.errors import ModelError, OptionError, nearest
 from outrider.core.interfaces import Target
@@ -18,11 +19,13 @@ from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
-from outrider.models.gguf.stored import StoredTensors, stored_head
+from outrider.models.gguf.stored import StoredTensors, is_quantised
 from outrider.models.gpu import gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
-from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, read_weights
+from outrider.models.reduced import ReducedDraft, spoken_ids
+from outrider.models.source import Source, local_path
+from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, Weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FEW_BITS = {"int8": 8, "int4": 4}
@@ -33,18 +36,6 @@ STORED = "stored"
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a model comes from."""
-
-    name: str
-    """A folder, a hub name or a GGUF file."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub name."""
-    trust_remote_code: bool = False
-    """Whether a checkpoint may run Python code that it brings along."""
-
-
-@dataclass(frozen=True)
 class _Speed:
     """Which decoder is wanted."""
 
@@ -52,6 +43,11 @@ class _Speed:
     numerics: str
     bits: int
     page_len: int
+
+    @property
+    def leaves_stored(self) -> bool:
+        """Whether the native pass, which multiplies stored matrices, is what is wanted."""
+        return self.fast and not self.page_len and self.numerics == "fast"
 
 
 def load_model(
@@ -65,8 +61,8 @@ def load_model(
     page_len: int = 0,
 ) -> Target:
     """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8", and "int4" on a GPU,
-    round the weights and so change the model; "stored" multiplies the quantised matrices of a GGUF file as they are, on a CPU);
-    ``max_len`` opens a model whose
+    round the weights and so change the model). "stored" multiplies the quantised matrices of a GGUF file as they are, on a CPU,
+    with inputs rounded to 8 bits; "auto" takes it where it can, and "float32" dequantises. ``max_len`` opens a model whose
     rotary scaling depends on the context (longrope, dynamic) for more than its original length; ``fast`` False takes the
     plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant" asks for scores that do not depend on what
     shares a pass (GPU, 16-bit types); ``page_len`` keeps keys and values in pages of so many tokens, which rows can share
@@ -99,7 +95,8 @@ def load_model(
         trusted = source.trust_remote_code
         return HFModel.load(path, dtype=dtype_used, device=place, max_len=max_len, trust_remote_code=trusted)
     dtype_used = wanted or auto_dtype(config.dtype, place)
-    return _decoder(config, SafetensorsFolder(path), dtype=dtype_used, device=place, max_len=max_len, speed=speed)
+    folder = SafetensorsFolder(path)
+    return _decoder(config, folder, dtype=dtype_used, device=place, max_len=max_len, speed=speed, ids=spoken_ids(raw, folder))
 
 
 def lean_config(path: Path) -> ModelConfig:
@@ -135,14 +132,14 @@ def _recurrent(
     return RecurrentDecoder(config, SafetensorsFolder(path), dtype=dtype or auto_dtype(config.dtype, device), device=device)
 
 
-def _load_gguf(
-    path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed
-) -> LayeredTarget:
+def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed) -> Target:
     file = read_gguf(str(path))
-    config = _gguf_config(file)
+    as_stored = dtype is None and device.type == "cpu" and speed.leaves_stored and is_quantised(file)
+    if as_stored and (decoder := _stored_decoder(file, max_len)) is not None:
+        return decoder
     dtype = dtype or auto_dtype("bfloat16", device)  # the file's own rounding is coarser
     source = TensorDict(dict(hf_tensors(file, dtype=dtype)), str(path))
-    return _decoder(config, source, dtype=dtype, device=device, max_len=max_len, speed=speed)
+    return _decoder(_gguf_config(file), source, dtype=dtype, device=device, max_len=max_len, speed=speed)
 
 
 def _gguf_config(file: GGUFFile) -> ModelConfig:
@@ -153,23 +150,25 @@ def _gguf_config(file: GGUFFile) -> ModelConfig:
 
 
 def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed: _Speed) -> LayeredTarget:
-    """A GGUF file whose quantised matrices are multiplied as they are; embedding, cache and residual stream in float32."""
     what = f"dtype = {STORED!r} is not available"
     if path.suffix != ".gguf":
         raise OptionError(f"{what} for {path}, which is not a GGUF file; use 'auto', or 'int8' for weights of 8 bits")
-    if device.type != "cpu" or not speed.fast or speed.page_len or speed.numerics != "fast":
+    if device.type != "cpu" or not speed.leaves_stored:
         raise OptionError(f"{what} here; it needs device='cpu', fast=True, page_len=0 and numerics='fast'")
-    file = read_gguf(str(path))
-    config = _gguf_config(file)
-    if max_len is not None:
-        config = replace(config, max_len=max_len)
-    weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=device)
-    head = stored_head(file) if config.tied_head else None
-    decoder = native_decoder(config, weights if head is None else replace(weights, head=head))
+    decoder = _stored_decoder(read_gguf(str(path)), max_len)
     if decoder is None:
         reason = "it needs a C++ compiler, OUTRIDER_NATIVE not 0, and heads of a multiple of 16"
         raise OptionError(f"{what} for {path} on this machine: {reason}; use 'float32'")
     return decoder
+
+
+def _stored_decoder(file: GGUFFile, max_len: int | None) -> LayeredTarget | None:
+    """Multiplies the quantised matrices of the file as they are, with cache and residual stream in float32; None where the
+    native pass cannot run."""
+    config = _gguf_config(file)
+    config = config if max_len is None else replace(config, max_len=max_len)
+    weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=torch.device("cpu"))
+    return native_decoder(config, replace(weights, file=replace(file, metadata={})))  # its strings take megabytes
 
 
 def _decoder(
@@ -180,11 +179,19 @@ def _decoder(
     device: torch.device,
     max_len: int | None,
     speed: _Speed,
-) -> LayeredTarget:
+    ids: Tensor | None = None,
+) -> Target:
     if max_len is not None:
         config = replace(config, max_len=max_len)
     weights = read_weights(source, config, dtype=dtype, device=device)
-    on_gpu = None
+    if ids is not None:
+        few, rows = replace(config, vocab_size=len(ids)), replace(weights, head=weights.head[ids.to(device)].contiguous())
+        return ReducedDraft(_of_weights(few, rows, replace(speed, fast=device.type == "cpu")), ids, config.vocab_size)
+    return _of_weights(config, weights, speed)
+
+
+def _of_weights(config: ModelConfig, weights: Weights, speed: _Speed) -> LayeredTarget:
+    on_gpu, device = None, weights.embedding.device
     if speed.fast:
         on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits, page_len=speed.page_len)
     if on_gpu is not None:
@@ -202,50 +209,9 @@ def _refuse(speed: _Speed) -> None:
     if wanted:
         on_cpu = " (on a CPU, dtype = 'int8' is there)" if speed.bits == 4 else ""
         raise OptionError(
-            f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type "
-            f"and a model of the Llama family without sliding windows{on_cpu}"
+            f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type and a model "
+            f"whose gpu path in `outrider info` is the fast decoder (few bits: with SiLU gates, without experts){on_cpu}"
         )
-
-
-def local_path(source: str | Source) -> Path:
-    """A folder or GGUF file on this machine; a hub name is fetched, or found in the cache when there is no network."""
-    name, revision = (source, None) if isinstance(source, str) else (source.name, source.revision)
-    path = Path(name).expanduser()
-    if revision is not None and path.exists():
-        raise OptionError(f"revision = {revision!r} is of a model on the hub, and {name} is on this machine; leave it out")
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelError(f"{name}: no such file; give the path of a .gguf file, a model folder or a hub name")
-        return path
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise ModelError(f"{name} is a file, but not a .gguf one; give a model folder, a .gguf file or a hub name")
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
-        raise ModelError(f"{name}: no such folder; give a model folder, a .gguf file or a hub name (owner/model)")
-    return _from_hub(name, revision)
-
-
-def _from_hub(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except RevisionNotFoundError as error:
-        raise ModelError(f"{name} has no revision {revision!r} on the hub; give a branch, a tag or a commit") from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(f"{name}: neither a folder here nor a model on the hub (or it is private); check the name") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"{name}: not on this machine, and the hub did not answer ({reason}); give a local folder") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:

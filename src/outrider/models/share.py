@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import final, overload
 
 import torch
 from torch import Tensor
@@ -32,61 +32,71 @@ class Share:
         return total * self.rank // self.size, total * (self.rank + 1) // self.size
 
     def check(self, config: ModelConfig) -> None:
-        """Refuse a model whose heads cannot be divided, or whose layers have parts that this division does not know."""
-        undivided = {
-            "experts": config.experts is not None,
-            "attention sinks": config.sinks,
-            "norms over all heads": config.qk_norm and config.qk_norm_span != "head",
-            "a bias behind its norms": config.norm_bias,
-            "an MLP without a gate": not config.gated,
-            "scaled logits": config.logit_scale != 1.0,
-        }
-        found = [part for part, has in undivided.items() if has]
-        if found:
-            raise OptionError(
-                f"tensor_parallel = {self.size} is not available for {config.family} models: {', '.join(found)} cannot be "
-                "divided yet; leave it out"
-            )
+        """Refuse a model whose heads cannot be divided."""
         if config.num_kv_heads % self.size:
             valid = [str(n) for n in range(1, config.num_kv_heads + 1) if config.num_kv_heads % n == 0]
             raise OptionError(
                 f"tensor_parallel = {self.size} does not divide the model's {config.num_kv_heads} key-value heads, and a head "
                 f"is not cut; use {', '.join(valid)}"
             )
+        if config.qk_norm and config.qk_norm_span == "whole":
+            raise OptionError(
+                f"tensor_parallel = {self.size} is not available for {config.family} models: they normalise all heads as one "
+                "vector, which is not divided; leave it out"
+            )
 
     def config(self, config: ModelConfig) -> ModelConfig:
         """The share as a model of its own: fewer heads, a narrower MLP, part of the vocabulary."""
         heads, kv_heads = config.num_heads // self.size, config.num_kv_heads // self.size
         sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "mlp_size": self._count(config.mlp_size)}
-        return replace(config, **sizes, vocab_size=self._count(config.vocab_size))
+        experts = config.experts and replace(config.experts, size=self._count(config.experts.size))
+        return replace(config, **sizes, vocab_size=self._count(config.vocab_size), experts=experts)
 
     def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights:
         """Its part of a layer of the model that ``config`` describes."""
         q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        qkv, pair = (q_rows, kv_rows, kv_rows), (config.mlp_size, config.mlp_size)
+        qkv, pair = (q_rows, kv_rows, kv_rows), (config.mlp_size,) * (2 if config.gated else 1)
+        inner = 0 if whole.router is None else 1  # experts stand in the first dimension
+        if inner and config.experts is not None:
+            pair = (config.experts.size, config.experts.size)
         return replace(
             whole,
             qkv=self._rows(whole.qkv, qkv),
-            qkv_bias=None if whole.qkv_bias is None else self._rows(whole.qkv_bias, qkv),
-            out=self._columns(whole.out),
+            qkv_bias=self._rows(whole.qkv_bias, qkv),
+            out=self._part(whole.out, 1),
             out_bias=self._once(whole.out_bias),
-            gate_up=self._rows(whole.gate_up, pair),
-            gate_up_bias=None if whole.gate_up_bias is None else self._rows(whole.gate_up_bias, pair),
-            down=self._columns(whole.down),
+            gate_up=self._rows(whole.gate_up, pair, inner),
+            gate_up_bias=self._rows(whole.gate_up_bias, pair, inner),
+            down=self._part(whole.down, 1 + inner),
             down_bias=self._once(whole.down_bias),
+            sinks=self._rows(whole.sinks, (config.num_heads,)),
+            q_norm=self._of_heads(whole.q_norm, config),
+            k_norm=self._of_heads(whole.k_norm, config),
         )
 
     def rows(self, matrix: Tensor) -> Tensor:
         """Its rows of a matrix, in memory of their own."""
-        return self._rows(matrix, (len(matrix),))
+        return self._part(matrix, 0)
 
-    def _rows(self, stacked: Tensor, sizes: Sequence[int]) -> Tensor:
+    @overload
+    def _rows(self, stacked: Tensor, sizes: Sequence[int], dim: int = 0) -> Tensor: ...
+    @overload
+    def _rows(self, stacked: Tensor | None, sizes: Sequence[int], dim: int = 0) -> Tensor | None: ...
+    def _rows(self, stacked: Tensor | None, sizes: Sequence[int], dim: int = 0) -> Tensor | None:
         """Its rows of each of several matrices that stand one below the other."""
-        parts = stacked.split(list(sizes))
-        return torch.cat([part[slice(*self.span(len(part)))] for part in parts])
+        if stacked is None:
+            return None
+        return torch.cat([self._part(part, dim) for part in stacked.split(list(sizes), dim)], dim)
 
-    def _columns(self, matrix: Tensor) -> Tensor:
-        return matrix[:, slice(*self.span(matrix.shape[1]))].clone()
+    def _part(self, tensor: Tensor, dim: int) -> Tensor:
+        begin, end = self.span(tensor.shape[dim])
+        return tensor.narrow(dim, begin, end - begin).clone()
+
+    def _of_heads(self, norm: Tensor | None, config: ModelConfig) -> Tensor | None:
+        """The norm of its heads, where each has one of its own."""
+        if norm is None or config.qk_norm_span == "head":
+            return norm
+        return self._part(norm.view(-1, config.head_dim), 0).flatten()
 
     def _once(self, bias: Tensor | None) -> Tensor | None:
         return bias if self.rank == 0 else None

@@ -7,22 +7,22 @@ against the config as it is read: a wrong checkpoint fails here with its reason,
 
 from __future__ import annotations
 
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from outrider.core.errors import ModelError
-from outrider.models.decoder_weights import LayerWeights, Weights
+from outrider.models.decoder_weights import STORED_ROWS, Division, LayerWeights, Weights
 from outrider.models.features import ModelConfig
 from outrider.models.names import named_in
 from outrider.models.rope import head_order
+from outrider.models.weight_files import open_weights, weight_files
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -79,8 +79,8 @@ class SafetensorsFolder(TensorSource):
 
     def __init__(self, folder: Path) -> None:
         self.origin = str(folder)
-        self.files = _weight_files(folder)
-        self._handles = {path: _open(path) for path in self.files}
+        self.files = weight_files(folder)
+        self._handles = {path: open_weights(path) for path in self.files}
         self._where = {name: handle for handle in self._handles.values() for name in handle.keys()}  # noqa: SIM118
 
     @property
@@ -101,42 +101,6 @@ class SafetensorsFolder(TensorSource):
             return self._where[name].get_tensor(name)
         except (SafetensorError, RuntimeError, OSError) as error:
             raise ModelError(f"{self.origin}: tensor {name!r} cannot be read ({error}); fetch the model again") from error
-
-
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is damaged or cut short ({error}); fetch the file again") from error
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (json.JSONDecodeError, KeyError, AttributeError, UnicodeDecodeError) as error:
-            raise ModelError(f"{index} is not a weight index ({error}); fetch the file again") from error
-        for name in names:
-            if not (folder / name).is_file():
-                raise ModelError(f"{folder / name} is missing though {index.name} names it; fetch the model again")
-        return [folder / name for name in names]
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    if any(folder.glob("pytorch_model*.bin")):
-        raise ModelError(
-            f"{folder} holds only pytorch_model.bin, a pickle, which can run code when opened and is not read; "
-            "save it with transformers' save_pretrained, which writes safetensors"
-        )
-    raise ModelError(f"{folder} holds no model.safetensors; it is not a complete model folder: fetch the model again")
-
-
-class Division(Protocol):
-    """Which part of every matrix is wanted (``share.py``)."""
-
-    def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights: ...
-
-    def rows(self, matrix: Tensor) -> Tensor: ...
 
 
 def read_weights(
@@ -318,5 +282,5 @@ class _WeightReader:
         return named_in(self._config.family, name)
 
     def _place(self, tensor: Tensor) -> Tensor:
-        """On the device, in the type; the bytes of a stored matrix (``gguf/stored.py``) stay bytes."""
-        return tensor.to(self._device, tensor.dtype if tensor.dtype == torch.uint8 else self._dtype)
+        """On the device, in the type; the table of a stored matrix (``gguf/stored.py``) stays one."""
+        return tensor.to(self._device, STORED_ROWS if tensor.dtype == STORED_ROWS else self._dtype)

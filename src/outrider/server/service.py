@@ -80,10 +80,9 @@ class Service:
         return Scheduler(
             self.llm.target,
             self._find_method,
-            slots=Slots(settings.max_rows, settings.prefill_tokens),
+            slots=Slots(settings.max_rows, settings.prefill_tokens, settings.grouping),
             memory=self._memory,
             prefixes=prefix_tree(self.llm.target.new_cache(1), settings.prefix_bytes) if settings.prefix_bytes else None,
-            grouping=settings.grouping,
             device_lane=self.llm.rounds.lane,
         )
 

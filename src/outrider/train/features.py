@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.interfaces import Target
+from outrider.cache.slots import LayeredCache
+from outrider.core.errors import OptionError
+from outrider.core.interfaces import Cache, Target
 from outrider.models.heads import PackedTexts
 from outrider.train.data import Document
 
@@ -32,10 +34,23 @@ def places_of(lengths: Sequence[int], row_len: int) -> list[tuple[int, int]]:
 
 
 def compute(target: Target, documents: Sequence[Document], taps: Sequence[int]) -> dict[int, list[Tensor]]:
-    """Tapped states [len, H] of every document, the last layer's output among them."""
-    wanted = sorted({*taps, target.num_layers})
-    found = target.prefill([document.tokens for document in documents], target.new_cache(len(documents)), taps=wanted)
-    return {tap: list(found[tap]) for tap in wanted}
+    """Tapped states [len, H] of every document, the last layer's output among them. The tap after it stands for the last
+    layer's keys and values in the target's cache."""
+    wanted = sorted({*(tap for tap in taps if tap <= target.num_layers), target.num_layers})
+    cache = target.new_cache(len(documents))
+    found = target.prefill([document.tokens for document in documents], cache, taps=wanted)
+    states = {tap: list(found[tap]) for tap in wanted}
+    if target.num_layers + 1 in taps:
+        states[target.num_layers + 1] = _entries(cache, target.num_layers - 1)
+    return states
+
+
+def _entries(cache: Cache, layer: int) -> list[Tensor]:
+    """[len, 2 Hkv D] keys and values of a layer side by side, of every row of a target's cache."""
+    if not isinstance(cache, LayeredCache):
+        raise OptionError("the target's cache cannot be read as these heads do; load the target with fast=False")
+    both = torch.stack(cache.entries(layer)).permute(1, 3, 0, 2, 4).flatten(2)
+    return [row[:length] for row, length in zip(both, cache.lengths, strict=True)]
 
 
 @final

@@ -31,6 +31,8 @@ class FeatureStore:
     """States by document, in a folder."""
 
     def __init__(self, folder: Path, target: Target, taps: Sequence[int]) -> None:
+        if max(taps, default=0) > target.num_layers:
+            raise OptionError("these heads read the target's cache, which is not kept on disk; train them without store")
         self._folder, self._target, self._taps = folder, target, sorted({*taps, target.num_layers})
         probe = compute(target, [Document((0,))], taps)[target.num_layers][0]
         self._width, self._dtype = probe.shape[1], probe.dtype

@@ -23,9 +23,11 @@ from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.pending_states import PendingStates
+from outrider.drafters.heads.token_window import TokenWindow
 from outrider.drafters.trees.best_first import Pool, grow_pool
 from outrider.drafters.trees.candidates import Drawing
 from outrider.drafters.trees.children import LikelyChildren
@@ -62,8 +64,12 @@ class HeadOptions:
     """Best-first: how far the heads' logits are from the target's."""
     perturb: bool = True
     """Rank candidates with the target's noise, as the coupled rule chooses; turn off for rule ``delta``."""
+    bits: int = 16
+    """Of the heads' matrices: 8 and 4 take less memory, and more time, since they are unpacked for every product."""
 
     def __post_init__(self) -> None:
+        if self.bits not in (16, 8, 4):
+            raise OptionError(f"bits = {self.bits!r} is not valid; use 16, 8 or 4")
         assert self.search and self.shape.tree  # raises where they are not valid
 
     @property
@@ -91,6 +97,8 @@ class HeadState(RowState):
     cache: ContiguousCache | None = None
     kept: list[int] | None = None
     """Columns of the cache that are true, where this round put others into it."""
+    window: TokenWindow | None = None
+    """The newest tokens, for heads that remember no more."""
     deeper: tuple[HeadState, ...] = ()
     """The same of the modules after the first, for heads that are a chain of them: their columns are the states before them."""
 
@@ -100,7 +108,9 @@ class HeadState(RowState):
 
     def fork(self, rows: Sequence[int]) -> HeadState:
         cache = None if self.cache is None else self.cache.fork(rows)
-        return HeadState(self.pending.fork(rows), cache, deeper=tuple(state.fork(rows) for state in self.deeper))
+        window = None if self.window is None else self.window.fork(rows)
+        deeper = tuple(state.fork(rows) for state in self.deeper)
+        return HeadState(self.pending.fork(rows), cache, window=window, deeper=deeper)
 
     def join(self, other: HeadState) -> HeadState:
         cache = None
@@ -108,7 +118,8 @@ class HeadState(RowState):
             assert other.cache is not None
             cache = self.cache.join(other.cache)
         deeper = tuple(mine.join(theirs) for mine, theirs in zip(self.deeper, other.deeper, strict=True))
-        return HeadState(self.pending.join(other.pending), cache, deeper=deeper)
+        window = None if self.window is None or other.window is None else self.window.join(other.window)
+        return HeadState(self.pending.join(other.pending), cache, window=window, deeper=deeper)
 
 
 class HeadDrafter(Drafter, ABC):
@@ -132,6 +143,7 @@ class HeadDrafter(Drafter, ABC):
         self.taps = head.config.taps
         self.draws = draws
         self.max_depth = head.config.num_depths
+        self._bits = options.bits
         self._search = options.search if options.is_best_first and draws is Draws.DETERMINISTIC else None
         self._tree, self._drawing = options.shape.tree, Drawing(draws, options.perturb)
         parameter = next(head.parameters())

@@ -62,8 +62,8 @@ class _State(RowState):
         return expected[len(tokens) :] if expected[: len(tokens)] == list(tokens) else []
 
     def _of(self, rows: Sequence[int], cache: Cache) -> _State:
-        parts = ([many[row] for row in rows] for many in (self.fed, self.begun, self.ahead))
-        return _State(cache, *parts)
+        fed, begun, ahead = ([many[row] for row in rows] for many in (self.fed, self.begun, self.ahead))
+        return _State(cache, fed, begun, ahead)
 
 
 @final

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,7 @@ SANDWICH_NAMES = BLOCK_NAMES | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+NOTHING: Mapping[str, Tensor] = {}
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Factors of the rotary frequencies: part of the configuration, not of the weights."""
 
@@ -244,17 +245,17 @@ def _layer_types(keys: ModelKeys, num_layers: int, *, default: int) -> list[str]
 
 
 def hf_tensors(
-    file: GGUFFile, *, dtype: torch.dtype = torch.float32, stored: Collection[str] = ()
+    file: GGUFFile, *, dtype: torch.dtype = torch.float32, stored: Mapping[str, Tensor] = NOTHING
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights one by one under their Hugging Face names, with the converter's changes undone. The matrices named in
-    ``stored`` come as the bytes of their rows."""
+    """The weights one by one under their Hugging Face names, with the converter's changes undone. The matrices in ``stored``
+    are taken from there, any tensor with a row per output, and not read."""
     family, keys = _family(file), ModelKeys(file)
     num_heads = keys.whole("attention.head_count")
     heads_of = {"attn_q": num_heads, "attn_k": keys.whole("attention.head_count_kv", num_heads) or num_heads}
     for name in file.tensors:
         if name in ROPE_TENSORS:
             continue
-        hf_name, tensor = _hf_name(file, family, name), file.rows(name) if name in stored else file.tensor(name)
+        hf_name, tensor = _hf_name(file, family, name), stored[name] if name in stored else file.tensor(name)
         num_rotary_heads = heads_of.get(name.split(".")[-2])
         if family.rotary_pairs_adjacent and num_rotary_heads is not None:
             if len(tensor) % (2 * num_rotary_heads):
@@ -263,6 +264,12 @@ def hf_tensors(
         if family.norms_plus_one and name.endswith("norm.weight"):
             tensor = tensor - 1
         yield hf_name, tensor if name in stored else tensor.to(dtype)
+
+
+def hf_names(file: GGUFFile) -> dict[str, str]:
+    """The Hugging Face name of every weight, by its name in the file."""
+    family = _family(file)
+    return {name: _hf_name(file, family, name) for name in file.tensors if name not in ROPE_TENSORS}
 
 
 def _hf_name(file: GGUFFile, family: Family, name: str) -> str:

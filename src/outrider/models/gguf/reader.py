@@ -13,7 +13,9 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import math
+import mmap
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +83,18 @@ class GGUFFile:
         """The bytes of the matrix ``name`` [out, bytes of a row], uint8, in the file's own memory."""
         entry = self._entry(name)
         return torch.from_numpy(np.asarray(self.data[entry.start : entry.end])).view(entry.shape[0], -1)
+
+    @property
+    def address(self) -> int:
+        """Where the file lies in memory."""
+        return self.data.ctypes.data
+
+    def forget(self, begin: int, end: int) -> None:
+        """Give back the memory of bytes that were read and are not needed any more; they are read again if they are."""
+        first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        mapping = self.data.base
+        if sys.platform == "linux" and isinstance(mapping, mmap.mmap) and first < end:
+            mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def _entry(self, name: str) -> TensorEntry:
         entry = self.tensors.get(name)

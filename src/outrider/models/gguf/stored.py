@@ -1,11 +1,12 @@
-"""Matrices that stay as a GGUF file stores them: bytes in blocks of 32 weights, which the native CPU pass multiplies.
+"""Matrices that stay as a GGUF file stores them, for the native CPU pass, which packs and multiplies them.
 
-A stored matrix is a uint8 tensor [out, in / 32 * bytes of a block]. An output is still a row, so rows are joined and reordered
-as those of any matrix. Three storage types stay (``STORED``); matrices of other types are dequantised, and so is the embedding.
-Matrices that the decoder joins (query, key and value; gate and up) stay only if they have one type.
+A stored matrix is a table of its rows, int64 [out, 2]: where a row begins in the file, and the number of its storage type. An
+output is still a row, so rows are joined and reordered as those of any matrix, and nothing is copied until they are packed. The
+types in ``STORED`` stay, in the embedding too; matrices of other types are dequantised. Matrices that the decoder joins (query,
+key and value; gate and up) may differ in type, but either all of them stay or none.
 
 ``multiply`` is the arithmetic of the native pass in PyTorch, the reference it is tested against: inputs are rounded to 8 bits,
-32 at a time with a scale of their own, as llama.cpp does.
+32 at a time with a scale of their own. So does llama.cpp, except that it rounds 256 at a time for the K types.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.models.gguf.convert import hf_tensors
+from outrider.models.decoder_weights import STORED_ROWS
+from outrider.models.gguf.convert import hf_names, hf_tensors
 from outrider.models.gguf.quants import STORAGE_TYPES, dequantise
-from outrider.models.gguf.reader import GGUFFile
+from outrider.models.gguf.reader import GGUFFile, TensorEntry
 from outrider.models.weights import TensorSource
 
 SPAN = 32
-"""Weights of a block."""
-STORED = ("Q8_0", "Q4_0", "Q4_1")
-"""Types that stay, in the order in which ``native/blocks.hpp`` numbers them, from 1."""
+"""Inputs that are rounded together."""
+STORED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+"""Types that stay, in the order in which ``native/stored_types.hpp`` numbers them, from 1."""
 EMBEDDING = "token_embd.weight"
-_BY_BYTES = {storage.block_bytes: storage for storage in STORAGE_TYPES.values() if storage.name in STORED}
+_BY_NAME = {storage.name: storage for storage in STORAGE_TYPES.values()}
 _JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"))
 
 
@@ -37,8 +39,11 @@ class StoredTensors(TensorSource):
 
     def __init__(self, file: GGUFFile) -> None:
         kept = stored_matrices(file)
+        names = hf_names(file)
         self.origin = str(file.path)
-        self._tensors = dict(hf_tensors(file, stored=kept))
+        self._shapes = {names[name]: file.tensors[name].shape for name in kept}
+        tables = {name: row_table(file.tensors[name]) for name in kept}
+        self._tensors = dict(hf_tensors(file, stored=tables))
         _say_what_is_dequantised(file, kept)
 
     @property
@@ -49,23 +54,28 @@ class StoredTensors(TensorSource):
         return self._tensors[name]
 
     def take(self, name: str, *shape: int) -> Tensor:
-        rows = self._tensors.get(name)
-        if rows is None or rows.dtype != torch.uint8:
+        if name not in self._shapes:
             return super().take(name, *shape)
-        is_whole = rows.shape[1] * SPAN // shape[1] in _BY_BYTES
-        self.check_shape(name, (rows.shape[0], shape[1] if is_whole else rows.shape[1]), shape)
-        return rows
+        self.check_shape(name, self._shapes[name], shape)
+        return self._tensors[name]
+
+
+def row_table(entry: TensorEntry) -> Tensor:
+    """The rows of a matrix: where each begins in the file, and the number of their type."""
+    num_rows, row_len = entry.shape
+    begins = entry.start + entry.storage.num_bytes(row_len) * torch.arange(num_rows, dtype=STORED_ROWS)
+    return torch.stack((begins, torch.full_like(begins, 1 + STORED.index(entry.storage.name))), 1)
 
 
 def stored_matrices(file: GGUFFile) -> frozenset[str]:
     """Names, as in the file, of the matrices that stay as they are."""
-    matrices = [name for name, entry in file.tensors.items() if len(entry.shape) == 2 and name != EMBEDDING]
-    return frozenset(name for name in matrices if _types_beside(file, name) in [{stored} for stored in STORED])
+    matrices = [name for name, entry in file.tensors.items() if len(entry.shape) == 2]
+    return frozenset(name for name in matrices if _types_beside(file, name) <= set(STORED))
 
 
-def stored_head(file: GGUFFile) -> Tensor | None:
-    """The embedding's rows as stored, to multiply with where it is the head, too; None where its type cannot stay."""
-    return file.rows(EMBEDDING) if file.tensors[EMBEDDING].storage.name in STORED else None
+def is_quantised(file: GGUFFile) -> bool:
+    """Whether every matrix of the file stays as stored: none is of floats, or of a type the native pass does not multiply."""
+    return all(len(entry.shape) != 2 or entry.storage.name in STORED for entry in file.tensors.values())
 
 
 def _types_beside(file: GGUFFile, name: str) -> set[str]:
@@ -78,7 +88,7 @@ def _types_beside(file: GGUFFile, name: str) -> set[str]:
 
 def _say_what_is_dequantised(file: GGUFFile, kept: frozenset[str]) -> None:
     entries = [entry for name, entry in file.tensors.items() if len(entry.shape) == 2 and name not in kept]
-    tied = "output.weight" not in file.tensors and stored_head(file) is None
+    tied = "output.weight" not in file.tensors
     others = Counter(entry.storage.name for entry in entries if entry.name != EMBEDDING or tied)
     if others:
         found = ", ".join(f"{count} of {name}" for name, count in sorted(others.items()))
@@ -88,15 +98,10 @@ def _say_what_is_dequantised(file: GGUFFile, kept: frozenset[str]) -> None:
         )
 
 
-def storage_number(rows: Tensor, inputs: int) -> int:
-    """The number by which the native pass knows the type of a stored matrix with so many inputs; 0 for a matrix of floats."""
-    return 1 + STORED.index(_BY_BYTES[rows.shape[1] * SPAN // inputs].name) if rows.dtype == torch.uint8 else 0
-
-
-def multiply(inputs: Tensor, rows: Tensor) -> Tensor:
-    """[N, out] float64: float32 ``inputs`` [N, in], rounded, times a stored matrix, without further rounding."""
-    storage = _BY_BYTES[rows.shape[1] * SPAN // inputs.shape[1]]
-    weights = dequantise(rows.contiguous().numpy().reshape(-1), storage).view(len(rows), -1)
+def multiply(inputs: Tensor, rows: Tensor, name: str) -> Tensor:
+    """[N, out] float64: float32 ``inputs`` [N, in], rounded, times the rows of a file [out, bytes], of the type called
+    ``name``, without further rounding."""
+    weights = dequantise(rows.contiguous().numpy().reshape(-1), _BY_NAME[name]).view(len(rows), -1)
     return rounded(inputs).double() @ weights.double().T
 
 

@@ -167,7 +167,7 @@ class FastDecoder(LayeredTarget):
     def _cut(self, shape: tuple[int, int], num_slots: int, *, is_plain: bool) -> Cut:
         group = self.config.num_heads // self.config.num_kv_heads
         if shape[1] > 64 and not self.is_invariant:
-            return Cut(1, block_queries=64)
+            return Cut(1, block_queries=64, block_keys=32 if self.config.head_dim > 128 else 64)
         cut = cut_for(
             shape[0],
             shape[1] * group,
@@ -176,7 +176,9 @@ class FastDecoder(LayeredTarget):
             invariant=self.is_invariant,
             wide=self._is_wide and is_plain,
         )
-        return replace(cut, block_keys=32) if self.config.head_dim > 128 and not self.is_invariant else cut
+        if self.config.head_dim <= 128:
+            return cut
+        return replace(cut, num_stages=2) if self.is_invariant else replace(cut, block_keys=32)  # to fit into shared memory
 
     def forward(self, tokens: Tensor, step: Step, *, taps: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         """[B, N, V] logits of [B, N] tokens, and the tapped states. Nothing here waits for the device."""

@@ -12,13 +12,15 @@ Every output of a pair is one sum in the order of its inputs, so it does not dep
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportPossiblyUnbound=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,13 +30,13 @@ from outrider.models.features import Experts
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import stages_that_fit
-from outrider.models.gpu.products import multiply
-from outrider.models.gpu.skinny import ACTIVATIONS, activated
-from outrider.models.gpu.tiles import Kind
+from outrider.models.gpu.skinny import ACTIVATIONS, Tile, activated, product
+from outrider.models.gpu.tiles import MOST_ROWS
 
 _MOST_PAIRS = 512
 """Pairs that one program puts into blocks; more are sorted by PyTorch."""
 _PROGRAMS = 132
+_ROUTER_PARTS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +54,7 @@ class Blocks:
 def experts_mlp(x: Tensor, weights: LayerWeights, experts: Experts, *, activation: str, exact: bool) -> Tensor:
     """[k, M, H] float32: what each node's experts add to it, from [M, H]."""
     assert weights.router is not None
-    scores = multiply(x, weights.router, Kind.HEAD, exact=exact)
-    blocks = choose(scores, weights.router_bias, experts)
+    blocks = choose(_scores(x, weights.router, exact=exact), weights.router_bias, experts)
     num_rows, hidden = x.shape
     inner = x.new_empty(num_rows * experts.num_chosen, experts.size)
     _multiply(x, weights.gate_up, weights.gate_up_bias, inner, blocks, per_row=experts.num_chosen, activation=activation)
@@ -62,9 +63,25 @@ def experts_mlp(x: Tensor, weights: LayerWeights, experts: Experts, *, activatio
     return out
 
 
+def _scores(x: Tensor, router: Tensor, *, exact: bool) -> Tensor:
+    """[parts, M, E] the router's scores, yet to be added up: a router is small, so its sum is cut for the sake of time."""
+    if len(x) > MOST_ROWS and not exact:
+        return F.linear(x, router)[None]
+    bm = 16 if len(x) <= 16 else 32 if len(x) <= 32 else 64
+    return product(x, router, tile=Tile(16, 128, bm=bm, num_parts=_ROUTER_PARTS))
+
+
+@lru_cache
+def _one_node(num_pairs: int, size: int, device: torch.device) -> Tensor:
+    """[P, BM] the blocks of a single node, whose experts differ: each holds one pair."""
+    pairs = torch.full((num_pairs, size), num_pairs, dtype=torch.int32, device=device)
+    pairs[:, 0] = torch.arange(num_pairs, dtype=torch.int32, device=device)
+    return pairs
+
+
 def choose(scores: Tensor, bias: Tensor | None, experts: Experts) -> Blocks:
-    """The experts of every node and the blocks they make, from the router's scores [M, E] without its bias."""
-    num_rows, count = scores.shape
+    """The experts of every node and the blocks they make, from parts of the router's scores [parts, M, E] without its bias."""
+    _, num_rows, count = scores.shape
     num_pairs = num_rows * experts.num_chosen
     index = torch.empty(num_pairs, dtype=torch.int32, device=scores.device)
     shares = torch.empty(num_pairs, dtype=torch.float32, device=scores.device)
@@ -74,6 +91,7 @@ def choose(scores: Tensor, bias: Tensor | None, experts: Experts) -> Blocks:
         index,
         shares,
         count,
+        PARTS=len(scores),
         K=experts.num_chosen,
         NORMALISED=experts.normalised,
         HAS_BIAS=bias is not None,
@@ -83,6 +101,8 @@ def choose(scores: Tensor, bias: Tensor | None, experts: Experts) -> Blocks:
         launch_pdl=launch.EARLY,
     )
     size = 16 if num_pairs <= 16 * count else 64
+    if num_rows == 1:
+        return Blocks(shares, index, _one_node(num_pairs, size, scores.device))
     num_blocks = min(num_pairs, min(count, num_pairs) + num_pairs // size)
     if num_pairs > _MOST_PAIRS:
         return sorted_blocks(index, shares, num_experts=count, size=size, num_blocks=num_blocks)
@@ -90,6 +110,7 @@ def choose(scores: Tensor, bias: Tensor | None, experts: Experts) -> Blocks:
     pairs = torch.empty(num_blocks, size, dtype=torch.int32, device=scores.device)
     _group[(1,)](
         index,
+        torch.empty_like(index),
         found,
         pairs,
         num_pairs,
@@ -97,6 +118,7 @@ def choose(scores: Tensor, bias: Tensor | None, experts: Experts) -> Blocks:
         SIZE=size,
         PADDED=triton.next_power_of_2(num_pairs),
         BLOCKS=triton.next_power_of_2(num_blocks),
+        CHUNK=32,
         EARLY=launch.EARLY,
         num_warps=1 if num_pairs <= 32 else 8,
         launch_pdl=launch.EARLY,
@@ -158,13 +180,17 @@ def _multiply(
 @triton.jit
 def _choose(
     scores, bias, index, shares, count,
-    K: tl.constexpr, NORMALISED: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    PARTS: tl.constexpr, K: tl.constexpr, NORMALISED: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     experts = tl.arange(0, BLOCK)
     inside = experts < count
     begin(EARLY)
     s = tl.load(scores + row * count + experts, mask=inside, other=float("-inf")).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        at = scores + (part * tl.num_programs(0) + row) * count + experts
+        s += tl.load(at, mask=inside, other=0.0).to(tl.float32)
     end(EARLY)
     if HAS_BIAS:
         s += tl.load(bias + experts, mask=inside, other=0.0).to(tl.float32)
@@ -187,9 +213,10 @@ def _choose(
 
 @triton.jit(do_not_specialize=["num_pairs", "num_blocks"])
 def _group(
-    index, found, pairs, num_pairs, num_blocks,
-    SIZE: tl.constexpr, PADDED: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    index, ranks, found, pairs, num_pairs, num_blocks,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """A pair's rank is the number of pairs before it with its expert; the pair of every SIZE-th rank leads a block."""
     numbers = tl.arange(0, PADDED)
     is_pair = numbers < num_pairs
     blocks = tl.arange(0, BLOCKS)
@@ -197,19 +224,23 @@ def _group(
     tl.store(found + blocks, tl.full((BLOCKS,), -1, tl.int32), mask=blocks < num_blocks)
     places = tl.arange(0, BLOCKS * SIZE)
     tl.store(pairs + places, tl.zeros((BLOCKS * SIZE,), tl.int32) + num_pairs, mask=places < num_blocks * SIZE)
-    mine = tl.load(index + numbers, mask=is_pair, other=1 << 30)
-    others = tl.load(index + numbers, mask=is_pair, other=1 << 30)
-    same = (mine[:, None] == others[None, :]) & is_pair[None, :]
-    rank = tl.sum((same & (numbers[None, :] < numbers[:, None])).to(tl.int32), 1)
-    size = tl.sum(same.to(tl.int32), 1)
-    earlier = tl.sum((same & (numbers[:, None] < numbers[None, :])).to(tl.int32), 0)  # rank again, along the other axis
-    theirs = tl.sum(same.to(tl.int32) * is_pair[:, None].to(tl.int32), 0)
-    leads = (earlier == 0) & is_pair
-    before = tl.where(leads[None, :] & (others[None, :] < mine[:, None]), ((theirs + SIZE - 1) // SIZE)[None, :], 0)
-    block = tl.sum(before, 1) + rank // SIZE
+    mine = tl.load(index + numbers, mask=is_pair, other=-1)
+    rank = tl.zeros((PADDED,), tl.int32)
+    for first in range(0, num_pairs, CHUNK):
+        others = first + tl.arange(0, CHUNK)
+        theirs = tl.load(index + others, mask=others < num_pairs, other=-2)
+        before = (mine[:, None] == theirs[None, :]) & (others[None, :] < numbers[:, None])
+        rank += tl.sum(before.to(tl.int32), 1)
+    tl.store(ranks + numbers, rank, mask=is_pair)
+    tl.debug_barrier()  # ranks can be read, and what stands for "none" is written before what stands there
+    block = rank // SIZE
+    for first in range(0, num_pairs, CHUNK):
+        others = first + tl.arange(0, CHUNK)
+        theirs = tl.load(index + others, mask=others < num_pairs, other=1 << 30)
+        leads = tl.load(ranks + others, mask=others < num_pairs, other=1) % SIZE == 0
+        block += tl.sum(((theirs[None, :] < mine[:, None]) & leads[None, :]).to(tl.int32), 1)
     end(EARLY)
-    tl.debug_barrier()  # what stands for "none" is written before what stands there
-    tl.store(found + block, mine, mask=is_pair & (rank % SIZE == 0) & (size > 0))
+    tl.store(found + block, mine, mask=is_pair & (rank % SIZE == 0))
     tl.store(pairs + block * SIZE + rank % SIZE, numbers, mask=is_pair)
 
 

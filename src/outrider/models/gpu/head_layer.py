@@ -115,7 +115,7 @@ class FastHead:
             return stream, multiply(normed, self.head.lm_head.weight, Kind.HEAD)
         assert isinstance(self.head, Eagle1Head)
         states = added(stream, parts)
-        weight = self.head.embed_tokens.weight if self.head.config.tied else self.head.lm_head.weight
+        weight = self.head.lm_head.weight if self.head.has_readout else self.head.embed_tokens.weight
         return states, multiply(states, weight, Kind.HEAD)
 
     def _enter(self, tokens: Tensor, above: Above) -> tuple[Tensor, Tensor]:

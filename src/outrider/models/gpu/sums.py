@@ -7,7 +7,7 @@ Parts are added in their order and the sum is rounded once, so that whoever taps
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class BlockHead(Head, ABC):
         self.hidden_norm = Norm(config.hidden_size, config.norm_eps)
         self.layers = nn.ModuleList(HeadLayer(config.layer, num_norms=1) for _ in range(config.num_layers))
         self.norm = Norm(config.hidden_size, config.norm_eps)
-        if self._has_readout:
+        if self.has_readout:
             self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.rotations = Rotations(config.layer)
 
@@ -47,11 +47,6 @@ class BlockHead(Head, ABC):
     @property
     def frozen(self) -> tuple[str, ...]:
         return (*super().frozen, "lm_head.weight")
-
-    @property
-    def _has_readout(self) -> bool:
-        """The output matrix is a tensor of its own: not where it is the whole embedding."""
-        return not self.config.tied or self.config.draft_vocab_size != self.config.vocab_size
 
     def fuse(self, features: Tensor) -> Tensor:
         """[..., H] the target's states as the layers remember them."""
@@ -78,7 +73,7 @@ class BlockHead(Head, ABC):
 
     def read_off(self, normed: Tensor) -> Tensor:
         """[..., Vd] logits of states after the final norm, by the target's own output matrix."""
-        if self._has_readout:
+        if self.has_readout:
             return self.lm_head(normed)
         return nn.functional.linear(normed, self.embed_tokens.weight.to(normed.dtype))
 

@@ -1,6 +1,7 @@
 """Sizes and switches of one set of heads, as its folder describes it (``reading.py``).
 
-taps: the residual stream entering layer i, and i = L for the last layer's output, as everywhere in this project
+taps: the residual stream entering layer i, and i = L for the last layer's output, as everywhere in this project; L + 1 alone
+stands for the last layer's keys and values, which the target's cache holds (LongSpec)
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class HeadConfig:
     def __post_init__(self) -> None:
         if not self.taps and not self.target_layers:
             return  # a public folder, read without a target
-        bad = next((tap for tap in self.taps if not 0 <= tap <= self.target_layers), None)
+        most = self.target_layers + (len(self.taps) == 1)
+        bad = next((tap for tap in self.taps if not 0 <= tap <= most), None)
         if bad is not None or not self.taps:
             raise ModelError(f"taps = {list(self.taps)} are not layers of a target with {self.target_layers}; write 0 to that")
         if self.stride < 1 or self.num_layers < 1 or not 0 <= self.mask_token < self.vocab_size:

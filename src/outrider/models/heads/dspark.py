@@ -109,6 +109,7 @@ class DsparkKind(HeadKind[DsparkHead]):
         "num_heads": 5, "num_depths": 5, "num_layers": 2, "markov_rank": 64,
         "decay": 0.78, "loss": "l1-kl", "confidence_weight": 1.0,
     }  # fmt: skip
+    spoken = ("lm_head.", "markov_head.markov_w2.")
     formats = ("vllm", "deepspec")
     served_by = "outrider, vLLM and SGLang (export vllm), TensorRT-LLM (export deepspec)"
 

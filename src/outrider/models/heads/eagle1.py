@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.head import Norm
-from outrider.models.heads.kind import Exported, HeadKind, only, plain_keys
+from outrider.models.heads.kind import Exported, HeadKind, need_whole_vocabulary, only, plain_keys
 from outrider.models.heads.layer import Attending, HeadLayer
 
 
@@ -29,8 +29,8 @@ class Eagle1Head(EagleHead):
         self.target_norm = Norm(config.hidden_size, config.norm_eps)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList([HeadLayer(config.layer, num_norms=0)])
-        if not config.tied:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if self.has_readout:
+            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -45,8 +45,9 @@ class Eagle1Head(EagleHead):
 
     def readout(self, depth: int, state: Tensor) -> Tensor:
         del depth
-        weight = self.embed_tokens.weight if self.config.tied else self.lm_head.weight
-        return nn.functional.linear(state, weight.to(state.dtype))
+        if self.has_readout:
+            return self.lm_head(state)
+        return nn.functional.linear(state, self.embed_tokens.weight.to(state.dtype))
 
 
 @final
@@ -64,6 +65,7 @@ class Eagle1Kind(HeadKind[Eagle1Head]):
 
     def export(self, head: Eagle1Head, form: str, state: dict[str, Tensor], *, target_name: str) -> Exported:
         del target_name
+        need_whole_vocabulary(head.config)
         kept = only(state, "fc.", "layers.", "embed_tokens.")
         if form == "sglang":  # its fc always has a bias, left as it is in memory if the file has none
             kept["fc.bias"] = torch.zeros(head.config.hidden_size, dtype=kept["fc.weight"].dtype)

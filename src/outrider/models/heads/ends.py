@@ -12,7 +12,10 @@ from torch import Tensor
 from outrider.core.errors import ModelError
 from outrider.models.config import config_of
 from outrider.models.gguf import hf_config, hf_tensors, read_gguf
-from outrider.models.load import local_path, read_config
+from outrider.models.load import read_config
+from outrider.models.recurrent import recurrent_config
+from outrider.models.recurrent.ends import llama_keys, read_ends
+from outrider.models.source import local_path
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource
 
 
@@ -27,14 +30,18 @@ class Ends:
 
 
 def read_target(name: str) -> tuple[dict[str, Any], Ends]:
-    """``config.json`` of a target and its ends, in float32."""
+    """``config.json`` of a target and its ends, in float32. A target with recurrent layers is described as a Llama of its
+    width."""
     path = local_path(name)
     raw, source = _gguf(path) if path.suffix == ".gguf" else (read_config(path), SafetensorsFolder(path))
+    recurrent = recurrent_config(raw)
+    if recurrent is not None:
+        return llama_keys(recurrent, raw), Ends(*read_ends(recurrent, source), tied=recurrent.tied_head)
     config = config_of(raw)
     if config is None or config.norm_kind != "rms":
         raise ModelError(
             f"{name}: heads can be trained for families of the lean decoder with an RMS norm (Llama, Mistral, Qwen, Phi-3, "
-            f"Gemma, OLMo-2, Granite, Mixtral), and this is {raw.get('model_type')!r}"
+            f"Gemma, OLMo-2, Granite, Mixtral, Mamba-2, Bamba, Qwen3-Next), and this is {raw.get('model_type')!r}"
         )
     shape = (config.vocab_size, config.hidden_size)
     embedding = source.take("model.embed_tokens.weight", *shape).float()

@@ -68,7 +68,7 @@ def new_config(kind: str, target: Mapping[str, Any], **changes: Any) -> HeadConf
 SHAPES = (
     "num_heads", "num_blocks", "own_readouts", "prefix", "intermediate_size", "draft_vocab_size", "taps", "stride",
     "num_layers", "inner_dim", "exit_dim", "tie_weights", "scale_input", "mask_token_id", "markov_rank",
-    "markov_head_type",
+    "markov_head_type", "draft_window", "max_offset",
 )  # fmt: skip
 """What ``new_config`` can be told about the shape of heads."""
 
@@ -147,7 +147,8 @@ def load_head(
     if "d2t" not in state:
         state["d2t"] = wanted["d2t"]
     if ends is not None and not set(wanted) <= set(state):
-        state = {**_from_ends(wanted, read_target(ends)[1] if isinstance(ends, str) else ends), **state}
+        ids = state["d2t"] + torch.arange(len(state["d2t"]))
+        state = {**_from_ends(wanted, read_target(ends)[1] if isinstance(ends, str) else ends, ids), **state}
     _check_tensors(state, wanted, folder)
     head.load_state_dict(state)
     head.requires_grad_(False)
@@ -155,8 +156,10 @@ def load_head(
     return head.to(device, dtype or (torch.float32 if target is None or device.type == "cpu" else target.dtype)).eval()
 
 
-def _from_ends(wanted: Mapping[str, Tensor], ends: Ends) -> dict[str, Tensor]:
-    found = {"embed_tokens.weight": ends.embedding, "target_norm.weight": ends.norm, "lm_head.weight": ends.readout}
+def _from_ends(wanted: Mapping[str, Tensor], ends: Ends, ids: Tensor) -> dict[str, Tensor]:
+    """What is the target's own; of its output matrix the rows of the tokens ``ids`` that the heads can say."""
+    readout = ends.readout if len(ids) == len(ends.readout) else ends.readout[ids]
+    found = {"embed_tokens.weight": ends.embedding, "target_norm.weight": ends.norm, "lm_head.weight": readout}
     return {name: tensor for name, tensor in found.items() if name in wanted and wanted[name].shape == tensor.shape}
 
 

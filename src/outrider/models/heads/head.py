@@ -84,6 +84,11 @@ class Head(nn.Module, ABC):
         """Offset of each of the head's tokens: the target's token is i + d2t[i]."""
 
     @property
+    def has_readout(self) -> bool:
+        """The output matrix is a tensor of its own, for kinds that take the target's: not where it is the whole embedding."""
+        return not self.config.tied or self.config.draft_vocab_size != self.config.vocab_size
+
+    @property
     def target_ids(self) -> Tensor:
         """[Vd] the target's token of each of the head's."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)

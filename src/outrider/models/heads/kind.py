@@ -43,10 +43,14 @@ class HeadKind(ABC, Generic[Module]):
     layer_type: ClassVar[str] = "llama"
     num_taps: ClassVar[int] = 1
     """Target layers it reads."""
+    reads_cache: ClassVar[bool] = False
+    """It reads the keys and values of the target's last layer, and no states."""
     is_stack: ClassVar[bool] = False
     """There may be several decoder layers on top of each other."""
     training: ClassVar[Mapping[str, Any]] = {}
     """Defaults of ``outrider train``: shapes and settings."""
+    spoken: ClassVar[tuple[str, ...]] = ("lm_head.", "lm_heads.")
+    """How the names of the matrices begin that have a row for every token the heads can say."""
     formats: ClassVar[tuple[str, ...]] = ()
     """Formats of other engines that it can be written in."""
     served_by: ClassVar[str] = "outrider"
@@ -54,7 +58,7 @@ class HeadKind(ABC, Generic[Module]):
 
     def default_taps(self, num_layers: int) -> tuple[int, ...]:
         """The layers it reads of a target with so many, unless it is told others."""
-        return default_taps(self.num_taps, num_layers)
+        return (num_layers + 1,) if self.reads_cache else default_taps(self.num_taps, num_layers)
 
     # --- config.json ---------------------------------------------------------------------------------------------------
 

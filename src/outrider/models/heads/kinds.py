@@ -13,6 +13,7 @@ from outrider.models.heads.eagle3 import KIND as EAGLE3
 from outrider.models.heads.hydra import KIND as HYDRA
 from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.l_mtp import KIND as L_MTP
+from outrider.models.heads.longspec import KIND as LONGSPEC
 from outrider.models.heads.medusa import KIND as MEDUSA
 from outrider.models.heads.mlp_speculator import KIND as MLP_SPECULATOR
 from outrider.models.heads.mtp import KIND as MTP
@@ -33,6 +34,7 @@ _ALL: tuple[HeadKind[Any], ...] = (
     P_EAGLE,
     DFLASH,
     DSPARK,
+    LONGSPEC,
 )
 KINDS: Mapping[str, HeadKind[Any]] = {kind.name: kind for kind in _ALL}
 HEAD_KINDS = tuple(KINDS)

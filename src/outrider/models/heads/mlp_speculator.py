@@ -101,6 +101,7 @@ class MlpSpeculatorKind(HeadKind[MlpSpeculator]):
     model_type = "mlp_speculator"
     counted_by = "n_predict"
     training: ClassVar = {"num_heads": 4}
+    spoken = ("head.",)
     formats = ("vllm",)
     served_by = "outrider, vLLM's V0 engine, IBM's text generation server (export vllm)"
 

@@ -51,8 +51,8 @@ class CausalMtp(Head):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(MtpModule(config.layer) for _ in range(config.num_depths))
         self.rotations = Rotations(config.layer)
-        if not config.tied:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if self.has_readout:
+            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -79,8 +79,9 @@ class CausalMtp(Head):
     def readout(self, depth: int, state: Tensor) -> Tensor:
         module = self.layers[depth]
         assert isinstance(module, MtpModule)
-        weight = self.embed_tokens.weight if self.config.tied else self.lm_head.weight
-        return nn.functional.linear(module.norm(state), weight.to(state.dtype))
+        if self.has_readout:
+            return self.lm_head(module.norm(state))
+        return nn.functional.linear(module.norm(state), self.embed_tokens.weight.to(state.dtype))
 
 
 @final

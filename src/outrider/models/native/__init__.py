@@ -16,6 +16,7 @@ __all__ = [
     "BUILD",
     "NativeDecoder",
     "auto_types",
+    "can_build",
     "can_run",
     "fastest_decoder",
     "isa_here",
@@ -42,5 +43,5 @@ def native_decoder(
     config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None
 ) -> NativeDecoder | None:
     """The native decoder; None where it cannot run."""
-    library = built_library() if can_run(config, weights.embedding.dtype, weights.embedding.device) else None
+    library = built_library() if can_run(config, weights.dtype, weights.embedding.device) else None
     return None if library is None else NativeDecoder(library, config, weights, bits, joint=joint)

@@ -21,18 +21,42 @@ template <class T> struct Past {
     size_t at(int i) const { return size_t(slot(i)) * dim; }
 };
 
+// A query of 16 * C dimensions in registers; C = 0: of any size, in memory
+template <int C> struct Query {
+    V parts[C];
+    explicit Query(const float* from, int) {
+        for (int c = 0; c < C; c++) parts[c] = load(from + c * LANES);
+    }
+    template <class T> V times(const T* key) const {  // products of sixteen dimensions, added to those of the next sixteen
+        V found = {};
+        for (int c = 0; c < C; c++) found += parts[c] * load(key + c * LANES);
+        return found;
+    }
+};
+template <> struct Query<0> {
+    const float* from;
+    int chunks;
+    explicit Query(const float* query, int dim) : from(query), chunks(dim / LANES) {}
+    template <class T> V times(const T* key) const {
+        V found = {};
+        for (int c = 0; c < chunks; c++) found += load(from + c * LANES) * load(key + c * LANES);
+        return found;
+    }
+};
 // scores[i] = scale * q . key_i, sixteen keys at a time
-template <class T> static void score_keys(const Past<T>& past, const float* query, float scale, float* scores) {
-    const int size = past.size(), chunks = past.dim / LANES;
+template <int C, class T> static void score_keys_of(const Past<T>& past, const float* of, float scale, float* scores) {
+    const Query<C> query(of, past.dim);
+    const int size = past.size();
     for (int i = 0; i < size; i += LANES) {
-        V products[LANES] = {};
-        const int count = size - i < LANES ? size - i : LANES;
-        for (int j = 0; j < count; j++) {
-            const T* key = past.keys + past.at(i + j);
-            for (int c = 0; c < chunks; c++) products[j] += load(query + c * LANES) * load(key + c * LANES);
-        }
+        V products[LANES];
+        for (int j = 0; j < LANES; j++) products[j] = i + j < size ? query.times(past.keys + past.at(i + j)) : V{};
         store(scores + i, scale * sums(products));
     }
+}
+template <class T> static void score_keys(const Past<T>& past, const float* query, float scale, float* scores) {
+    if (past.dim == 4 * LANES) return score_keys_of<4>(past, query, scale, scores);
+    if (past.dim == 8 * LANES) return score_keys_of<8>(past, query, scale, scores);
+    score_keys_of<0>(past, query, scale, scores);
 }
 
 // scores -> e^(score - max), zero from `size` on to the next multiple of 16; returns their sum

@@ -21,19 +21,16 @@ struct Matrix {
     const float* bias;    // [out] or null
     const float* scales;  // [out] of weights of 8 bits, or null
     int32_t in, out;
-    int32_t storage;      // of a GGUF file (stored.hpp): 0 none, 1 Q8_0, 2 Q4_0, 3 Q4_1
+    int32_t is_stored;    // as in a GGUF file: `packed` is [blocks] of Place (stored_types.hpp)
     int padded_in() const { return up(in, 32); }
     int num_blocks() const { return up(out, BLOCK) / BLOCK; }
 };
-
-// Weights of one T
-template <class T> constexpr int weights_in = 1;
 
 // Blocks that lie one after the other.
 template <class T> struct Blocks {
     const T* at;
     int width;
-    size_t next() const { return size_t(width) * BLOCK / weights_in<T>; }
+    size_t next() const { return size_t(width) * BLOCK; }
     Blocks after(int count) const { return {at + count * next(), width}; }
     static Blocks of(const Matrix& w, int first) {
         return Blocks{static_cast<const T*>(w.packed), w.padded_in()}.after(first);

@@ -44,11 +44,13 @@ void outrider_pack(void* to, const void* from, int out, int in, int num_bytes) {
     else if (num_bytes == 2) pack(static_cast<bf16*>(to), static_cast<const bf16*>(from), out, in);
     else pack(static_cast<int8_t*>(to), static_cast<const int8_t*>(from), out, in);
 }
-void outrider_pack_stored(void* to, const void* from, int out, int in, int storage) {  // rows of a GGUF file, as Matrix numbers them
-    const auto* rows = static_cast<const uint8_t*>(from);
-    if (storage == 1) pack_stored(static_cast<Q8_0*>(to), rows, out, in);
-    else if (storage == 2) pack_stored(static_cast<Q4_0*>(to), rows, out, in);
-    else pack_stored(static_cast<Q4_1*>(to), rows, out, in);
+// Rows of a GGUF file: the bytes that sixteen of them take packed; packing them, which writes [blocks] of Place
+size_t outrider_packed_size(int64_t type, int in) { return packed_size(type, in); }
+void outrider_pack_stored(Place* places, void* to, const void* file, const FileRow* rows, int out, int in, int num_threads) {
+    pack_rows(places, static_cast<char*>(to), static_cast<const uint8_t*>(file), rows, out, in, num_threads);
+}
+void outrider_embed(const Model* model, const int64_t* tokens, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; i++) put_embedding<float>(*model, tokens[i], to + i * model->hidden);
 }
 void outrider_gumbel(const int64_t* keys, int64_t count, int size, float* out) {
     for (int64_t i = 0; i < count; i++) gumbel_stream(uint64_t(keys[i]), size, out + i * size);

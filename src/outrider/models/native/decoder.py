@@ -29,12 +29,14 @@ from outrider.core.scores import Scores, StackedTaps
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Tempering
 from outrider.models.config import ModelConfig
+from outrider.models.decoder_weights import STORED_ROWS, Weights
 from outrider.models.joint import Joint
-from outrider.models.native.structs import ChainStruct, ChoicesStruct, PackedModel, PassStruct, TreeStruct, cut_array
+from outrider.models.native.choices import choose, gumbel_stream
+from outrider.models.native.packed_model import PackedModel
+from outrider.models.native.structs import ChainStruct, PassStruct, TreeStruct, cut_array
 from outrider.models.native.sums import SumsOverRanks
 from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
-from outrider.models.weights import Weights
 
 _CHUNK = 256
 """Most tokens of a row per prefill pass."""
@@ -87,15 +89,16 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         """``bits`` (16, 8) of the matrices of a bfloat16 model. With a ``joint``, config and weights are one rank's share."""
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
-        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self.device, self.dtype = weights.embedding.device, weights.dtype
         self._call, self._chain, self._tree = library.outrider_pass, library.outrider_chain, library.outrider_tree
         self._call.restype = self._chain.restype = self._tree.restype = None
         self._num_threads = torch.get_num_threads()
-        self.gumbel_stream, self.choose = partial(_gumbel_stream, library), partial(_choose, library)
+        self.gumbel_stream, self.choose = partial(gumbel_stream, library), partial(choose, library)
         self._model = PackedModel(library, config, weights, bits, embeds=joint is None)
         self._sums = None if joint is None else SumsOverRanks(joint)
         self._joint = joint
         self._embedding = weights.embedding
+        self._embed = library.outrider_embed
         self._tables = [
             RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=torch.float32, device=self.device)
             for rope in config.ropes
@@ -161,9 +164,17 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., H] what enters the first layer."""
-        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
         scale = self.config.embedding_scale
+        if self._embedding.dtype == STORED_ROWS:
+            return self._dequantised(tokens.contiguous())
+        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
+
+    def _dequantised(self, tokens: Tensor) -> Tensor:
+        rows = torch.empty(*tokens.shape, self.config.hidden_size)
+        count = ctypes.c_int64(tokens.numel())
+        self._embed(byref(self._model.struct), ctypes.c_void_p(tokens.data_ptr()), count, ctypes.c_void_p(rows.data_ptr()))
+        return rows
 
     def _begun(self, tree: TokenTree, cache: Cache, resume: Resume) -> Tensor:
         """[B, N, H] what enters layer ``resume.layer``, at the nodes that have not been through those below it too."""
@@ -273,26 +284,3 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         assert self._joint is not None
         states = self._joint.embed(self._embedding, tree.tokens[:, start:]).float() * self.config.embedding_scale
         return states.contiguous() if hidden is None else hidden.copy_(states)
-
-
-def _gumbel_stream(library: ctypes.CDLL, keys: Tensor, length: int) -> Tensor:
-    """[..., length] standard Gumbel numbers, float32: ``core.rng.gumbel_stream`` to within the last bit of a logarithm."""
-    keys = keys.contiguous()
-    numbers = torch.empty(*keys.shape, length)
-    library.outrider_gumbel(ctypes.c_void_p(keys.data_ptr()), keys.numel(), length, ctypes.c_void_p(numbers.data_ptr()))
-    return numbers
-
-
-def _choose(
-    library: ctypes.CDLL, logits: Tensor, temperatures: Sequence[float], *, noise: Noise, depths: Tensor | None
-) -> Tensor:
-    """[B, M] the target's choices, as ``core.sampling.Law`` makes them with the numbers of ``_gumbel_stream``."""
-    logits, chosen = logits.contiguous(), torch.empty(logits.shape[:2], dtype=torch.int64)
-    warmth = (ctypes.c_float * len(temperatures))(*temperatures)
-    call = ChoicesStruct(*logits.shape, logits.data_ptr(), addressof(warmth))
-    if depths is not None:
-        depths = depths.contiguous()
-        call.seeds, call.positions, call.depths = noise.seeds.data_ptr(), noise.positions.data_ptr(), depths.data_ptr()
-    call.out = chosen.data_ptr()
-    library.outrider_choose(byref(call))
-    return chosen

@@ -68,11 +68,28 @@ template <int R, int B, class W> static void multiply_up_to(int rows, Some of, B
         if (rows < R) return multiply_up_to<R - 1, B>(rows, of, w, count, later);
     multiply_some<R, B ? B : blocks_for(R)>(of, w, count, later);
 }
+// A multiple of MANY_ROWS. Few blocks for many rows: weights come from the second-level cache for every group of rows.
+template <class W> static void multiply_many(int rows, Some of, Blocks<W> w, int count, Blocks<W> then) {
+    const int num_groups = rows / MANY_ROWS, step = MANY_BLOCKS * BLOCK * int(sizeof(W)) / num_groups;
+    for (int b = 0; b < count; b += MANY_BLOCKS) {
+        const char* next = reinterpret_cast<const char*>(b + MANY_BLOCKS < count ? w.after(b + MANY_BLOCKS).at : then.at);
+        for (int group = 0; group < num_groups; group++) {
+            const Later later{next + size_t(group) * w.width * step, step};
+            multiply_some<MANY_ROWS, MANY_BLOCKS>(of.from(group * MANY_ROWS, b), w.after(b), std::min(MANY_BLOCKS, count - b), later);
+        }
+    }
+}
 // Any number of rows, in groups of about the same size that share a reading of the weights. The next weights come from memory while
 // these are multiplied: the first group would wait for them, and the others read what is near.
 template <class W> static void multiply_vectors(int rows, Some of, Blocks<W> w, int count, Blocks<W> then) {
     const char* nowhere = reinterpret_cast<const char*>(w.at);
     if (rows <= MOST_TOGETHER) return multiply_up_to<MOST_TOGETHER, 0>(rows, of, w, count, {nowhere, 0});
+    if constexpr (MANY_ROWS > 0)
+        if (rows >= MANY_ROWS) {
+            const int many = rows / MANY_ROWS * MANY_ROWS;
+            multiply_many(many, of, w, count, then);
+            return many < rows ? multiply_vectors(rows - many, of.from(many, 0), w, count, then) : void();
+        }
     constexpr int AT_ONCE = blocks_for(MOST_TOGETHER);
     const int num_groups = up(rows, MOST_TOGETHER) / MOST_TOGETHER;
     const int step = AT_ONCE * BLOCK * int(sizeof(W)) / num_groups;

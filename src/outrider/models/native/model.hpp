@@ -9,9 +9,10 @@ struct LayerWeights {
     int32_t rope, window;  // -1: no positions; 0: no window
 };
 struct Model {
-    int32_t is_bf16, has_stored, hidden, layers, heads, kv_heads, head_dim, mlp, vocab, activation;
+    int32_t is_bf16, has_stored, hidden, layers, heads, kv_heads, head_dim, mlp, vocab, activation, embedding_type;
     float norm_eps, query_scale, embedding_scale, attention_cap, final_cap;
-    const void* embedding;  // [vocab][hidden], or null: a pass brings what enters the first layer
+    // [vocab][hidden]; rows of a GGUF file where embedding_type is not 0 (stored_types.hpp); null: a pass brings what enters the first layer
+    const void* embedding;
     const float* norm;
     Matrix head;
     const LayerWeights* layer;

@@ -37,6 +37,19 @@ template <class T> struct Product {
     int rows;  // of x
 };
 
+static inline float value(float x) { return x; }
+static inline float value(bf16 x) { return to_float(x); }
+// What enters the first layer
+template <class T> static void put_embedding(const Model& m, int64_t token, float* to) {
+    const T* from = static_cast<const T*>(m.embedding) + size_t(token) * m.hidden;
+    if (m.embedding_type)
+        with_type(m.embedding_type, [&]<class W>() {
+            dequantise<W>(static_cast<const uint8_t*>(m.embedding) + size_t(token) * (m.hidden / W::WIDTH) * W::FILE_BYTES, m.hidden, to);
+        });
+    else for (int i = 0; i < m.hidden; i++) to[i] = value(from[i]);
+    for (int i = 0; i < m.hidden; i++) to[i] *= m.embedding_scale;
+}
+
 template <class T> class Runner {
   public:
     Runner(const Model& model, const Pass& pass, Buffers<T>& buffers)
@@ -63,7 +76,7 @@ template <class T> class Runner {
     template <class B> static void grow(B& buffer, size_t size) {
         if (buffer.size() < size) buffer.resize(size);
     }
-    // The queries of a key head, its key and its value at one row. Outputs of qkv come in this order too (structs.py), so that a
+    // The queries of a key head, its key and its value at one row. Outputs of qkv come in this order too (packed_model.py), so that a
     // thread finds in its own cache what it needs for the attention of a head.
     float* heads_of(int head, int row) { return b.wide.data() + (size_t(head) * rows.size() + row) * per_head(); }
     T* queries_of(int head, int row) { return b.queries.data() + (size_t(head) * rows.size() + row) * (m.heads / m.kv_heads) * m.head_dim; }
@@ -116,10 +129,7 @@ template <class T> class Runner {
         if constexpr (sizeof(T) == 2) {
             if (of.w.scales) return product_of<int8_t>(phase, of, take);
         } else {
-            if (of.w.storage) round(phase, of);
-            if (of.w.storage == 1) return product_of<Q8_0>(phase, of, take);
-            if (of.w.storage == 2) return product_of<Q4_0>(phase, of, take);
-            if (of.w.storage == 3) return product_of<Q4_1>(phase, of, take);
+            if (of.w.is_stored) return round(phase, of), product_of<AnyStored>(phase, of, take);
         }
         product_of<T>(phase, of, take);
     }
@@ -197,13 +207,9 @@ template <class T> class Runner {
                 memcpy(to, p.hidden + size_t(row.out) * m.hidden, size_t(m.hidden) * 4);
                 return;
             }
-            const T* from = static_cast<const T*>(m.embedding) + size_t(p.tokens[size_t(row.batch) * p.nodes + row.node]) * m.hidden;
-            for (int i = 0; i < m.hidden; i++) to[i] = value(from[i]) * m.embedding_scale;
+            put_embedding<T>(m, p.tokens[size_t(row.batch) * p.nodes + row.node], to);
         });
     }
-    static float value(float x) { return x; }
-    static float value(bf16 x) { return to_float(x); }
-
     void head_norm(float* x, const float* weight) const {
         const float scale = rms(x, m.head_dim);
         for (int i = 0; i < m.head_dim; i++) x[i] = x[i] * scale * weight[i];

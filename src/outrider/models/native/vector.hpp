@@ -16,11 +16,11 @@ static inline float sum(V v) {  // a fixed tree of additions
     return x[0];
 }
 static inline float largest(V v) {
-    float x[LANES], best;
+    float x[LANES];
     store(x, v);
-    best = x[0];
-    for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
-    return best;
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; i++) x[i] = x[i + width] > x[i] ? x[i + width] : x[i];
+    return x[0];
 }
 static inline float lane(V v, int at) {
     float x[LANES];

@@ -5,26 +5,21 @@ python -m outrider.models.parallel.follower        started by ``team.py``; messa
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 
 import torch
 
+from outrider.models.companion import READY, answering, read_message, write_message
 from outrider.models.parallel.link import find_store
 from outrider.models.parallel.rank import Opening, Rank
-from outrider.models.parallel.team import READY, read_message
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's to handle
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints here must not be taken for an answer
+    answers = answering()
     opening, number, port = read_message(sys.stdin.buffer)
     assert isinstance(opening, Opening)
     rank = Rank(opening, number)
-    answers.write(READY)
-    answers.flush()
+    write_message(answers, READY)
     with torch.inference_mode():
         obey(rank, port)
 

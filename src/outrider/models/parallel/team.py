@@ -7,95 +7,23 @@ the others, and says so in every later call. Nothing is restarted: what the dead
 
 from __future__ import annotations
 
-import os
-import pickle
-import signal
-import struct
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import IO, Any, final
+from typing import Any, final
 
 import torch
 
 from outrider.core.errors import RankError
+from outrider.models.companion import Companion
 from outrider.models.parallel.link import open_store
 from outrider.models.parallel.rank import Opening, Rank
 
-READY = b"ready\n"
+_FOLLOWER = "outrider.models.parallel.follower"
 _NOTICE_S = 3.0
 """Longest wait for the system to say which process died, after a pass broke."""
-
-
-def write_message(to: IO[bytes], message: Any) -> None:
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    to.write(struct.pack("<q", len(data)) + data)
-    to.flush()
-
-
-def read_message(source: IO[bytes]) -> Any:
-    """The next message; None when the other side has gone."""
-    header = source.read(8)
-    if len(header) < 8:
-        return None
-    data = source.read(struct.unpack("<q", header)[0])
-    return pickle.loads(data)
-
-
-@final
-class Follower:
-    """A process with one share of the model."""
-
-    def __init__(self, opening: Opening, rank: int, *, port: int, num_threads: int) -> None:
-        self.rank, self._opening = rank, opening
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(num_threads)}
-        command = [sys.executable, "-m", "outrider.models.parallel.follower"]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words, env=env, start_new_session=True
-        )
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self._to, self._from = self.process.stdin, self.process.stdout
-        self.tell((opening, rank, port))
-
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank} of {self._opening.size} (process {self.process.pid} on {self._opening.device_of(self.rank)})"
-
-    def tell(self, message: Any) -> None:
-        write_message(self._to, message)
-
-    def wait_until_ready(self) -> bool:
-        return self._from.readline() == READY
-
-    def describe_end(self) -> str:
-        """How it ended and what it said last."""
-        code = self.process.returncode
-        how = "did not answer" if code is None else f"ended by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
-        self._words.seek(0)
-        said = self._words.read().decode(errors="replace").strip().splitlines()
-        return f"{self.name} {how}" + (f" ({said[-1]})" if said else "")
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self._to, self._from, self._words):
-            try:
-                pipe.close()
-            except OSError:  # what was not read cannot be flushed
-                continue
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 @final
@@ -107,7 +35,16 @@ class Team:
         self._store = open_store()
         num_threads = max(1, torch.get_num_threads() // self.size)
         ranks = range(1, self.size)
-        self.followers = [Follower(opening, rank, port=self._store.port, num_threads=num_threads) for rank in ranks]
+        self.followers = [
+            Companion(
+                f"rank {rank} of {self.size}",
+                _FOLLOWER,
+                (opening, rank, self._store.port),
+                place=str(opening.device_of(rank)),
+                num_threads=num_threads,
+            )
+            for rank in ranks
+        ]
         self._notes: deque[tuple[str, Sequence[Any]]] = deque()
         self._loss: str | None = None
         self._closed = weakref.finalize(self, _end_all, self.followers)
@@ -115,7 +52,7 @@ class Team:
     def connect(self, leader: Rank) -> None:
         """Wait until every rank has read its share, then connect them."""
         for follower in self.followers:
-            if not follower.wait_until_ready():
+            if not follower.is_ready():
                 follower.process.wait()
                 self._lose(follower)
         try:
@@ -172,13 +109,13 @@ class Team:
         self.close()
         raise error
 
-    def _lose(self, gone: Follower, cause: BaseException | None = None) -> None:
+    def _lose(self, gone: Companion, cause: BaseException | None = None) -> None:
         self._loss = f"{gone.describe_end()}; a divided model cannot go on without it: load the model again"
         self.close()
         raise RankError(self._loss) from cause
 
 
-def _end_all(followers: Sequence[Follower]) -> None:
+def _end_all(followers: Sequence[Companion]) -> None:
     for follower in followers:
         follower.end()
 

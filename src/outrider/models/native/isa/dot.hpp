@@ -1,8 +1,10 @@
 // Products of whole numbers: four inputs of 8 bits times four weights of a byte, for sixteen outputs at a time.
 //
 //   Bytes                   64 weights, [16 outputs][4 inputs]
-//   add_small, add_bytes    sum[output] += the four products; weights of at most 15, or of at most 255
+//   upper_bits<BIT, MASK>   the bits from BIT on moved to bit 4 of their bytes, those of MASK; joined: the bits of two
+//   add_small, add_bytes    sum[output] += the four products; weights of at most 127, or of at most 255
 //   whole, floats           sixteen equal whole numbers; whole numbers as floats
+//   round_to_bytes          writes sixteen floats, at most 127, to the nearest (even) whole number; returns their sum
 //   load_half               sixteen numbers of 16 bits (IEEE)
 //   WHOLE_SUMS, WHOLE_ROWS  sums that stay in registers, and rows that share one reading of the weights
 //
@@ -17,10 +19,20 @@ typedef __m512i Bytes;
 INLINE Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 INLINE Bytes low_halves(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 INLINE Bytes high_halves(Bytes b) { return low_halves(_mm512_srli_epi16(b, 4)); }
+INLINE Bytes joined(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
+template <int BIT, int MASK> INLINE Bytes upper_bits(Bytes b) {
+    const Bytes moved = BIT < 4 ? _mm512_slli_epi16(b, BIT < 4 ? 4 - BIT : 0) : _mm512_srli_epi16(b, BIT < 4 ? 0 : BIT - 4);
+    return _mm512_and_si512(moved, _mm512_set1_epi8(MASK));
+}
 INLINE I whole(int32_t x) { return (I)_mm512_set1_epi32(x); }
 INLINE V floats(I x) { return (V)_mm512_cvtepi32_ps((__m512i)x); }
 INLINE V load_half(const uint16_t* p) {
     return (V)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+INLINE int32_t round_to_bytes(V x, int8_t* to) {
+    const __m512i near = _mm512_cvtps_epi32((__m512)x);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(near));
+    return _mm512_reduce_add_epi32(near);
 }
 #if defined(__AVX512VNNI__)
 INLINE void add_small(I& sum, Bytes w, int32_t four) { sum = (I)_mm512_dpbusd_epi32((__m512i)sum, w, _mm512_set1_epi32(four)); }
@@ -44,9 +56,25 @@ INLINE Bytes load_bytes(const uint8_t* p) {
 }
 INLINE Bytes low_halves(Bytes b) { return each<Bytes>([&](int i) { return b.part[i] & 0x0f0f0f0fu; }); }
 INLINE Bytes high_halves(Bytes b) { return each<Bytes>([&](int i) { return b.part[i] >> 4 & 0x0f0f0f0fu; }); }
+INLINE Bytes joined(Bytes a, Bytes b) { return each<Bytes>([&](int i) { return a.part[i] | b.part[i]; }); }
+template <int BIT, int MASK> INLINE Bytes upper_bits(Bytes b) {
+    constexpr uint32_t IN_EACH = MASK * 0x01010101u;
+    return each<Bytes>([&](int i) { return (BIT < 4 ? b.part[i] << (BIT < 4 ? 4 - BIT : 0) : b.part[i] >> (BIT < 4 ? 0 : BIT - 4)) & IN_EACH; });
+}
 INLINE I whole(int32_t x) { return each<I>([&](int) { return Ints{} + x; }); }
 INLINE V floats(I x) { return each<V>([&](int i) { return __builtin_convertvector(x.part[i], Floats); }); }
 
+// Adding 1.5 * 2^23 leaves no room for a fraction.
+INLINE int32_t round_to_bytes(V x, int8_t* to) {
+    const Floats room = Floats{} + 12582912.0f;
+    int32_t near[LANES], sum = 0;
+    for (int i = 0; i < PARTS; i++) {
+        const Ints part = (Ints)(x.part[i] + room) - (Ints)room;
+        memcpy(near + i * WIDE, &part, sizeof part);
+    }
+    for (int i = 0; i < LANES; i++) to[i] = int8_t(near[i]), sum += near[i];
+    return sum;
+}
 #if defined(__AVX2__) && !defined(OUTRIDER_ISA_GENERIC)
 constexpr int WHOLE_SUMS = 2, WHOLE_ROWS = 2;
 INLINE Ints small_products(Words w, int32_t four) {  // pairs fit into 16 bits

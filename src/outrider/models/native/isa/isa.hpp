@@ -6,6 +6,7 @@
 //   exp, inverse, exp_of_minus<T> (as exact as T needs), max, select, sums (of sixteen vectors, each a fixed tree of additions)
 //   ACCUMULATORS  vectors V that stay in registers while a product or a blend adds to them
 //   MOST_TOGETHER rows that are multiplied together with one reading of the weights
+//   MANY_ROWS     rows times MANY_BLOCKS where there are so many (a prompt): each reading of the weights serves more; 0: none
 //   HAS_TILES     bfloat16 is multiplied by tiles (tiles.hpp)
 //   ISA_NAME
 //

@@ -5,6 +5,7 @@
 #include "parts.hpp"
 
 constexpr bool HAS_TILES = false;
+constexpr int MANY_ROWS = 0, MANY_BLOCKS = 1;
 constexpr int WIDE = PART_BYTES / 4, PARTS = LANES / WIDE;
 
 struct V { Floats part[PARTS]; };

@@ -1,0 +1,158 @@
+"""LongSpec: a draft layer with a short window of its own that reads the rest of the text in the target's last-layer cache.
+
+What it keeps per request is the window, so its memory is the same at any length of the context. A tree's nodes look at the
+window and at their ancestors in two parts, merged by their log-sum-exps, and at the target's cache without any tree mask:
+only verified tokens are in it. (Yang et al. 2025, LongSpec, arXiv 2502.17421.)
+
+    q(. | node) = softmax(W_target s(node)),      s: models/heads/longspec.py
+
+Lossless under every rule that is exact for the draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from outrider.cache.slots import LayeredCache
+from outrider.core.draft import Draws
+from outrider.core.errors import CompositionError, ModelError
+from outrider.core.interfaces import Context, Drafter, Observation
+from outrider.core.method_rows import MethodRow, Parts
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadOptions, HeadState
+from outrider.drafters.heads.head_growth import HeadGrowth
+from outrider.drafters.heads.pending_states import PendingStates
+from outrider.drafters.heads.token_window import Near, TokenWindow
+from outrider.drafters.heads.trained import trained_head
+from outrider.models.attention.parts import Part, attend_part, merged
+from outrider.models.heads.layer import Attending
+from outrider.models.heads.longspec import KIND, LongSpecHead
+from outrider.models.layers import rotate
+
+
+class Far(NamedTuple):
+    """The target's last-layer cache."""
+
+    keys: Tensor
+    """[B, Hkv, S, D]"""
+    values: Tensor
+    sight: Tensor | None
+    """[B, 1, S] committed slots; None where all are."""
+
+
+@final
+class LongSpec(HeadDrafter):
+    """Trees from a window and the target's cache."""
+
+    def __init__(self, head: LongSpecHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
+        super().__init__(head, options, draws=draws)
+        self.head, self.taps = head, ()
+
+    def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
+        del taps
+        nothing = torch.zeros(0, 0)
+        window = TokenWindow.empty(self.head, len(rows), self._dtype, self._device)
+        return HeadState(PendingStates([nothing] * len(rows), ()), window=window)
+
+    def observe(self, state: HeadState, observation: Observation) -> None:
+        """Tokens are read from the text when drafting next, states from the target's cache."""
+
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> LongSpecGrowth:
+        del max_depth
+        assert state.window is not None
+        near = state.window.read(self.head, context.tokens, self._dtype)
+        return LongSpecGrowth(self.head, context, near, self._far(context))
+
+    def _far(self, context: Context) -> Far:
+        cache, layer = context.cache, self.head.config.layer
+        if not isinstance(cache, LayeredCache):
+            raise CompositionError(
+                "longspec reads the target's own cache, and this target keeps it in a form that cannot be read; "
+                "load the model with fast=False, or use 'eagle3'"
+            )
+        keys, values = (part.to(self._dtype) for part in cache.entries(self.head.config.target_layers - 1))
+        assert layer is not None
+        if keys.shape[1::2] != (layer.num_kv_heads, layer.head_dim):
+            found = f"{keys.shape[1]} heads of {keys.shape[3]} and the draft reads {layer.num_kv_heads} of {layer.head_dim}"
+            raise ModelError(f"the target's cache has {found}; use the target that the heads were trained for")
+        slots = torch.arange(keys.shape[2], device=keys.device)
+        there = slots < torch.tensor(cache.lengths, device=keys.device)[:, None, None]
+        return Far(keys, values, None if len(set(cache.lengths)) == 1 else there)
+
+
+@final
+class LongSpecGrowth(HeadGrowth):
+    """Keeps the keys and values of the tree's own nodes; the root's are in the window."""
+
+    def __init__(self, head: LongSpecHead, context: Context, near: Near, far: Far) -> None:
+        super().__init__(head, context)
+        self._long, self._near, self._far = head, near, far
+        self._roots = torch.tensor([len(row) - 1 for row in context.tokens], device=context.device)[:, None]
+        self._keys, self._values = near.keys[:, :, :0], near.values[:, :, :0]
+
+    def _root_states(self) -> Tensor:
+        return self._asked(self.tokens)
+
+    def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        del parents
+        return self._asked(tokens)
+
+    def _asked(self, tokens: Tensor) -> Tensor:
+        """[B, M, H] states of the newest nodes."""
+        head, config = self._long, self._long.config.layer
+        assert config is not None
+        rotation = head.rotations.at((self._roots + self.depth).expand_as(tokens), self._near.keys.dtype)
+        near = head.near(head.embed(tokens, self._near.keys.dtype), _NodeAttending(self, rotation))
+        queries = rotate(head.queries(near), rotation)
+        far = self._far
+        return head.far(near, attend_part(queries, far.keys, far.values, scale=config.query_scale, sight=far.sight).seen)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """The newest nodes over the window and, below the root, over their ancestors and themselves; all are rotated."""
+        head, config = self._long, self._long.config.layer
+        assert config is not None
+        oldest = self._roots + self.depth - head.window
+        held = self._near.positions
+        seen = (held > oldest) & (held <= self._roots)
+        prefix = attend_part(
+            queries, self._near.keys, self._near.values, scale=config.query_scale, sight=seen[:, None]
+        )  # no tree mask
+        if not self.depth:
+            return prefix.seen
+        self._keys, self._values = torch.cat([self._keys, keys], 2), torch.cat([self._values, values], 2)
+        return merged(prefix, self._tree_part(queries, config.query_scale))
+
+    def _tree_part(self, queries: Tensor, scale: float) -> Part:
+        forest = self.forest()
+        sight = forest.ancestors[:, -queries.shape[2] :]
+        close = forest.depths[:, None, :] + 1 > self.depth - self._long.window
+        return attend_part(queries, self._keys, self._values, scale=scale, sight=sight & close)
+
+
+@final
+class _NodeAttending(Attending):
+    """Hands the newest nodes' queries and entries, rotated, to a growth."""
+
+    def __init__(self, growth: LongSpecGrowth, rotation: tuple[Tensor, Tensor]) -> None:
+        self._growth, self._rotation = growth, rotation
+
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return self._growth.attend(rotate(queries, self._rotation), rotate(keys, self._rotation), values)
+
+
+def build(parts: Parts) -> Drafter:
+    return LongSpec(trained_head(parts, KIND), parts.options, draws=parts.draws)
+
+
+ROW = MethodRow(
+    summary="a layer with a short window that reads the target's last-layer cache (trained)",
+    paper="Yang et al. 2025, LongSpec (arXiv 2502.17421)",
+    drafter=LongSpec,
+    build=build,
+    defaults={"num_draft_tokens": 5, "num_tree_nodes": 32},
+    options=HeadOptions,
+    needs=("heads",),
+)

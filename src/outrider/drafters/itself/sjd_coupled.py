@@ -1,0 +1,55 @@
+"""Coupled speculative Jacobi decoding: a place keeps its random numbers, so its guess changes only when it must.
+
+``sjd`` draws every waiting guess afresh, so the window changes at random, and the laws behind a changed guess change with it.
+Here the draw at an output position is the Gumbel-max choice with that position's own noise. Where the law hardly changes, the
+guess stays, and the window settles (So et al. 2025, "MC-SJD", arXiv 2510.24211: its Gumbel coupling).
+
+    w_j = argmax(log P_j + g_j),   q_j <- P_j,   g_j fixed for the position j until it is written
+
+Lossless under rules that judge from the top down: nothing before place j depends on g_j, because laws are causal, so given
+all that decides whether place j is reached, its guess is a draw from q_j. A rule that looks ahead (block, traversal) stops
+because of later guesses, whose numbers are used again: it is refused. The numbers are not the target's own.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draws
+from outrider.core.interfaces import Drafter
+from outrider.core.method_rows import MethodRow, Parts
+from outrider.core.rng import Noise
+from outrider.drafters.itself.jacobi_window import JacobiWindow, WindowOptions, at_places
+
+
+@final
+class CoupledJacobi(JacobiWindow):
+    """Every place keeps its numbers."""
+
+    offers: ClassVar = (Draws.BEAM,)
+    """Sampled one guess per node, for rules that test from the top down."""
+    draws = Draws.BEAM
+
+    def numbers(self, noise: Noise, row: int, places: range, *, num_nodes: int) -> tuple[Noise, Tensor]:
+        """Those of the output position."""
+        del num_nodes
+        ahead = torch.tensor(list(places), device=noise.seeds.device)
+        return at_places(noise, row, noise.positions[row] + ahead), torch.zeros_like(ahead)[:, None]
+
+
+def build(parts: Parts) -> Drafter:
+    return CoupledJacobi(parts.options, dtype=parts.target.dtype)
+
+
+ROW = MethodRow(
+    summary="as sjd, with random numbers that stay with each place",
+    paper="So et al. 2025 (arXiv 2510.24211)",
+    drafter=CoupledJacobi,
+    build=build,
+    options=WindowOptions,
+    defaults={"num_draft_tokens": 8},
+    acceptance="recursive",
+)

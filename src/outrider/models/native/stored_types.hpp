@@ -1,0 +1,267 @@
+// The quantised types of a GGUF file: how the file lays weights out, and how they lie packed, in no more memory than in the file
+// (the scales of Q4_K and Q5_K take 8 bits instead of 6).
+//
+// A type's unit is 32 or 256 weights of an output. Packed, the units of sixteen outputs lie together, so that one vector holds the weights
+// of sixteen outputs and four inputs. A weight is scale * (number - ZERO), plus an offset in some types.
+#pragma once
+#include <thread>
+
+#include "blocks.hpp"
+#include "isa/dot.hpp"
+
+constexpr int SPAN = 32;  // inputs that share a scale after they are rounded (stored.hpp)
+
+// One unit of one output, unpacked
+struct Unit {
+    uint8_t numbers[8 * SPAN];
+    uint16_t scale, offset;         // of 16 bits
+    int8_t scales[16], offsets[8];  // of K types, group by group: factors of scale and offset
+};
+static inline float half_to_float(uint16_t h) {
+    uint16_t sixteen[LANES] = {h};
+    return lane(load_half(sixteen), 0);
+}
+
+// --- scales of sixteen units: GROUPS of them in a span
+
+struct Scale {  // one for 32 weights
+    static constexpr int SPANS = 1, GROUPS = 1;
+    static constexpr bool HAS_OFFSETS = false;
+    uint16_t scales[BLOCK];
+    void put(int j, const Unit& unit) { scales[j] = unit.scale; }
+    V scale(int, int) const { return load_half(scales); }
+    static float scale_of(const Unit& unit, int) { return half_to_float(unit.scale); }
+    static float offset_of(const Unit&, int) { return 0.0f; }
+};
+struct ScaleAndOffset {
+    static constexpr int SPANS = 1, GROUPS = 1;
+    static constexpr bool HAS_OFFSETS = true;
+    uint16_t scales[BLOCK], offsets[BLOCK];
+    void put(int j, const Unit& unit) { scales[j] = unit.scale, offsets[j] = unit.offset; }
+    V scale(int, int) const { return load_half(scales); }
+    V offset(int) const { return load_half(offsets); }
+    static float scale_of(const Unit& unit, int) { return half_to_float(unit.scale); }
+    static float offset_of(const Unit& unit, int) { return half_to_float(unit.offset); }
+};
+struct ScalesAndOffsets {  // eight of each, for 32 weights
+    static constexpr int SPANS = 8, GROUPS = 1;
+    static constexpr bool HAS_OFFSETS = true;
+    uint16_t scales[BLOCK], offsets[BLOCK];
+    int8_t factors[SPANS][BLOCK], offset_factors[SPANS][BLOCK];
+    void put(int j, const Unit& unit) {
+        scales[j] = unit.scale, offsets[j] = unit.offset;
+        for (int g = 0; g < SPANS; g++) factors[g][j] = unit.scales[g], offset_factors[g][j] = unit.offsets[g];
+    }
+    V scale(int span, int) const { return load_half(scales) * load(factors[span]); }
+    V offset(int span) const { return load_half(offsets) * -load(offset_factors[span]); }
+    static float scale_of(const Unit& unit, int group) { return half_to_float(unit.scale) * unit.scales[group]; }
+    static float offset_of(const Unit& unit, int group) { return half_to_float(unit.offset) * -unit.offsets[group]; }
+};
+struct Scales {  // sixteen, for 16 weights
+    static constexpr int SPANS = 8, GROUPS = 2;
+    static constexpr bool HAS_OFFSETS = false;
+    uint16_t scales[BLOCK];
+    int8_t factors[SPANS * GROUPS][BLOCK];
+    void put(int j, const Unit& unit) {
+        scales[j] = unit.scale;
+        for (int g = 0; g < SPANS * GROUPS; g++) factors[g][j] = unit.scales[g];
+    }
+    V scale(int span, int group) const { return load_half(scales) * load(factors[span * GROUPS + group]); }
+    static float scale_of(const Unit& unit, int group) { return half_to_float(unit.scale) * unit.scales[group]; }
+    static float offset_of(const Unit&, int) { return 0.0f; }
+};
+
+// --- sixteen units. The numbers of a span are eight vectors [16 outputs][4 inputs], the first four of inputs 0 .. 15. Of fewer than 8
+// bits, vector v < 4 has its low half-bytes where vector v + 4 has its high ones; then come the upper bits.
+
+template <int BITS_, int ZERO_, class S> struct Stored : S {
+    static constexpr int BITS = BITS_, ZERO = ZERO_, WIDTH = S::SPANS * SPAN;
+    uint8_t numbers[S::SPANS][BITS * 64];
+
+    void put(int j, const Unit& unit) {
+        S::put(j, unit);
+        for (int span = 0; span < S::SPANS; span++)
+            for (int v = 0; v < 4; v++) put_two(numbers[span], j, v, word(unit, span, v), word(unit, span, v + 4));
+    }
+    // Vectors v and v + 4 of a span
+    template <int v> [[gnu::always_inline]] void two(int span, Bytes& low, Bytes& high) const {
+        const uint8_t* from = numbers[span];
+        if constexpr (BITS == 8) {
+            low = load_bytes(from + v * 64), high = load_bytes(from + (v + 4) * 64);
+            return;
+        }
+        const Bytes both = load_bytes(from + v * 64);
+        low = low_halves(both), high = high_halves(both);
+        if constexpr (BITS == 5) {
+            const Bytes upper = load_bytes(from + 256);
+            low = joined(low, upper_bits<v, 0x10>(upper)), high = joined(high, upper_bits<v + 4, 0x10>(upper));
+        }
+        if constexpr (BITS == 6) {
+            low = joined(low, upper_bits<2 * v, 0x30>(load_bytes(from + 256)));
+            high = joined(high, upper_bits<2 * v, 0x30>(load_bytes(from + 320)));
+        }
+    }
+
+  private:
+    static uint32_t word(const Unit& unit, int span, int v) {
+        uint32_t four;
+        memcpy(&four, unit.numbers + span * SPAN + v * 4, 4);
+        return four;
+    }
+    static void add(uint8_t* to, int j, uint32_t bits) {
+        uint32_t was;
+        memcpy(&was, to + j * 4, 4);
+        was |= bits;
+        memcpy(to + j * 4, &was, 4);
+    }
+    static void put_two(uint8_t* to, int j, int v, uint32_t low, uint32_t high) {
+        constexpr uint32_t HALF = 0x0f0f0f0f, ONE = 0x01010101;
+        if constexpr (BITS == 8) add(to + v * 64, j, low), add(to + (v + 4) * 64, j, high);
+        else add(to + v * 64, j, (low & HALF) | (high & HALF) << 4);
+        if constexpr (BITS == 5) add(to + 256, j, (low >> 4 & ONE) << v | (high >> 4 & ONE) << (v + 4));
+        if constexpr (BITS == 6) add(to + 256, j, (low >> 4 & 3 * ONE) << 2 * v), add(to + 320, j, (high >> 4 & 3 * ONE) << 2 * v);
+    }
+};
+
+// --- what a file has for a unit
+
+static inline uint16_t half_at(const uint8_t* from) {
+    uint16_t h;
+    memcpy(&h, from, 2);
+    return h;
+}
+// Bytes whose low halves come first, then the high ones
+static inline void read_halves(const uint8_t* from, int size, uint8_t* to) {
+    for (int i = 0; i < size; i++) to[i] = from[i] & 15, to[size + i] = from[i] >> 4;
+}
+static inline void read_fifth_bits(const uint8_t* from, uint8_t* to) {
+    for (int i = 0; i < SPAN; i++) to[i] |= (from[i / 8] >> i % 8 & 1) << 4;
+}
+// Eight scales and eight offsets of 6 bits in 12 bytes (gguf/quants.py says how)
+static inline void read_six_bits(const uint8_t* from, Unit& unit) {
+    for (int i = 0; i < 4; i++) {
+        unit.scales[i] = from[i] & 63, unit.offsets[i] = from[4 + i] & 63;
+        unit.scales[4 + i] = (from[8 + i] & 15) | (from[i] >> 6 << 4), unit.offsets[4 + i] = (from[8 + i] >> 4) | (from[4 + i] >> 6 << 4);
+    }
+}
+
+struct Q8_0 : Stored<8, 128, Scale> {
+    static constexpr int FILE_BYTES = 34;
+    static void read(const uint8_t* from, Unit& unit) {
+        unit.scale = half_at(from);
+        for (int i = 0; i < SPAN; i++) unit.numbers[i] = from[2 + i] ^ 128;  // signed bytes become unsigned ones, 128 more
+    }
+};
+struct Q4_0 : Stored<4, 8, Scale> {
+    static constexpr int FILE_BYTES = 18;
+    static void read(const uint8_t* from, Unit& unit) { unit.scale = half_at(from), read_halves(from + 2, 16, unit.numbers); }
+};
+struct Q4_1 : Stored<4, 0, ScaleAndOffset> {
+    static constexpr int FILE_BYTES = 20;
+    static void read(const uint8_t* from, Unit& unit) {
+        unit.scale = half_at(from), unit.offset = half_at(from + 2), read_halves(from + 4, 16, unit.numbers);
+    }
+};
+struct Q5_0 : Stored<5, 16, Scale> {
+    static constexpr int FILE_BYTES = 22;
+    static void read(const uint8_t* from, Unit& unit) {
+        unit.scale = half_at(from), read_halves(from + 6, 16, unit.numbers), read_fifth_bits(from + 2, unit.numbers);
+    }
+};
+struct Q5_1 : Stored<5, 0, ScaleAndOffset> {
+    static constexpr int FILE_BYTES = 24;
+    static void read(const uint8_t* from, Unit& unit) {
+        unit.scale = half_at(from), unit.offset = half_at(from + 2);
+        read_halves(from + 8, 16, unit.numbers), read_fifth_bits(from + 4, unit.numbers);
+    }
+};
+struct Q4_K : Stored<4, 0, ScalesAndOffsets> {
+    static constexpr int FILE_BYTES = 144;
+    static void read(const uint8_t* from, Unit& unit) {
+        unit.scale = half_at(from), unit.offset = half_at(from + 2), read_six_bits(from + 4, unit);
+        for (int i = 0; i < 4; i++) read_halves(from + 16 + i * SPAN, SPAN, unit.numbers + i * 2 * SPAN);
+    }
+};
+struct Q5_K : Stored<5, 0, ScalesAndOffsets> {
+    static constexpr int FILE_BYTES = 176;
+    static void read(const uint8_t* from, Unit& unit) {
+        unit.scale = half_at(from), unit.offset = half_at(from + 2), read_six_bits(from + 4, unit);
+        for (int i = 0; i < 4; i++) read_halves(from + 48 + i * SPAN, SPAN, unit.numbers + i * 2 * SPAN);
+        for (int group = 0; group < SPANS; group++)
+            for (int i = 0; i < SPAN; i++) unit.numbers[group * SPAN + i] |= (from[16 + i] >> group & 1) << 4;
+    }
+};
+struct Q6_K : Stored<6, 32, Scales> {
+    static constexpr int FILE_BYTES = 210;
+    static void read(const uint8_t* from, Unit& unit) {
+        for (int half = 0; half < 2; half++) {
+            uint8_t* to = unit.numbers + half * 128;
+            read_halves(from + half * 64, 64, to);
+            for (int part = 0; part < 4; part++)
+                for (int i = 0; i < SPAN; i++) to[part * SPAN + i] |= (from[128 + half * SPAN + i] >> 2 * part & 3) << 4;
+        }
+        memcpy(unit.scales, from + 192, 16), unit.scale = half_at(from + 208);
+    }
+};
+
+// f.template operator()<W>() for the type of this number; the order is that of STORED in gguf/stored.py, from 1
+template <class F> static auto with_type(int64_t number, F f) {
+    switch (number) {
+        case 1: return f.template operator()<Q8_0>();
+        case 2: return f.template operator()<Q4_0>();
+        case 3: return f.template operator()<Q4_1>();
+        case 4: return f.template operator()<Q5_0>();
+        case 5: return f.template operator()<Q5_1>();
+        case 6: return f.template operator()<Q4_K>();
+        case 7: return f.template operator()<Q5_K>();
+        default: return f.template operator()<Q6_K>();
+    }
+}
+
+// --- rows of a file
+
+// One row as floats
+template <class W> static void dequantise(const uint8_t* row, int in, float* to) {
+    constexpr int GROUP_SIZE = SPAN / W::GROUPS;
+    Unit unit;
+    for (int k = 0; k < in; k += W::WIDTH, row += W::FILE_BYTES, to += W::WIDTH) {
+        W::read(row, unit);
+        for (int group = 0; group < W::WIDTH / GROUP_SIZE; group++) {
+            const float scale = W::scale_of(unit, group), offset = W::offset_of(unit, group);
+            for (int i = group * GROUP_SIZE; i < (group + 1) * GROUP_SIZE; i++) to[i] = scale * float(unit.numbers[i] - W::ZERO) + offset;
+        }
+    }
+}
+// Where a row begins in the file, and its type: 0 for a row of zeros
+struct FileRow { int64_t at, type; };
+// Where sixteen rows lie packed, and their type
+struct Place { void* at; int64_t type; };
+
+static inline size_t packed_size(int64_t type, int in) {
+    return with_type(type, [&]<class W>() { return sizeof(W) * (in / W::WIDTH); });
+}
+// Sixteen rows or fewer
+template <class W> static void pack_block(W* to, const uint8_t* file, const FileRow* rows, int count, int in) {
+    memset(static_cast<void*>(to), 0, sizeof(W) * (in / W::WIDTH));
+    Unit unit;
+    for (int j = 0; j < count; j++)
+        for (int k = 0; rows[j].type && k < in / W::WIDTH; k++) {
+            W::read(file + rows[j].at + size_t(k) * W::FILE_BYTES, unit);
+            to[k].put(j, unit);
+        }
+}
+// Any rows; the sixteen of a block have one type.
+static void pack_rows(Place* places, char* to, const uint8_t* file, const FileRow* rows, int out, int in, int num_threads) {
+    const int num_blocks = up(out, BLOCK) / BLOCK;
+    for (int b = 0; b < num_blocks; b++) places[b] = {to, rows[b * BLOCK].type}, to += packed_size(rows[b * BLOCK].type, in);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < num_threads; t++)
+        threads.emplace_back([=] {
+            for (int b = num_blocks * t / num_threads; b < num_blocks * (t + 1) / num_threads; b++)
+                with_type(places[b].type, [&]<class W>() {
+                    const FileRow* from = rows + b * BLOCK;
+                    pack_block(static_cast<W*>(places[b].at), file, from, std::min(BLOCK, out - b * BLOCK), in);
+                });
+        });
+    for (auto& thread : threads) thread.join();
+}

@@ -1,0 +1,94 @@
+"""Draft models that can say only the commonest tokens (FR-Spec: Zhao et al. 2025, arXiv 2502.14856).
+
+A draft of a large vocabulary spends much of its time on its output matrix, and most rows are of tokens it never guesses. Such
+a draft reads all tokens, multiplies with the rows of some, and says nothing about the others. The target verifies what it
+guesses as always, so nothing changes but how much is accepted.
+
+    logits(x) = W[ids] h,  in place ids of the whole vocabulary;  -inf elsewhere
+
+A folder says so by ``draft_vocab_size`` in ``config.json`` and a tensor ``d2t``: row i is of token i + d2t[i], as in the
+folders of heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ModelError, OptionError
+from outrider.core.interfaces import Cache, Target
+from outrider.core.layered_target import LayeredTarget
+from outrider.core.resume import Resume
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+from outrider.models.checkpoint import write_checkpoint
+from outrider.models.weights import SafetensorsFolder, TensorSource
+
+_SIZE, _OFFSETS = "draft_vocab_size", "d2t"
+
+
+@final
+class ReducedDraft(Target):
+    """A decoder whose output matrix has the rows of some tokens, over the whole vocabulary."""
+
+    says_all = False
+
+    def __init__(self, inner: LayeredTarget, ids: Tensor, vocab_size: int) -> None:
+        self._inner, self._ids = inner, ids.to(inner.device)
+        self.vocab_size, self.max_len, self.num_layers = vocab_size, inner.max_len, inner.num_layers
+        self.device, self.dtype, self.is_invariant = inner.device, inner.dtype, inner.is_invariant
+
+    @property
+    def pads(self) -> bool:
+        return self._inner.pads
+
+    @property
+    def has_own_threads(self) -> bool:
+        return self._inner.has_own_threads
+
+    def new_cache(self, batch_size: int) -> Cache:
+        return self._inner.new_cache(batch_size)
+
+    def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
+        return self._inner.prefill(rows, cache, taps=taps)
+
+    def score(
+        self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
+    ) -> Scores:
+        scores = self._inner.score(tree, cache, taps=taps, start=start, resume=resume)
+        return Scores(self._spread(scores.logits), scores.taps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._spread(self._inner.logits(hidden))
+
+    def _spread(self, logits: Tensor) -> Tensor:
+        full = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
+        return full.index_copy_(-1, self._ids, logits)
+
+
+def spoken_ids(raw: Mapping[str, Any], source: TensorSource) -> Tensor | None:
+    """[Vd] the only tokens that the model in a folder can say, ascending; None for all of them."""
+    count, vocab_size = int(raw.get(_SIZE) or 0), int(raw.get("vocab_size") or 0)
+    if not count or count == vocab_size:
+        return None
+    if _OFFSETS not in source.names:
+        raise ModelError(f"{source.origin}: config.json says {_SIZE} = {count} and there is no tensor 'd2t'; trim it again")
+    ids = source.read(_OFFSETS) + torch.arange(count)
+    if len(ids.unique()) != count or int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        raise ModelError(f"{source.origin}: tensor 'd2t' does not name {count} tokens of {vocab_size}; trim it again")
+    return ids
+
+
+def trim_model(folder: Path, raw: Mapping[str, Any], ids: Tensor, out: Path, notes: Mapping[str, Any]) -> None:
+    """Write the model in ``folder`` so that it says only the tokens ``ids``, ascending. Its other tensors stay as they are."""
+    if raw.get(_SIZE):
+        raise OptionError(f"{folder} has a reduced vocabulary already; trim the model that it was made from")
+    source = SafetensorsFolder(folder)
+    tensors = {name: source.read(name) for name in source.names}
+    tensors[_OFFSETS] = ids - torch.arange(len(ids))
+    beside = [file for file in folder.glob("*") if file.suffix in (".json", ".jinja", ".model") and "index" not in file.name]
+    write_checkpoint(out, tensors, config={**raw, _SIZE: len(ids)}, notes=notes, beside=beside)

@@ -1,0 +1,115 @@
+"""Matrices in the storage types of GGUF, to the nearest: what a quantiser writes, from the formats' definitions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from outrider.models.gguf.quants import STORAGE_TYPES
+
+CODES = {storage.name: code for code, storage in STORAGE_TYPES.items()}
+WIDTHS = {storage.name: storage.block_len for storage in STORAGE_TYPES.values()}
+
+
+def quantised(weights: Tensor, name: str) -> tuple[int, tuple[int, ...], bytes]:
+    """The matrix for ``write_gguf``."""
+    blocks = _WRITERS[name](weights.reshape(-1, WIDTHS[name]).double())
+    return CODES[name], tuple(weights.shape), blocks.numpy().tobytes()
+
+
+def _halves(*numbers: Tensor) -> list[Tensor]:
+    return [number.half().contiguous().view(torch.uint8) for number in numbers]
+
+
+def _whole(numbers: Tensor, most: int) -> Tensor:
+    return numbers.nan_to_num().round().clamp(0, most).to(torch.uint8)
+
+
+def _nibbles(q: Tensor) -> Tensor:
+    """The first half of the last dimension in the low halves of bytes, the second in the high ones."""
+    low, high = (q & 15).chunk(2, -1)
+    return low | high << 4
+
+
+def _bits(ones: Tensor) -> Tensor:
+    """[..., 8, n] of 0 and 1 to [..., n] bytes."""
+    return (ones << torch.arange(8, dtype=torch.uint8)[:, None]).sum(-2).to(torch.uint8)
+
+
+def _plain(bits: int) -> Callable[[Tensor], Tensor]:
+    """Q4_0, Q5_0."""
+
+    def write(blocks: Tensor) -> Tensor:
+        scale = (blocks.abs().amax(1, keepdim=True) / -(2 ** (bits - 1))).half().double()
+        q = _whole(blocks / scale + 2 ** (bits - 1), 2**bits - 1)
+        return torch.cat([*_halves(scale), *_fifth(q, bits), _nibbles(q)], 1)
+
+    return write
+
+
+def _with_offset(bits: int) -> Callable[[Tensor], Tensor]:
+    """Q4_1, Q5_1."""
+
+    def write(blocks: Tensor) -> Tensor:
+        low, high = blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)
+        scale, offset = ((high - low) / (2**bits - 1)).half().double(), low.half().double()
+        q = _whole((blocks - offset) / scale, 2**bits - 1)
+        return torch.cat([*_halves(scale, offset), *_fifth(q, bits), _nibbles(q)], 1)
+
+    return write
+
+
+def _fifth(q: Tensor, bits: int) -> list[Tensor]:
+    return [_bits((q >> 4).view(-1, 4, 8).transpose(1, 2))] if bits == 5 else []
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    scale = (blocks.abs().amax(1, keepdim=True) / 127).half().double()
+    q = (blocks / scale).nan_to_num().round().clamp(-127, 127).to(torch.int8).view(torch.uint8)
+    return torch.cat([*_halves(scale), q], 1)
+
+
+def _six_bits(scales: Tensor, offsets: Tensor) -> Tensor:
+    """Eight and eight numbers of 6 bits in twelve bytes."""
+    (s, high_s), (m, high_m) = scales.chunk(2, 1), offsets.chunk(2, 1)
+    return torch.cat([s | high_s >> 4 << 6, m | high_m >> 4 << 6, (high_s & 15) | (high_m & 15) << 4], 1)
+
+
+def _k_with_offsets(bits: int) -> Callable[[Tensor], Tensor]:
+    """Q4_K, Q5_K."""
+
+    def write(blocks: Tensor) -> Tensor:
+        groups = blocks.view(-1, 8, 32)
+        low = groups.amin(-1).clamp(max=0)
+        scale = (groups.amax(-1) - low) / (2**bits - 1)
+        d, dmin = ((x.amax(1, keepdim=True) / 63).half().double() for x in (scale, -low))
+        s, m = _whole(scale / d, 63), _whole(-low / dmin, 63)
+        q = _whole((groups + (dmin * m)[..., None]) / (d * s)[..., None], 2**bits - 1)
+        fifth = [_bits(q >> 4)] if bits == 5 else []
+        return torch.cat([*_halves(d, dmin), _six_bits(s, m), *fifth, _nibbles(q.view(-1, 4, 64)).flatten(1)], 1)
+
+    return write
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    groups = blocks.view(-1, 16, 16)
+    scale = groups.abs().amax(-1) / -32
+    d = (scale.abs().amax(1, keepdim=True) / 127).half().double()
+    s = (scale / d).nan_to_num().round().clamp(-128, 127).to(torch.int8)
+    q = _whole(groups / (d * s)[..., None] + 32, 63).view(-1, 2, 128)
+    pairs = (q >> 4).view(-1, 2, 4, 32) << 2 * torch.arange(4, dtype=torch.uint8)[:, None]
+    return torch.cat([_nibbles(q).flatten(1), pairs.sum(2).to(torch.uint8).flatten(1), s.view(torch.uint8), *_halves(d)], 1)
+
+
+_WRITERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": _plain(4),
+    "Q4_1": _with_offset(4),
+    "Q5_0": _plain(5),
+    "Q5_1": _with_offset(5),
+    "Q4_K": _k_with_offsets(4),
+    "Q5_K": _k_with_offsets(5),
+    "Q6_K": _q6_k,
+}

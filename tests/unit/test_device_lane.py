@@ -1,0 +1,200 @@
+"""Requests in slots of captured rounds, behind the scheduler: joining, leaving, frames that grow and shrink. The device is
+played by a function of the tokens so far, so that every request's text is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.core.method import Method
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request, RequestState
+from outrider.engine.device_lane import DeviceLane, num_slots
+from outrider.engine.job import Job, Slots
+from outrider.engine.scheduler import Scheduler
+from outrider.engine.step import Engine
+from outrider.methods import compose
+from outrider.models.decoder import Decoder
+from outrider.models.random_decoder import tiny_config, tiny_weights
+
+VOCAB = tiny_config().vocab_size
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    return (7 * sum(tokens[-3:]) + 3 * len(tokens)) % VOCAB
+
+
+class FakeEvent:
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        return 1.0 if other is not self else 0.0
+
+
+class FakeGraph:
+    """A round of a frame: every slot says up to three tokens, as many as its length tells."""
+
+    logprobs = None
+
+    def __init__(self, graphs: FakeGraphs, size: int, num_guesses: int) -> None:
+        self._graphs, self._size, self.num_guesses = graphs, size, num_guesses
+        self._notes: list[list[list[int]]] = []
+
+    def launch(self) -> int:
+        self._notes.append([self._play(slot) for slot in range(self._size)])
+        return len(self._notes) - 1
+
+    def note(self, number: int) -> list[list[int]]:
+        return self._notes[number]
+
+    def _play(self, slot: int) -> list[int]:
+        held = self._graphs.slots.get((self._size, slot))
+        choices: list[int] = []
+        if held is not None:
+            tokens, limit = held
+            for _ in range(min(1 + len(tokens) % 3, limit - len(tokens))):
+                tokens.append(next_token(tokens))
+                choices.append(tokens[-1])
+        agreed = max(0, len(choices) - 1)
+        return [len(choices), self.num_guesses, agreed, 0, *choices]
+
+
+class FakeGraphs:
+    """What ``RoundGraphs`` is to a lane."""
+
+    drafter = None
+    most_guesses = 2
+
+    def __init__(self, target: Decoder, method: Method) -> None:
+        self.target, self.policy = target, method.policy
+        self.slots: dict[tuple[int, int], tuple[list[int], int]] = {}
+        self.sizes: list[int] = []
+        self._holder: object = None
+
+    def fits(self, capacity: int) -> bool:
+        return capacity < 1000
+
+    def is_held_by_another(self, lane: object) -> bool:
+        return self._holder not in (None, lane)
+
+    def hold(self, lane: object) -> None:
+        self._holder = lane
+
+    def let_go(self) -> None:
+        self._holder = None
+        self.slots.clear()
+
+    def _of(self, state: RequestState) -> tuple[list[int], int]:
+        return list(state.tokens), len(state.request.prompt_ids) + state.params.max_tokens
+
+    def resize(self, old: int, new: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
+        self.sizes.append(new)
+        self.slots = {(new, place): self._of(state) for place, state in enumerate(states)}
+        assert len(slots) == len(states) and old != new
+
+    def seat(self, size: int, slots: Sequence[int], states: Sequence[RequestState], caches: Sequence[Any]) -> None:
+        for slot, state, cache in zip(slots, states, caches, strict=True):
+            assert (size, slot) not in self.slots and cache.lengths == [len(state.tokens) - 1]
+            self.slots[size, slot] = self._of(state)
+
+    def stop(self, size: int, slots: Sequence[int]) -> None:
+        for slot in slots:
+            del self.slots[size, slot]
+
+    def round(self, size: int, num_guesses: int, stages: int, *, logprobs: bool) -> FakeGraph:
+        del stages, logprobs
+        return FakeGraph(self, size, num_guesses)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Scheduler, FakeGraphs]:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    target = Decoder(tiny_config(), tiny_weights(tiny_config(), seed=0))
+    method = compose("prompt-lookup", target, policy="fixed", options={"num_draft_tokens": 2})
+    graphs = FakeGraphs(target, method)
+    plain = Engine(target, compose("plain", target))
+    lane = lambda _: DeviceLane(graphs, plain)  # type: ignore[arg-type]  # noqa: E731
+    return Scheduler(target, lambda _: method, slots=Slots(9, 64), device_lane=lane), graphs
+
+
+def text_of(prompt: Sequence[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+def test_requests_come_and_go_and_everyone_gets_its_text(world: tuple[Scheduler, FakeGraphs]) -> None:
+    scheduler, graphs = world
+    rng = random.Random(0)
+    prompts = {n: [rng.randrange(VOCAB) for _ in range(rng.randint(2, 12))] for n in range(40)}
+    counts = {n: rng.randint(1, 30) for n in prompts}
+    said: dict[int, list[int]] = {n: [] for n in prompts}
+    waiting, states = list(prompts), dict[int, RequestState]()
+    while waiting or not scheduler.is_idle:
+        for _ in range(min(len(waiting), rng.choice((0, 0, 1, 6)))):
+            number = waiting.pop(0)
+            states[number] = RequestState.of(Request(prompts[number], SamplingParams(max_tokens=counts[number])))
+            scheduler.submit(Job(number, states[number]))
+        for report in scheduler.round():
+            for step in report.progress():
+                said[step.request] += step.new_tokens
+        scheduler.check_integrity()
+    assert said == {n: text_of(prompts[n], counts[n]) for n in prompts}
+    assert all(state.is_finished and state.stats.num_tokens == counts[n] for n, state in states.items())
+    assert max(graphs.sizes) > 4 and graphs.slots == {} and not graphs.is_held_by_another(None)
+
+
+def test_what_the_device_cannot_do_runs_on_the_host_beside_it(world: tuple[Scheduler, FakeGraphs]) -> None:
+    scheduler, graphs = world
+    options: list[dict[str, Any]] = [{}, {"logits_processors": [lambda tokens, logits: logits]}, {}]
+    for number, more in enumerate(options):
+        state = RequestState.of(Request([1, 2, 3], SamplingParams(max_tokens=4, **more)))
+        scheduler.submit(Job(number, state, traced=number == 2))
+    emitted: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    while not scheduler.is_idle:
+        for report in scheduler.round():
+            for step in report.progress():
+                emitted[step.request] += step.new_tokens
+    assert emitted[0] == text_of([1, 2, 3], 4)
+    assert emitted[1] == emitted[2] and emitted[1] != emitted[0], "both were decoded by the target"
+    assert max(graphs.sizes) == 1
+
+
+def test_a_cancelled_request_leaves_its_slot(world: tuple[Scheduler, FakeGraphs]) -> None:
+    scheduler, graphs = world
+    for number in range(3):
+        scheduler.submit(Job(number, RequestState.of(Request([4, 5], SamplingParams(max_tokens=20)))))
+    scheduler.round()
+    scheduler.cancel(1)
+    scheduler.check_integrity()
+    assert len(graphs.slots) == 2
+    scheduler.close()
+    assert scheduler.is_idle and graphs.slots == {} and not graphs.is_held_by_another(None)
+
+
+def test_another_drafter_lets_requests_read_themselves_again(world: tuple[Scheduler, FakeGraphs]) -> None:
+    scheduler, _ = world
+    states = [RequestState.of(Request([n, 5], SamplingParams(max_tokens=20))) for n in range(3)]
+    for number, state in enumerate(states):
+        scheduler.submit(Job(number, state))
+    for _ in range(4):
+        scheduler.round()
+    scheduler.redraft([None])
+    scheduler.check_integrity()
+    while not scheduler.is_idle:
+        scheduler.round()
+    assert [state.output_ids for state in states] == [text_of([n, 5], 20) for n in range(3)]
+
+
+def test_slots_come_in_powers_of_two() -> None:
+    assert [num_slots(count) for count in (1, 3, 8, 9, 300)] == [1, 4, 8, 16, 512]
