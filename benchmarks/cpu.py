@@ -2,11 +2,12 @@
 
     python benchmarks/cpu.py [--sizes small mid] [--json FILE]
                              [--peer hugging-face] [--peer openvino=PYTHON,model=DIR,draft=DIR]
+    python benchmarks/cpu.py --gguf FILE [--gguf-draft FILE] [--peer llama-cpp=PYTHON]
 
-Models are made on the first run (benchmarks/cpu_models.py). Three questions: what a pass costs as it gets wider, where the
-time of a round goes, and who is faster (a 128-token prompt, greedy, decode speed after the first token, engines in turns).
-``{size}`` in a peer's paths becomes the size; peers that are not there are skipped, with the reason. The last line is one JSON
-document.
+Models are made on the first run (benchmarks/cpu_models.py), or are GGUF files of yours, multiplied as stored. Three questions:
+what a pass costs as it gets wider, where the time of a round goes, and who is faster (a 128-token prompt, greedy, decode speed
+after the first token, engines in turns). ``{size}`` in a peer's paths becomes the size; peers that are not there are skipped,
+with the reason. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from outrider.bench.provenance import provenance
 from outrider.bench.settings import Setting
 from outrider.core.params import SamplingParams
 from outrider.core.tree import TokenTree
-from outrider.models.native import isa_here, ready_to_measure
+from outrider.models.native import NativeDecoder, isa_here, ready_to_measure
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cpu_models import make_models
@@ -72,9 +74,9 @@ def prompts_of(llm: LLM) -> list[list[int]]:
     return [(llm.codec.encode(story) * 8)[:128] for story in STORIES]
 
 
-def own_methods(llm: LLM, *, rounds: int, max_tokens: int) -> dict[str, dict[str, float]]:
+def own_methods(llm: LLM, settings: dict[str, Setting], *, rounds: int, max_tokens: int) -> dict[str, dict[str, float]]:
     """Tokens per second and the parts of a round, methods in turns."""
-    methods = {name: setting.compose(llm) for name, setting in SETTINGS.items()}
+    methods = {name: setting.compose(llm) for name, setting in settings.items()}
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     runs: dict[str, list[tuple[float, ...]]] = {name: [] for name in methods}
     texts: dict[str, list[list[int]]] = {name: [] for name in methods}
@@ -96,22 +98,56 @@ def own_methods(llm: LLM, *, rounds: int, max_tokens: int) -> dict[str, dict[str
     return found
 
 
-def measure(size: str, folders: dict[str, Path], args: argparse.Namespace) -> dict[str, Any]:
-    model, draft = str(folders[size]), str(folders[f"{size}-draft"])
+@dataclass(frozen=True)
+class Pair:
+    """A model, and its draft where it has one."""
+
+    name: str
+    model: str
+    draft: str | None
+    dtype: str
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """Methods that can run."""
+        return {name: one for name, one in SETTINGS.items() if self.draft or name in ("plain", "prompt-lookup")}
+
+
+def bytes_read(pair: Pair, llm: LLM) -> int:
+    """What a pass over one token reads of the weights: the packed matrices, or what the checkpoint holds."""
+    if isinstance(llm.target, NativeDecoder):
+        return llm.target.num_bytes
+    return (Path(pair.model) / "model.safetensors").stat().st_size * (2 if pair.dtype == "float32" else 1)
+
+
+def measure(pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
     ready_to_measure()
-    llm = LLM(model, draft=draft, dtype=args.dtype)
-    num_bytes = (folders[size] / "model.safetensors").stat().st_size * (2 if args.dtype == "float32" else 1)
+    llm = LLM(pair.model, draft=pair.draft, dtype=pair.dtype)
+    num_bytes = bytes_read(pair, llm)
     costs = pass_costs(llm, rounds=args.rounds * 4)
     bandwidth = read_speed(num_bytes, llm.target.device) / 1e9
-    share = num_bytes / costs["1"] / 1e6 / bandwidth
-    isa = isa_here().name
-    print(f"\n{size}, {args.dtype}, {isa}: {num_bytes / 1e6:.0f} MB, memory reads {bandwidth:.1f} GB/s, context {CONTEXT}")
+    share, floor, isa = num_bytes / costs["1"] / 1e6 / bandwidth, num_bytes / bandwidth / 1e6, isa_here().name
+    print(f"\n{pair.name}, {pair.dtype}, {isa}: {num_bytes / 1e6:.0f} MB, memory reads {bandwidth:.1f} GB/s, context {CONTEXT}")
     print(
-        "pass, ms:  "
+        f"pass, ms:  floor {floor:.2f} (bytes over read speed)   "
         + "   ".join(f"nodes {w}: {ms:.2f} ({ms / costs['1']:.2f}x)" for w, ms in costs.items())
         + f"   {share:.0%} of bandwidth"
     )
-    own = own_methods(llm, rounds=args.rounds, max_tokens=args.max_tokens)
+    own = own_methods(llm, pair.settings, rounds=args.rounds, max_tokens=args.max_tokens)
+    print_methods(own)
+    document: dict[str, Any] = {"isa": isa, "pass_ms": costs, "floor_ms": floor, "bandwidth_gb": bandwidth}
+    document |= {"bandwidth_share": share, "ours": own}
+    specs = [PeerSpec.of(text.replace("{size}", pair.name), model=pair.model, draft=pair.draft) for text in args.peer]
+    if specs:
+        best = max((name for name in own if name != "plain"), key=lambda name: own[name]["tokens_per_second"])
+        document["peers"] = race_peers(
+            llm, SETTINGS[best], specs, prompts_of(llm), max_tokens=args.max_tokens, num_rounds=args.rounds
+        )
+        print_peers(document["peers"])
+    return document
+
+
+def print_methods(own: dict[str, dict[str, float]]) -> None:
     print(f"{'ours':<20} {'tokens/s':>9} {'to plain':>9} {'tok/pass':>9} {'draft':>8} {'verify':>8} {'rest ms':>8}  same text")
     for name, parts in own.items():
         ratio = parts["tokens_per_second"] / own["plain"]["tokens_per_second"]
@@ -119,34 +155,39 @@ def measure(size: str, folders: dict[str, Path], args: argparse.Namespace) -> di
             f"{1e3 * parts[key]:>9.2f}" for key in ("draft", "verify", "rest")
         )
         print(f"{name:<20} {parts['tokens_per_second']:>9.1f} {ratio:>8.2f}x {cells}  {parts['same_text']:.0%}")
-    document: dict[str, Any] = {"isa": isa, "pass_ms": costs, "bandwidth_gb": bandwidth, "bandwidth_share": share, "ours": own}
-    specs = [PeerSpec.of(text.replace("{size}", size), model=model, draft=draft) for text in args.peer]
-    if specs:
-        best = max((name for name in SETTINGS if name != "plain"), key=lambda name: own[name]["tokens_per_second"])
-        document["peers"] = race_peers(
-            llm, SETTINGS[best], specs, prompts_of(llm), max_tokens=args.max_tokens, num_rounds=args.rounds
-        )
-        for line in document["peers"]["lines"]:
-            speed = f"{line['speed']['value']:>8.1f} tokens/s   {line['to_our_plain']:.2f}x our plain"
-            print(f"  {line['name']:<32} {speed}   same text {line['identical']:.0%}   {line['version']}")
-        for line in document["peers"]["skipped"]:
-            print(f"  {line['name']}: skipped, {line['reason']}")
-        print("  " + "\n  ".join(document["peers"]["verdict"]))
-    return document
+
+
+def print_peers(document: dict[str, Any]) -> None:
+    for line in document["lines"]:
+        speed = f"{line['speed']['value']:>8.1f} tokens/s   {line['to_our_plain']:.2f}x our plain"
+        print(f"  {line['name']:<32} {speed}   same text {line['identical']:.0%}   {line['version']}")
+    for line in document["skipped"]:
+        print(f"  {line['name']}: skipped, {line['reason']}")
+    print("  " + "\n  ".join(document["verdict"]))
+
+
+def pairs_of(args: argparse.Namespace) -> list[Pair]:
+    """The GGUF file that was given, or the models of every size."""
+    if args.gguf:
+        draft = str(args.gguf_draft) if args.gguf_draft else None
+        return [Pair(args.gguf.name, str(args.gguf), draft, args.dtype or "auto")]
+    folders = make_models(args.models)
+    return [Pair(size, str(folders[size]), str(folders[f"{size}-draft"]), args.dtype or "bfloat16") for size in args.sizes]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["small", "mid"])
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--gguf", type=Path, help="a GGUF file instead of the sizes")
+    parser.add_argument("--gguf-draft", type=Path, help="a GGUF file with the same vocabulary")
+    parser.add_argument("--dtype", help="bfloat16 where none is given, auto for a GGUF file")
     parser.add_argument("--models", type=Path, default=Path("build/cpu"))
     parser.add_argument("--peer", action="append", default=[], metavar="ENGINE[=PYTHON[,model=DIR,draft=DIR]]")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    folders = make_models(args.models)
-    document = {size: measure(size, folders, args) for size in args.sizes} | provenance()
+    document = {pair.name: measure(pair, args) for pair in pairs_of(args)} | provenance()
     if args.json:
         args.json.write_text(json.dumps(document, indent=1))
     print(json.dumps(document))

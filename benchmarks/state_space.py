@@ -44,8 +44,13 @@ SIZES: dict[str, dict[str, Any]] = {
         **_WIDE, "num_hidden_layers": 12, "intermediate_size": 2048, "num_experts": 0, "full_attention_interval": 4,
         "linear_num_key_heads": 6, "linear_num_value_heads": 12, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     },
+    "mamba2-780m": {
+        "hidden_size": 1536, "vocab_size": 50_288, "num_hidden_layers": 48, "num_heads": 48, "head_dim": 64,
+        "state_size": 128, "n_groups": 1,
+    },
 }  # fmt: skip
-"""About 100 to 160 million parameters. The first is the shape of the published Mamba-2 of 130M."""
+"""About 100 to 160 million parameters. The first has the shape of the published Mamba-2 of 130M, the last that of 780M."""
+DEFAULT = ("mamba2", "bamba", "qwen3_next")
 METHODS = ("prompt-lookup", "suffix", "token-recycling", "draft-model", "best-first")
 
 
@@ -124,7 +129,7 @@ def _clock(device: torch.device) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--families", nargs="+", default=list(DEFAULT), choices=list(SIZES))
     parser.add_argument("--widths", nargs="+", type=int, default=[1, 4, 8, 16, 32])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--device", default="cpu")
@@ -136,11 +141,12 @@ def main() -> None:
     result |= {"device": args.device, "dtype": args.dtype, "threads": torch.get_num_threads(), "families": {}}
     for family in args.families:
         if args.identity:
-            same = identity(family, args.identity, args.tokens)
+            same = identity(family.partition("-")[0], args.identity, args.tokens)
             print(f"{family:<12} identical texts of {args.identity}: {same}")
             result["families"][family] = {"identical": same, "prompts": args.identity}
             continue
-        model = random_recurrent(tiny_raw(family, **SIZES[family]), dtype=getattr(torch, args.dtype), device=args.device)
+        raw = tiny_raw(family.partition("-")[0], **SIZES[family])
+        model = random_recurrent(raw, dtype=getattr(torch, args.dtype), device=args.device)
         row = {"passes": show(family, costs(model, args.widths, args.rounds)), "memory": memory(model, 16)}
         print(f"{family:<12}  16 nodes: {row['memory']['ratio']:.0f}x less memory than a state per node")
         result["families"][family] = row

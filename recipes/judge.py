@@ -148,7 +148,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--device", default="cpu")
     chosen = parser.parse_args(words)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    for name, favourite, share in (("target", "so", 1.0), ("draft", "and", 0.25)):
+    for name, favourite, share in (("target", "so", 1.0), ("draft", "and", 0.1)):
         build(chosen.out, name, num_steps=max(1, round(share * chosen.steps)), favourite=favourite, device=chosen.device)
     found = study(chosen.out, num_questions=chosen.questions)
     for task in ("sums", "copies"):

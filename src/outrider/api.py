@@ -37,7 +37,8 @@ from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, TABLES, compose, rows_of
-from outrider.models.load import Source, load_model, local_path
+from outrider.models.load import load_model
+from outrider.models.source import Source, local_path
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
 
 

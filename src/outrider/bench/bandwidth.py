@@ -19,7 +19,8 @@ from outrider.core.interfaces import Target
 from outrider.models.config import config_of
 from outrider.models.gguf import hf_config, read_gguf
 from outrider.models.info import describe_model
-from outrider.models.load import local_path, read_config
+from outrider.models.load import read_config
+from outrider.models.source import local_path
 
 _BIG = 512 << 20
 _SECONDS = 0.4

@@ -18,7 +18,7 @@ import torch
 from outrider.bundled import bundled_path
 from outrider.core.interfaces import Target
 from outrider.core.version import VERSION
-from outrider.models.load import local_path
+from outrider.models.source import local_path
 
 
 def provenance(command: list[str] | None = None) -> dict[str, Any]:

@@ -32,8 +32,8 @@ from outrider.cli.options import value_of
 from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError
 from outrider.methods import METHODS
-from outrider.models.load import local_path
 from outrider.models.native import ready_to_measure
+from outrider.models.source import local_path
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

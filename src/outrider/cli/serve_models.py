@@ -15,8 +15,8 @@ from outrider.api import LLM
 from outrider.cli.options import load_llm
 from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError, nearest
-from outrider.models.load import Source, local_path
 from outrider.models.peft_adapter import merge_adapter
+from outrider.models.source import Source, local_path
 
 _NAMED = re.compile(r"([\w.\-]+)=(.+)", re.DOTALL)
 

@@ -23,7 +23,8 @@ from outrider.models.heads import HEAD_KINDS, KINDS, new_head
 from outrider.models.heads.ends import read_target
 from outrider.models.heads.folder import SHAPES, new_config, signature_of
 from outrider.models.judge_head import basis_of
-from outrider.models.load import load_model, local_path
+from outrider.models.load import load_model
+from outrider.models.source import local_path
 from outrider.train.data import Corpus, read_documents
 from outrider.train.devices import current_team, team_of_torchrun
 from outrider.train.judge import JudgeSettings, examples_of, last_number, read_questions, train_judge

@@ -12,8 +12,9 @@ from outrider.codecs.load import load_codec
 from outrider.models.heads import load_head, save_head
 from outrider.models.heads.kinds import KINDS
 from outrider.models.heads.trim import trimmed
-from outrider.models.load import local_path, read_config
+from outrider.models.load import read_config
 from outrider.models.reduced import trim_model
+from outrider.models.source import local_path
 from outrider.train.data import read_documents
 from outrider.train.vocabulary import Spoken, commonest
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from outrider.codecs.text import TextCodec
 from outrider.models.gguf import chat_template, gguf_tokenizer, read_gguf, special_tokens, token_ids
-from outrider.models.load import local_path, read_config
+from outrider.models.load import read_config
+from outrider.models.source import local_path
 
 
 def load_codec(name: str) -> TextCodec:

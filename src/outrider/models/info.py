@@ -12,10 +12,11 @@ from outrider.models.config import ModelConfig, config_of, why_not_lean
 from outrider.models.gguf import hf_config, read_gguf
 from outrider.models.gguf.stored import is_quantised
 from outrider.models.gpu.known import missing_features as gpu_missing
-from outrider.models.load import local_path, read_config
+from outrider.models.load import read_config
 from outrider.models.native import can_build
 from outrider.models.native.decoder import missing_features as cpu_missing
 from outrider.models.recurrent import RecurrentConfig, recurrent_config
+from outrider.models.source import local_path
 from outrider.models.weights import SafetensorsFolder
 
 

@@ -24,6 +24,7 @@ from outrider.models.gpu import gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
 from outrider.models.reduced import ReducedDraft, spoken_ids
+from outrider.models.source import Source, local_path
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, Weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,18 +33,6 @@ FEW_BITS = {"int8": 8, "int4": 4}
 GPU and CPU, 4 on a GPU."""
 STORED = "stored"
 """Matrices of a GGUF file as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from."""
-
-    name: str
-    """A folder, a hub name or a GGUF file."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub name."""
-    trust_remote_code: bool = False
-    """Whether a checkpoint may run Python code that it brings along."""
 
 
 @dataclass(frozen=True)
@@ -223,47 +212,6 @@ def _refuse(speed: _Speed) -> None:
             f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type and a model "
             f"whose gpu path in `outrider info` is the fast decoder (few bits: with SiLU gates, without experts){on_cpu}"
         )
-
-
-def local_path(source: str | Source) -> Path:
-    """A folder or GGUF file on this machine; a hub name is fetched, or found in the cache when there is no network."""
-    name, revision = (source, None) if isinstance(source, str) else (source.name, source.revision)
-    path = Path(name).expanduser()
-    if revision is not None and path.exists():
-        raise OptionError(f"revision = {revision!r} is of a model on the hub, and {name} is on this machine; leave it out")
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelError(f"{name}: no such file; give the path of a .gguf file, a model folder or a hub name")
-        return path
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise ModelError(f"{name} is a file, but not a .gguf one; give a model folder, a .gguf file or a hub name")
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
-        raise ModelError(f"{name}: no such folder; give a model folder, a .gguf file or a hub name (owner/model)")
-    return _from_hub(name, revision)
-
-
-def _from_hub(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except RevisionNotFoundError as error:
-        raise ModelError(f"{name} has no revision {revision!r} on the hub; give a branch, a tag or a commit") from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(f"{name}: neither a folder here nor a model on the hub (or it is private); check the name") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"{name}: not on this machine, and the hub did not answer ({reason}); give a local folder") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:

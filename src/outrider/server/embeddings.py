@@ -25,8 +25,9 @@ from torch import Tensor
 from outrider.core.errors import ModelError
 from outrider.core.interfaces import Target
 from outrider.models.config import ModelConfig, config_of
-from outrider.models.load import local_path, read_config
+from outrider.models.load import read_config
 from outrider.models.norms import rms_norm
+from outrider.models.source import local_path
 from outrider.models.weights import SafetensorsFolder, read_final_norm
 from outrider.server.failures import ApiError
 from outrider.server.models import Models

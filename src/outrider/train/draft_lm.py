@@ -24,8 +24,9 @@ from outrider.models.heads import PackedTexts
 from outrider.models.heads.ends import read_target
 from outrider.models.heads.head import Norm
 from outrider.models.heads.layer import HeadLayer, PackedAttending, Rotations
-from outrider.models.load import local_path, read_config
+from outrider.models.load import read_config
 from outrider.models.native import fastest_decoder
+from outrider.models.source import local_path
 from outrider.models.student import Student
 from outrider.models.weights import SafetensorsFolder, TensorDict, Weights, read_weights
 

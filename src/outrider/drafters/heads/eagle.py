@@ -40,7 +40,7 @@ class Eagle(HeadDrafter):
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
         """Where the tree always has the same size, and the head's layer is one that a captured round can run."""
-        if shape.nodes is None:
+        if shape.nodes is None or self._bits < 16:
             return None
         from outrider.models.gpu.best_first import search_of  # needs triton
         from outrider.models.gpu.eagle import BestFirstEagle, StaticEagle

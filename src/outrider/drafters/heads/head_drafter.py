@@ -23,6 +23,7 @@ from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.pending_states import PendingStates
@@ -63,8 +64,12 @@ class HeadOptions:
     """Best-first: how far the heads' logits are from the target's."""
     perturb: bool = True
     """Rank candidates with the target's noise, as the coupled rule chooses; turn off for rule ``delta``."""
+    bits: int = 16
+    """Of the heads' matrices: 8 and 4 take less memory, and more time, since they are unpacked for every product."""
 
     def __post_init__(self) -> None:
+        if self.bits not in (16, 8, 4):
+            raise OptionError(f"bits = {self.bits!r} is not valid; use 16, 8 or 4")
         assert self.search and self.shape.tree  # raises where they are not valid
 
     @property
@@ -138,6 +143,7 @@ class HeadDrafter(Drafter, ABC):
         self.taps = head.config.taps
         self.draws = draws
         self.max_depth = head.config.num_depths
+        self._bits = options.bits
         self._search = options.search if options.is_best_first and draws is Draws.DETERMINISTIC else None
         self._tree, self._drawing = options.shape.tree, Drawing(draws, options.perturb)
         parameter = next(head.parameters())

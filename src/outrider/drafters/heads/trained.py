@@ -20,5 +20,5 @@ def trained_head(parts: Parts, kind: HeadKind[Module]) -> Module:
     if found != kind.name:
         raise ModelError(f"{parts.options.heads} holds {found} heads and the method is {kind.name!r}; use method {found!r}")
     assert isinstance(head, kind.module), "a kind has one module"
-    quicken(head)
+    quicken(head, parts.options.bits)
     return head

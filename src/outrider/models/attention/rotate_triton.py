@@ -4,7 +4,7 @@ Norms of queries and keys come in three spans: a weight for all heads (Qwen3), o
 all heads of a node together (OLMo-2), for which every program reads the node's whole row once more.
 """
 
-# ruff: noqa: N803, PLR0915 - kernels write compile-time numbers in capitals, and are long
+# ruff: noqa: N803 - kernels write compile-time numbers in capitals, and are long
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -110,6 +110,24 @@ def _whole_scale(at, bias, count, step, eps, PARTS: tl.constexpr, HAS_BIAS: tl.c
     return tl.rsqrt(tl.sum(x * x, 0) / count + eps)
 
 
+@triton.jit
+def _normed(
+    x, y, row_at, bias, gains, count, step, eps,
+    D: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, SPAN: tl.constexpr, CENTRED: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Both halves of some heads under their norm; ``gains`` are where the first half's weights stand."""
+    if CENTRED:
+        mean = ((tl.sum(x, 1) + tl.sum(y, 1)) / D)[:, None]
+        x -= mean
+        y -= mean
+    if SPAN == 2:
+        scale = _whole_scale(row_at, bias, count, step, eps, PARTS, HAS_BIAS, WIDE)
+    else:
+        scale = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / D + eps)[:, None]
+    return x * (scale * tl.load(gains).to(tl.float32)), y * (scale * tl.load(gains + D // 2).to(tl.float32))
+
+
 @triton.jit(do_not_specialize=["num_nodes", "start"])
 def _rotate_and_write(
     qkv, queries, keys, values, lengths, places, depths, cos, sin, bias, q_norm, k_norm,
@@ -146,22 +164,12 @@ def _rotate_and_write(
         y += tl.load(bias + high).to(tl.float32)
     if first < HEADS + KV_HEADS:
         if HAS_NORMS:
-            if CENTRED:
-                mean = ((tl.sum(x, 1) + tl.sum(y, 1)) / D)[:, None]
-                x -= mean
-                y -= mean
-            if SPAN == 2:
-                before = 0 if first < HEADS else HEADS * D
-                row_at = qkv + flat.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D + before
-                count = (HEADS if first < HEADS else KV_HEADS) * D
-                step = tl.num_programs(1).to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
-                scale = _whole_scale(row_at, bias + before, count, step, eps, PARTS, HAS_BIAS, WIDE)
-            else:
-                scale = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / D + eps)[:, None]
-            gains = q_norm if first < HEADS else k_norm
-            gain = low - (0 if first < HEADS else HEADS * D) if SPAN > 0 else dims[None, :]
-            x *= scale * tl.load(gains + gain).to(tl.float32)
-            y *= scale * tl.load(gains + gain + D // 2).to(tl.float32)
+            before = 0 if first < HEADS else HEADS * D
+            row_at = qkv + flat.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D + before
+            count = (HEADS if first < HEADS else KV_HEADS) * D
+            step = tl.num_programs(1).to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
+            gains = (q_norm if first < HEADS else k_norm) + (low - before if SPAN > 0 else dims[None, :])
+            x, y = _normed(x, y, row_at, bias + before, gains, count, step, eps, D, PARTS, HAS_BIAS, SPAN, CENTRED, WIDE)
         if TURNS:
             x, y = x * low_cos + y * low_sin, y * high_cos + x * high_sin
     end(EARLY)

@@ -9,7 +9,7 @@ bit, wherever in a tree it stands. (On a chain keys stand in that order anyway: 
     joined:   m' = max(m, m_c),   l' = l 2^(m - m') + l_c 2^(m_c - m'),   o' likewise,   c = 0, 1, ..
 """
 
-# ruff: noqa: N803, PLR0915 - kernels write compile-time numbers in capitals
+# ruff: noqa: N803 - kernels write compile-time numbers in capitals
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ def _join_in_order(
     SINKS: tl.constexpr, PATH: tl.constexpr, CHAIN: tl.constexpr, PAGED: tl.constexpr,
     PIECE_LEN: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    node = tl.program_id(0)
-    num_nodes = tl.num_programs(0)
+    node, num_nodes = tl.program_id(0), tl.num_programs(0)
     head = tl.program_id(1)
     row = tl.program_id(2)
     num_queries = num_nodes * GROUP
@@ -128,14 +127,12 @@ def _join_in_order(
         slots = position
         if not CHAIN:
             is_node = inside & (position >= length)
-            slots = tl.where(
-                is_node, length + tl.load(paths + flat * PATH + position - length, mask=is_node, other=0), position
-            )
+            path = tl.load(paths + flat * PATH + position - length, mask=is_node, other=0)
+            slots = tl.where(is_node, length + path, position)
         at = slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS, PAGED)
         k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
         v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
-        if WINDOW > 0:
-            inside &= length + depth - position < WINDOW
+        inside = inside & ((length + depth - position < WINDOW) | (WINDOW == 0))
         seen = inside[None, :] & (index >= 0)[:, None]
         peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
     top, norm, sums = joined(top, norm, sums, peak, weight, total)

@@ -12,7 +12,7 @@ slots at fixed places (results then do not depend on what else is in the pass: o
 bit for bit), or as many equal ones as keep the device busy. The oracle is ``sdpa.py``.
 """
 
-# ruff: noqa: N803, PLR0915 - kernels write compile-time numbers in capitals
+# ruff: noqa: N803 - kernels write compile-time numbers in capitals
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -218,6 +218,30 @@ def _seen(words, query, node, other, start, is_query, WORDS: tl.constexpr):
     return (other < 0)[None, :] | (((word >> (safe % 64)[None, :].to(tl.int64)) & 1) != 0)
 
 
+@triton.jit
+def _over_masked(
+    q, keys, values, places, words, depths, of, between, asking, numbers, peak, weight, total,
+    HEADS: tl.constexpr, D: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    PAGED: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Tiles that not every query sees whole: few, so not worth buffers of their own."""
+    row, head, length, start = of
+    low, high = between
+    query, node, is_query = asking
+    capacity, num_pages, scale, cap = numbers
+    dims = tl.arange(0, D)
+    for first in tl.range(low, high, BK, num_stages=1):
+        slots = first + tl.arange(0, BK)
+        inside = slots < high
+        at = slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS, PAGED)
+        k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
+        v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
+        seen = _seen(words, query, node, slots - length, start, is_query, WORDS) & inside[None, :]
+        seen = _in_window(seen, depths, query, node, slots, length, start, is_query, WORDS == 0, WINDOW)
+        peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
+    return peak, weight, total
+
+
 @triton.jit(do_not_specialize=["num_nodes", "start"])
 def _attend_pieces(
     queries, keys, values, key_tiles, value_tiles, lengths, places, words, depths, parts, peaks,
@@ -226,14 +250,12 @@ def _attend_pieces(
     WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, BY_PATHS: tl.constexpr, COPIED: tl.constexpr,
     PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    piece = tl.program_id(0)
-    num_pieces = tl.num_programs(0)
+    piece, num_pieces = tl.program_id(0), tl.num_programs(0)
     head = tl.program_id(1) % HEADS
     row = tl.program_id(2)
     num_queries = num_nodes * GROUP
     index = tl.program_id(1) // HEADS * BQ + tl.arange(0, BQ)
-    is_query = index < num_queries
-    node = index // GROUP
+    is_query, node = index < num_queries, index // GROUP
     query = row * num_nodes + node
     dims = tl.arange(0, D)
     length = tl.load(lengths + row)  # written long before the kernel in front, so there is nothing to wait for
@@ -253,14 +275,10 @@ def _attend_pieces(
     inner = low
     if WINDOW > 0:
         inner = tl.minimum(low + tl.cdiv(tl.maximum(num_slots - WINDOW - low, 0), BK) * BK, whole)
-        for first in tl.range(low, inner, BK, num_stages=1):  # not in everybody's window
-            slots = first + tl.arange(0, BK)
-            at = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
-            k = tl.load(keys + at[None, :] * D + dims[:, None])
-            v = tl.load(values + at[:, None] * D + dims[None, :])
-            seen = is_query[:, None] & (slots >= 0)[None, :]
-            seen = _in_window(seen, depths, query, node, slots, length, start, is_query, WORDS == 0, WINDOW)
-            peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
+        peak, weight, total = _over_masked(  # not in everybody's window
+            q, keys, values, places, words, depths, (row, head, length, start), (low, inner), (query, node, is_query),
+            (capacity, num_pages, scale, cap), peak, weight, total, HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK,
+        )  # fmt: skip
     for first in range(inner, whole, BK):  # every slot is seen by all
         if COPIED:
             k = key_tiles.load([first_slot + first, 0]).T
@@ -273,22 +291,16 @@ def _attend_pieces(
         peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, cap, False, CAPPED)
     if BY_PATHS:
         high = whole  # the rest is each node's own (tree_in_order.py)
-    for first in tl.range(whole, high, BK, num_stages=1):  # few, so not worth buffers of their own
-        slots = first + tl.arange(0, BK)
-        inside = slots < high
-        at = slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS, PAGED)
-        k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
-        v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
-        seen = _seen(words, query, node, slots - length, start, is_query, WORDS) & inside[None, :]
-        seen = _in_window(seen, depths, query, node, slots, length, start, is_query, WORDS == 0, WINDOW)
-        peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
+    peak, weight, total = _over_masked(
+        q, keys, values, places, words, depths, (row, head, length, start), (whole, high), (query, node, is_query),
+        (capacity, num_pages, scale, cap), peak, weight, total, HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK,
+    )  # fmt: skip
     end(EARLY)
     if low < high:
         part = ((row * HEADS + head) * num_pieces + piece) * num_queries + index
         num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
-        tl.store(
-            parts + part[:, None].to(tl.int64) * D + dims[None, :], total.to(parts.dtype.element_ty), mask=is_query[:, None]
-        )
+        total_at = parts + part[:, None].to(tl.int64) * D + dims[None, :]
+        tl.store(total_at, total.to(parts.dtype.element_ty), mask=is_query[:, None])
         tl.store(peaks + part, peak, mask=is_query)
         tl.store(peaks + num_parts + part, weight, mask=is_query)
 

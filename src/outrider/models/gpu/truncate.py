@@ -234,12 +234,12 @@ def _split(
             parts = tl.zeros((CHUNK, _WAYS), tl.float32)
             for first in range(0, BLOCK, CHUNK):
                 places = tl.program_id(0) * BLOCK + first + tl.arange(0, CHUNK)
-                x = tl.load(logits + flat * width + places, mask=places < vocab_size, other=float("-inf"))
-                x = tl.div_rn(x, tl.load(temperatures + row))
-                value, weight = _weighed(x, use, min_ps, row, keys, marks, flat, num_flat, KIND)
-                key = ordered(value)
-                is_above = (key[:, None] > ends[None, :]) & (key <= last)[:, None]
-                parts += tl.where(is_above, weight[:, None], 0.0)
+                some = tl.load(logits + flat * width + places, mask=places < vocab_size, other=float("-inf"))
+                some = tl.div_rn(some, tl.load(temperatures + row))
+                their_value, their_weight = _weighed(some, use, min_ps, row, keys, marks, flat, num_flat, KIND)
+                theirs = ordered(their_value)
+                is_above = (theirs[:, None] > ends[None, :]) & (theirs <= last)[:, None]
+                parts += tl.where(is_above, their_weight[:, None], 0.0)
             above += tl.sum(parts, 0)
         above = tl.where(way == _WAYS - 1, total, above)  # nothing is above the last: it holds the total
         tl.store(sums + (flat * num_blocks + tl.program_id(0)) * _WAYS + way, above)

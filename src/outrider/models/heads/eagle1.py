@@ -45,8 +45,9 @@ class Eagle1Head(EagleHead):
 
     def readout(self, depth: int, state: Tensor) -> Tensor:
         del depth
-        weight = self.lm_head.weight if self.has_readout else self.embed_tokens.weight
-        return nn.functional.linear(state, weight.to(state.dtype))
+        if self.has_readout:
+            return self.lm_head(state)
+        return nn.functional.linear(state, self.embed_tokens.weight.to(state.dtype))
 
 
 @final

@@ -12,9 +12,10 @@ from torch import Tensor
 from outrider.core.errors import ModelError
 from outrider.models.config import config_of
 from outrider.models.gguf import hf_config, hf_tensors, read_gguf
-from outrider.models.load import local_path, read_config
+from outrider.models.load import read_config
 from outrider.models.recurrent import recurrent_config
 from outrider.models.recurrent.ends import llama_keys, read_ends
+from outrider.models.source import local_path
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource
 
 

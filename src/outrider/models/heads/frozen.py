@@ -1,5 +1,8 @@
 """Heads made quick for drafting: on a CPU one node at a time is all overhead, so matrices are stored as they are read fastest
-and norms take few operations, as in the lean decoder. The law is the same; such heads can no longer be trained or saved."""
+and norms take few operations, as in the lean decoder. The law is the same; such heads can no longer be trained or saved.
+
+Matrices rounded to 8 or 4 bits take less memory and change the law, so fewer guesses may be accepted. They are unpacked for
+every product, which makes drafting slower, not faster."""
 
 from __future__ import annotations
 
@@ -10,17 +13,20 @@ from torch import Tensor, nn
 from outrider.models.heads.head import Head, Norm
 from outrider.models.linear import linear_of
 from outrider.models.norms import rms_norm
+from outrider.models.packed import GROUP, pack
 
 
-def quicken(head: Head) -> Head:
-    """The same heads, frozen. Changes ``head``; on other devices than a CPU it stays as it is."""
-    if next(head.parameters()).device.type != "cpu":
+def quicken(head: Head, bits: int = 16) -> Head:
+    """The same heads, frozen, with matrices of so many bits. Changes ``head``; on other devices than a CPU, those of 16 bits
+    stay as they are."""
+    on_cpu = next(head.parameters()).device.type == "cpu"
+    if not on_cpu and bits == 16:
         return head
     for module in list(head.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                module.add_module(name, _FrozenLinear(child))
-            elif isinstance(child, Norm):
+                module.add_module(name, _FrozenLinear(child) if bits == 16 else RoundedHeadLinear(child, bits))
+            elif isinstance(child, Norm) and on_cpu:
                 module.add_module(name, _FrozenNorm(child))
     return head
 
@@ -34,6 +40,20 @@ class _FrozenLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
+@final
+class RoundedHeadLinear(nn.Module):
+    """A matrix in 8 bits, or in 4 where its inputs come in groups of 128."""
+
+    def __init__(self, linear: nn.Linear, bits: int) -> None:
+        super().__init__()
+        weight = linear.weight.data
+        self.packed = pack(weight, 4 if bits == 4 and weight.shape[1] % GROUP == 0 else 8)
+        self._bias = None if linear.bias is None else linear.bias.data
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.packed.unpacked(), self._bias)
 
 
 @final

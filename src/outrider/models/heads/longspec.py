@@ -111,8 +111,9 @@ class LongSpecHead(Head):
 
     def readout(self, depth: int, state: Tensor) -> Tensor:
         del depth
-        weight = self.lm_head.weight if self.has_readout else self.embed_tokens.weight
-        return F.linear(state, weight.to(state.dtype))
+        if self.has_readout:
+            return self.lm_head(state)
+        return F.linear(state, self.embed_tokens.weight.to(state.dtype))
 
     def _anchored(self, positions: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Positions, and the target's keys, with one random offset behind a few first places; as they are without training."""

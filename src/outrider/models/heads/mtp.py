@@ -79,8 +79,9 @@ class CausalMtp(Head):
     def readout(self, depth: int, state: Tensor) -> Tensor:
         module = self.layers[depth]
         assert isinstance(module, MtpModule)
-        weight = self.lm_head.weight if self.has_readout else self.embed_tokens.weight
-        return nn.functional.linear(module.norm(state), weight.to(state.dtype))
+        if self.has_readout:
+            return self.lm_head(module.norm(state))
+        return nn.functional.linear(module.norm(state), self.embed_tokens.weight.to(state.dtype))
 
 
 @final

@@ -53,7 +53,10 @@ class Link(Joint):
         if backend_of(device, size) == "nccl":
             self._group = _dist.ProcessGroupNCCL(store, rank, size, PATIENCE)
         else:
-            self._group = _dist.ProcessGroupGloo(store, rank, size, PATIENCE)
+            options = _dist.ProcessGroupGloo._Options()
+            options._timeout = PATIENCE
+            options._devices = [_dist.ProcessGroupGloo.create_device(hostname=_HOST)]  # a host's name may resolve to nothing
+            self._group = _dist.ProcessGroupGloo(store, rank, size, options)
 
     def sum(self, values: Tensor) -> Tensor:
         parts = self.gather(values)

@@ -83,8 +83,10 @@ class RandomTensors(TensorSource):
 
     def take(self, name: str, *shape: int) -> Tensor:
         if name not in self.made:
-            first, second = (self._normal(name, seed, shape) for seed in (self._seed, self._seed + 1))
-            self.made[name] = _scaled(name, (first + self._noise * second) / (1 + self._noise**2) ** 0.5)
+            normal = self._normal(name, self._seed, shape)
+            if self._noise:
+                normal = (normal + self._noise * self._normal(name, self._seed + 1, shape)) / (1 + self._noise**2) ** 0.5
+            self.made[name] = _scaled(name, normal)
         return self.made[name]
 
     def _normal(self, name: str, seed: int, shape: tuple[int, ...]) -> Tensor:
