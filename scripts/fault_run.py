@@ -212,6 +212,7 @@ async def run(arguments: argparse.Namespace, service: Service, address: str) -> 
     await asyncio.gather(strike_until(faults, until, arguments.pause), *(load.client(until) for _ in range(arguments.clients)))
     time.time = _REAL_CLOCK
     await asyncio.sleep(2)
+    print(f"load is over: {dict(load.counts)}; comparing {len(load.answers)} texts", file=sys.stderr, flush=True)
     wrong = await load.compare()
     await asyncio.sleep(2)
     left = held(service)

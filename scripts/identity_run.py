@@ -135,7 +135,7 @@ class Run:
     def tell(self, num_preempted: int) -> int:
         for case in self.different[:5]:
             print(f"different: {json.dumps(case)}", file=sys.stderr)
-        told = {"requests": self.arguments.requests, **{name: self.counts[name] for name in ("equal", "different", "refused")}}
+        told = {"requests": self.counts.total(), **{name: self.counts[name] for name in ("equal", "different", "refused")}}
         told |= {"preempted": num_preempted, "engine_failures": self.crowded.worker.num_failures}
         print(json.dumps({**told, "methods": dict(sorted(self.by_method.items()))}))
         is_well = self.counts["different"] == self.counts["refused"] == self.crowded.worker.num_failures == 0
