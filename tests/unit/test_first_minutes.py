@@ -123,7 +123,7 @@ def test_one_method_in_full(capsys) -> None:
 
 
 def test_the_table_says_what_every_row_keeps(capsys) -> None:
-    """Every row keeps the seed but those whose idea is the test against q: README promises the same text whatever the drafter."""
+    """Every row keeps the seed, but those whose idea is the test against q: README promises the same text for all others."""
     tested = ("sjd", "sjd-coupled")
     document = json.loads(run(capsys, "methods", "--json")[1])
     for name, row in document["methods"].items():
