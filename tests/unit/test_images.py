@@ -177,10 +177,16 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert sum(told["images"][0]["passes_of_rows"]) >= told["images"][0]["passes"]
 
 
+def test_the_bundled_model_draws_a_digit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["imagine", "--class", "3", "--out", str(tmp_path / "three.png"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["images"][0]
+    assert told["tokens"] == 49 and told["passes"] < 49, "a window of guesses is tested at once"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no image model is bundled"),
+        (["--class", "10"], "classes 0 to 9"),
         (["--model", "TARGET", "--class", "7"], "classes 0 to 2"),
         (["--model", "TARGET", "--method", "sjdd"], "did you mean 'sjd'"),
         (["--model", "TARGET", "--acceptance", "lanterm"], "did you mean 'lantern'"),

@@ -1,4 +1,5 @@
-"""The small models that make the first command work with no download: a target, its draft, its heads (see README.md here)."""
+"""The small models that make the first command work with no download: a target, its draft, its heads, and a
+pair that draws digits (see README.md here)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from pathlib import Path
 
 from outrider.core.errors import ModelError, nearest
 
-_MODELS = ("target", "draft", "heads/medusa", "heads/hydra", "heads/eagle1", "heads/eagle3")
+_MODELS = ("target", "draft", "heads/medusa", "heads/hydra", "heads/eagle1", "heads/eagle3", "digits/target", "digits/draft")
 
 
 def has_bundled(name: str) -> bool:

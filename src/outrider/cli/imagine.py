@@ -1,7 +1,7 @@
 """``outrider imagine``: draw an image with an image model, and show how its codes were accepted.
 
-    python recipes/images.py --data mnist.npz --out build/images/mnist      makes a model
-    outrider imagine --model build/images/mnist/target --class 3 --method sjd --show
+    outrider imagine --class 3 --method sjd --show                          a digit, by the bundled model
+    python recipes/images.py --data mnist.npz --out build/images/mnist      makes a model of your own
 
 The file holds the image. With ``--show`` it holds four panels: the image, the origin of every code (green accepted, orange
 recovered, blue bonus), the pass that wrote it (dark to bright), and the passes that each row of codes took.
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from outrider.bundled import bundled_path
 from outrider.cli.options import value_of
 from outrider.core.errors import OptionError
 from outrider.images.drawing import drawn, passes_of_rows
@@ -27,7 +28,12 @@ from outrider.methods import METHODS, RULES
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("imagine", description=__doc__)
-    parser.add_argument("--model", type=Path, metavar="DIR", help="the image model, made by recipes/images.py")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="an image model, made by recipes/images.py (default: the bundled one, which draws digits)",
+    )
     parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft model of the same codes")
     parser.add_argument("--class", dest="label", type=int, default=0, metavar="N", help="what to draw")
     parser.add_argument("--method", default="sjd", help="see `outrider methods`")
@@ -47,8 +53,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.model is None:
-        raise OptionError("no image model is bundled; make one with `python recipes/images.py`, then give --model DIR")
+    arguments.model = arguments.model or Path(bundled_path("digits/target"))
     if arguments.num < 1:
         raise OptionError(f"--num {arguments.num} is not valid; use at least 1")
     _check_names(arguments)
