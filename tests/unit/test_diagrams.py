@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 NAMES = ["round", "tree-mask", "acceptance-walk", "coupled-noise", "scheduler"]
 
 
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("diagrams", ROOT / "scripts" / "diagrams.py")
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
@@ -23,7 +24,7 @@ def _load() -> ModuleType:
     return module
 
 
-diagrams = _load()
+diagrams, plots = _load("diagrams"), _load("plots")
 
 
 def test_every_diagram_is_listed() -> None:
@@ -59,3 +60,15 @@ def test_the_walk_follows_the_targets_choices() -> None:
 def test_coupled_choices_agree_and_are_not_the_likeliest() -> None:
     text = diagrams.coupled_noise().svg()
     assert "Both choose “hid”" in text and "The likeliest token is “ran”" in text
+
+
+@pytest.mark.parametrize("name", list(plots.PLOTS))
+def test_a_plot_is_what_the_script_draws_from_the_results(name: str) -> None:
+    text = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
+    assert text == plots.PLOTS[name]().svg(), "run `python scripts/plots.py`"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_results_say_where_they_come_from(path: Path) -> None:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert {"command", "machine", "date", "commit", "what", "rows"} <= set(found)
