@@ -32,7 +32,7 @@ SCHEMA = {
     "required": ["name"],
     "additionalProperties": False,
 }
-FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
 TOOL = {"type": "function", "function": {"name": "greet", "description": "Greet somebody.", "parameters": SCHEMA}}
 _JS = Path(__file__).with_name("clients.mjs")
 Check = Callable[[], object]
@@ -111,7 +111,7 @@ def openai_checks(address: str) -> dict[str, Check]:
 
 
 def litellm_checks(address: str) -> dict[str, Check]:
-    import litellm
+    import litellm  # pyright: ignore
 
     known: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": f"{address}/v1", "api_key": "none"}
     asked: dict[str, Any] = {**known, "max_tokens": 12, "seed": 3, "temperature": 0.7}
@@ -138,7 +138,7 @@ def litellm_checks(address: str) -> dict[str, Check]:
 
 
 def langchain_checks(address: str) -> dict[str, Check]:
-    from langchain_openai import ChatOpenAI, OpenAI
+    from langchain_openai import ChatOpenAI, OpenAI  # pyright: ignore
 
     known: dict[str, Any] = {"base_url": f"{address}/v1", "api_key": "none", "model": MODEL, "seed": 3, "temperature": 0.7}
     chat, complete = ChatOpenAI(max_tokens=40, **known), OpenAI(max_tokens=12, **known)
@@ -156,10 +156,10 @@ def langchain_checks(address: str) -> dict[str, Check]:
 
 
 def llama_index_checks(address: str) -> dict[str, Check]:
-    from llama_index.core.llms import ChatMessage
-    from llama_index.core.prompts import PromptTemplate
-    from llama_index.core.tools import FunctionTool
-    from llama_index.llms.openai_like import OpenAILike
+    from llama_index.core.llms import ChatMessage  # pyright: ignore
+    from llama_index.core.prompts import PromptTemplate  # pyright: ignore
+    from llama_index.core.tools import FunctionTool  # pyright: ignore
+    from llama_index.llms.openai_like import OpenAILike  # pyright: ignore
     from pydantic import BaseModel
 
     known: dict[str, Any] = {"model": MODEL, "api_base": f"{address}/v1", "api_key": "none", "temperature": 0.7}
