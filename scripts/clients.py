@@ -1,17 +1,19 @@
 """Which client can use which feature of the server: every cell is a call that was made and whose answer was checked.
 
-    python scripts/clients.py [--js FOLDER] [--write docs/clients.md]
+    python scripts/clients.py [--packages CLIENT=FOLDER] [--js FOLDER] [--write docs/clients.md]
 
 Starts ``outrider serve`` with the bundled pair on the loopback and runs every client that is installed: the ``openai`` package
 (Python), ``litellm``, ``langchain-openai``, ``llama-index-llms-openai-like``, and with ``--js`` the ``openai`` package of a
-folder with ``node_modules``. A cell is yes, the error that came instead, or empty where the client has no such call. The exit
-code is 1 if a call of an installed client failed.
+folder with ``node_modules``. Each client is a process of its own, because they ask for different versions of ``openai``;
+``--packages litellm=FOLDER`` names a folder that ``pip install --target FOLDER litellm`` filled. A cell is yes, the error that
+came instead, or empty where the client has no such call. The exit code is 1 if a call of an installed client failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 MODEL = "outrider-bundled"
 PROMPT = "Once upon a time, there was a"
@@ -30,16 +32,17 @@ SCHEMA = {
     "required": ["name"],
     "additionalProperties": False,
 }
-FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
 TOOL = {"type": "function", "function": {"name": "greet", "description": "Greet somebody.", "parameters": SCHEMA}}
+_JS = Path(__file__).with_name("clients.mjs")
 Check = Callable[[], object]
 """One call and what its answer must be; anything false, or an exception, is a failure."""
 
 
 @contextmanager
-def served() -> Iterator[str]:
-    """The address of a server that runs as long as somebody looks."""
-    command = [sys.executable, "-m", "outrider", "serve", "--port", "0", "--log-level", "error"]
+def served(*options: str) -> Iterator[str]:
+    """The address of a server with these options that runs as long as somebody looks."""
+    command = [sys.executable, "-m", "outrider", "serve", "--port", "0", "--log-level", "error", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -108,7 +111,7 @@ def openai_checks(address: str) -> dict[str, Check]:
 
 
 def litellm_checks(address: str) -> dict[str, Check]:
-    import litellm
+    import litellm  # pyright: ignore
 
     known: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": f"{address}/v1", "api_key": "none"}
     asked: dict[str, Any] = {**known, "max_tokens": 12, "seed": 3, "temperature": 0.7}
@@ -135,7 +138,7 @@ def litellm_checks(address: str) -> dict[str, Check]:
 
 
 def langchain_checks(address: str) -> dict[str, Check]:
-    from langchain_openai import ChatOpenAI, OpenAI
+    from langchain_openai import ChatOpenAI, OpenAI  # pyright: ignore
 
     known: dict[str, Any] = {"base_url": f"{address}/v1", "api_key": "none", "model": MODEL, "seed": 3, "temperature": 0.7}
     chat, complete = ChatOpenAI(max_tokens=40, **known), OpenAI(max_tokens=12, **known)
@@ -153,61 +156,42 @@ def langchain_checks(address: str) -> dict[str, Check]:
 
 
 def llama_index_checks(address: str) -> dict[str, Check]:
-    from llama_index.core.llms import ChatMessage
-    from llama_index.llms.openai_like import OpenAILike
+    from llama_index.core.llms import ChatMessage  # pyright: ignore
+    from llama_index.core.prompts import PromptTemplate  # pyright: ignore
+    from llama_index.core.tools import FunctionTool  # pyright: ignore
+    from llama_index.llms.openai_like import OpenAILike  # pyright: ignore
+    from pydantic import BaseModel
 
-    known: dict[str, Any] = {"model": MODEL, "api_base": f"{address}/v1", "api_key": "none", "max_tokens": 12}
-    llm = OpenAILike(temperature=0.7, additional_kwargs={"seed": 3}, **known)
-    chat = OpenAILike(temperature=0.7, is_chat_model=True, additional_kwargs={"seed": 3}, **known)
+    known: dict[str, Any] = {"model": MODEL, "api_base": f"{address}/v1", "api_key": "none", "temperature": 0.7}
+    known["additional_kwargs"] = {"seed": 3}
+    llm, chat = OpenAILike(max_tokens=12, **known), OpenAILike(max_tokens=12, is_chat_model=True, **known)
+    able = OpenAILike(max_tokens=40, is_chat_model=True, is_function_calling_model=True, **known)
+
+    class Person(BaseModel):
+        name: Literal["Tom", "Lily"]
+
+    described: dict[str, Any] = {"name": "greet", "description": "Greet somebody.", "fn_schema": Person}
+    greet = FunctionTool.from_defaults(lambda name: f"Hello {name}", **described)
+
+    def tool() -> bool:
+        answer = able.chat_with_tools([greet], user_msg=PROMPT, tool_required=True)
+        return able.get_tool_calls_from_response(answer)[0].tool_kwargs["name"] in ("Tom", "Lily")
+
     return {
         "text": lambda: llm.complete(PROMPT).text,
         "same seed, same text": lambda: llm.complete(PROMPT).text == llm.complete(PROMPT).text,
         "stream": lambda: list(llm.stream_complete(PROMPT))[-1].text == llm.complete(PROMPT).text,
+        "stop": lambda: "." not in llm.complete(PROMPT, stop=["."], max_tokens=60).text,
         "chat": lambda: chat.chat([ChatMessage(role="user", content=PROMPT)]).message.content,
+        "JSON schema": lambda: able.structured_predict(Person, PromptTemplate(PROMPT)).name in ("Tom", "Lily"),
+        "tools": tool,
     }
-
-
-_JS = """
-import OpenAI from "openai";
-const [address, model, prompt] = process.argv.slice(2), schema = JSON.parse(process.argv[5]);
-const client = new OpenAI({baseURL: address + "/v1", apiKey: "none", maxRetries: 0});
-const asked = {model, max_tokens: 12, temperature: 0.7, seed: 3}, said = [{role: "user", content: prompt}];
-const text = async more => (await client.completions.create({...asked, prompt, ...more})).choices[0].text;
-const format = {type: "json_schema", json_schema: {name: "person", schema, strict: true}};
-const tools = [{type: "function", function: {name: "greet", parameters: schema}}];
-const named = value => ["Tom", "Lily"].includes(JSON.parse(value).name);
-const checks = {
-  "models": async () => (await client.models.list()).data[0].id === model,
-  "text": () => text(),
-  "same seed, same text": async () => await text() === await text(),
-  "stream": async () => {
-    let all = "";
-    const chunks = await client.completions.create({...asked, prompt, stream: true});
-    for await (const chunk of chunks) all += chunk.choices[0]?.text ?? "";
-    return all === await text();
-  },
-  "stop": async () => !(await text({stop: ["."], max_tokens: 60})).includes("."),
-  "chat": async () => (await client.chat.completions.create({...asked, messages: said})).choices[0].message.content,
-  "JSON schema": async () => named((await client.chat.completions.create({...asked, max_tokens: 40, messages: said,
-    response_format: format})).choices[0].message.content),
-  "tools": async () => named((await client.chat.completions.create({...asked, max_tokens: 40, messages: said, tools,
-    tool_choice: "required"})).choices[0].message.tool_calls[0].function.arguments),
-  "responses": async () => (await client.responses.create({model, input: prompt, max_output_tokens: 16})).output_text,
-  "embeddings": async () => (await client.embeddings.create({model, input: ["a", "b"], pooling: "mean"})).data.length === 2,
-  "errors": () => text({model: "another"}).then(() => false, error => error.status === 404),
-};
-const told = {};
-for (const name in checks) {
-  try { told[name] = await checks[name]() ? "yes" : "wrong answer"; } catch (error) { told[name] = error.name; }
-}
-console.log(JSON.stringify(told));
-"""
 
 
 def run_js(address: str, folder: Path) -> dict[str, str]:
     """The same with OpenAI's package for JavaScript."""
     command = ["node", "--input-type=module", "-", address, MODEL, PROMPT, json.dumps(SCHEMA)]
-    done = subprocess.run(command, input=_JS, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, input=_JS.read_text(), cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"text": done.stderr.strip().splitlines()[-1]}
 
 
@@ -231,15 +215,30 @@ PYTHON = {
 }
 
 
-def run_all(address: str, js: Path | None) -> dict[str, dict[str, str]]:
+def run_here(name: str, address: str) -> dict[str, dict[str, str]]:
+    """Results of a client that is installed in this process, named with its version; empty if it is not."""
+    try:
+        found = PYTHON[name](address)
+        return {f"{name} {version(name)}": {feature: outcome(check) for feature, check in found.items()}}
+    except (ImportError, PackageNotFoundError) as error:
+        print(f"{name} is not installed ({error}); left out", file=sys.stderr)
+        return {}
+
+
+def run_apart(name: str, address: str, folder: str | None) -> dict[str, dict[str, str]]:
+    """The same in a process of its own, with the packages of a folder first. It talks to the server alone."""
+    paths = os.pathsep.join(path for path in (folder, os.environ.get("PYTHONPATH")) if path)
+    env = {**os.environ, "PYTHONPATH": paths, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, __file__, "--client", name, "--address", address]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_all(address: str, packages: dict[str, str], js: Path | None) -> dict[str, dict[str, str]]:
     """Results by client, named with its version."""
     results: dict[str, dict[str, str]] = {}
-    for name, checks in PYTHON.items():
-        try:
-            found = checks(address)
-            results[f"{name} {version(name)}"] = {feature: outcome(check) for feature, check in found.items()}
-        except (ImportError, PackageNotFoundError) as error:
-            print(f"{name} is not installed ({error}); left out", file=sys.stderr)
+    for name in PYTHON:
+        results |= run_apart(name, address, packages.get(name))
     if js is not None:
         package = json.loads((js / "node_modules" / "openai" / "package.json").read_text())
         results[f"openai (JavaScript) {package['version']}"] = run_js(address, js)
@@ -257,11 +256,20 @@ def table(results: dict[str, dict[str, str]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packages", action="append", default=[], metavar="CLIENT=FOLDER", help="where a client is installed")
     parser.add_argument("--js", type=Path, help="folder whose node_modules has the openai package")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
+    parser.add_argument("--client", choices=PYTHON, help="run this client alone, in this process")
+    parser.add_argument("--address", help="of the server that --client asks")
     arguments = parser.parse_args()
+    if arguments.client:
+        print(json.dumps(run_here(arguments.client, arguments.address)))
+        return 0
+    packages = dict(pair.split("=", 1) for pair in arguments.packages)
+    if unknown := packages.keys() - PYTHON.keys():
+        parser.error(f"--packages names {', '.join(sorted(unknown))}, which is no client here; clients: {', '.join(PYTHON)}")
     with served() as address:
-        results = run_all(address, arguments.js)
+        results = run_all(address, packages, arguments.js)
     print(table(results))
     if arguments.write:
         page = arguments.write.read_text()
