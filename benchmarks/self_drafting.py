@@ -53,6 +53,8 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("swift", {"skip_share": 0.35, "searched": True}),
     ("swift", {"skip_share": 0.35, "searched": True, "branches": True, "num_tree_nodes": 60}),
     ("del", {}),
+    ("specee", {}),
+    ("specee", {"threshold": 0.8}),
 )
 """``searched``: begin with the set that 200 trials on four other prompts found, and keep it."""
 
@@ -63,7 +65,7 @@ def compare(llm: LLM, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for temperature in arguments.temperatures:
         requests = params(len(texts), temperature, arguments.max_tokens)
         plain = llm.generate(texts, requests)
-        for name, options in (("plain", {}), *CASES):
+        for name, options in (("plain", {}), *CASES, *trained(arguments.predictor)):
             if arguments.methods and name not in arguments.methods:
                 continue
             method = method_of(llm, name, options)
@@ -78,6 +80,11 @@ def compare(llm: LLM, arguments: argparse.Namespace) -> list[dict[str, Any]]:
                   f"{row['guesses_per_pass']:4.1f} guesses, {row['accepted']:.2f} accepted, work {row['work']}, "
                   f"{row['draft_ms']:6.2f} ms draft {row['score_ms']:6.2f} ms score  {row['equal']}", flush=True)  # fmt: skip
     return found
+
+
+def trained(predictor: str | None) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Cases with a predictor of early exits, if there is one."""
+    return tuple(("specee", {"predictor": predictor, "threshold": tau}) for tau in (0.5, 0.8) if predictor)
 
 
 def method_of(llm: LLM, name: str, options: dict[str, Any]) -> Method:
@@ -160,6 +167,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--methods", nargs="+", help="only these rows of the table")
+    parser.add_argument("--predictor", help="folder of `outrider train specee`, for two cases more")
     parser.add_argument("--parts", action="store_true", help="measure exits and skip sets instead")
     parser.add_argument("--trials", type=int, default=200, help="skip sets tried per search")
     arguments = parser.parse_args()

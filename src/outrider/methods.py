@@ -55,6 +55,7 @@ from outrider.drafters.itself import (
     lookahead,
     sjd,
     sjd_coupled,
+    specee,
     swift,
     token_recycling,
 )
@@ -96,6 +97,7 @@ METHODS: Catalog[MethodRow] = Catalog(
         "draft-verify": draft_verify.ROW,
         "swift": swift.ROW,
         "del": del_.ROW,
+        "specee": specee.ROW,
         "medusa": medusa.ROW,
         "hydra": hydra.ROW,
         "eagle1": eagle1.ROW,

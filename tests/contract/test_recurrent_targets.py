@@ -32,7 +32,7 @@ GREEDY = SamplingParams(max_tokens=10)
 SEEDED = SamplingParams(max_tokens=10, temperature=0.8, top_p=0.95, repetition_penalty=1.1, seed=7)
 COPYING = ("prompt-lookup", "suffix", "ngram-cache", "token-recycling", "jacobi", "lookahead")
 DRAFTING = ("draft-model", "draft-tree", "best-first", "sequoia", "rsd-s", "spectr", "cascade")
-APART = ("early-exit", "draft-verify", "swift", "del")
+APART = ("early-exit", "draft-verify", "swift", "del", "specee")
 
 
 def model(family: str, noise: float = 0.0) -> Target:

@@ -49,6 +49,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "swift, branches": ("swift", {"window": 6, "threshold": 0.2, "branches": True, "num_tree_nodes": 20, "max_trials": 9}),
     "del": ("del", {"look_every": 2, "num_draft_tokens": 6}),
     "del, exact lengths": ("del", {"look_every": 1, "exits": "1,3,5", "dynamic": False, "num_draft_tokens": 4}),
+    "specee": ("specee", {"threshold": 0.4}),
+    "specee, few asked": ("specee", {"exits": "1,3,4,5", "threshold": 0.3, "recent": 2, "reach": 0, "num_draft_tokens": 9}),
 }
 
 
@@ -187,6 +189,7 @@ PERFECT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         IDLE,
     ),
     "kangaroo": ("kangaroo", {"exit_layer": 3, "threshold": 0.0, "num_draft_tokens": 5}, IDLE),
+    "specee": ("specee", {"exits": (3, 5), "threshold": 0.0, "num_draft_tokens": 5}, IDLE),
     "draft-verify": (
         "draft-verify",
         {"skip_attention": (1, 4), "skip_mlp": (2,), "threshold": 0.0, "num_draft_tokens": 5},
@@ -258,7 +261,7 @@ def test_del_drafts_nothing_where_no_exit_pays(target) -> None:
         compose("del", target, options={"memory": ExitStatistics((3,), 7)})
 
 
-@pytest.mark.parametrize("name", ["early-exit", "kangaroo", "draft-verify", "swift", "del"])
+@pytest.mark.parametrize("name", ["early-exit", "kangaroo", "draft-verify", "swift", "del", "specee"])
 def test_a_target_that_cannot_be_taken_apart_is_refused(name: str) -> None:
     with pytest.raises(CompositionError, match=rf"{name}.*Markov runs them only together"):
         compose(name, Markov(torch.zeros(4, 4)))
@@ -276,6 +279,11 @@ def test_a_target_that_cannot_be_taken_apart_is_refused(name: str) -> None:
         ("swift", {"window": 0}, "window"),
         ("del", {"exits": "2,6"}, "exits holds 6"),
         ("del", {"look_every": 0}, "look_every"),
+        ("specee", {"exits": "2,6"}, "exits = '2,6' .* from 1 to 5"),
+        ("specee", {"exits": "two"}, "exits = 'two'"),
+        ("specee", {"threshold": -1.0}, "threshold"),
+        ("specee", {"num_exits": 0}, "num_exits"),
+        ("specee", {"predictor": "somewhere", "exits": "2"}, "leave exits out"),
     ],
 )
 def test_bad_options_are_refused(target, name: str, options: dict[str, Any], word: str) -> None:

@@ -232,7 +232,7 @@ def test_a_new_draft_shares_the_targets_vocabulary(tmp_path: Path) -> None:
     assert load_codec(str(tmp_path)).same_vocabulary(load_codec(bundled_path("target")))
 
 
-@pytest.mark.parametrize("kind", ["pretrain", "kangaroo", "layerskip", "acceptance-head"])
+@pytest.mark.parametrize("kind", ["pretrain", "kangaroo", "layerskip", "acceptance-head", "specee"])
 def test_the_command_line_trains_every_kind(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the bundled target, far too briefly to be any good."""
     data = tmp_path / "own.jsonl"
@@ -243,6 +243,7 @@ def test_the_command_line_trains_every_kind(kind: str, tmp_path: Path, capsys: p
         "kangaroo": ["-O", "exit_layer=4"],
         "layerskip": ["-O", "judged_exit=4", "-O", "recompute_layers=true"],
         "acceptance-head": ["--draft", bundled_path("draft")],
+        "specee": ["-O", "exits=4,8,12"],
     }
     assert main(["train", kind, *arguments, "-O", "batch_size=2", *more[kind]]) == 0
     assert f"{tmp_path / kind}: " in capsys.readouterr().out

@@ -10,6 +10,7 @@ import torch
 from triton_interpreter import DEVICE
 
 from outrider.cache.paged import PagedCache
+from outrider.core.resume import Resume
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
 from outrider.models.config import ModelConfig
@@ -109,6 +110,10 @@ def test_a_single_node_and_part_of_a_model() -> None:
     for route in (Route.first(1, 2), Route.without(2, mlp=[0]), Route.without(2, attention=[1])):
         expected = eager.exit(chain, caches[0], route=route)
         torch.testing.assert_close(fast.exit(chain, caches[1], route=route), expected, atol=2e-3, rtol=1e-3)
+    begun = Resume(1, fast.exit(chain, caches[1], route=Route.first(1, 2)))
+    found = fast.exit(chain, caches[1], route=Route.first(2, 2), begun=begun)
+    expected = eager.exit(chain, caches[0], route=Route.first(2, 2))
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

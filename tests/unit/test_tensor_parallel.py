@@ -78,9 +78,10 @@ def test_what_a_temperature_does_not_cover_gathers_the_logits(one: LLM, two: LLM
             assert a.token == b.token and abs(a.logprob - b.logprob) < 1e-3
 
 
-def test_self_drafting_runs_parts_of_a_divided_model(one: LLM, two: LLM) -> None:
+@pytest.mark.parametrize("name", ["early-exit", "specee"])
+def test_self_drafting_runs_parts_of_a_divided_model(one: LLM, two: LLM, name: str) -> None:
     texts = [
-        [out.token_ids for out in llm.generate(PROMPTS[:2], GREEDY, method=llm.compose("early-exit", num_draft_tokens=2))]
+        [out.token_ids for out in llm.generate(PROMPTS[:2], GREEDY, method=llm.compose(name, num_draft_tokens=2))]
         for llm in (one, two)
     ]
     assert texts[0] == texts[1]

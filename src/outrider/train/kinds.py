@@ -14,6 +14,7 @@ from outrider.train.draft_lm import DraftLM
 from outrider.train.layerskip import LayerSkipObjective, LayerSkipSettings
 from outrider.train.objective import Objective
 from outrider.train.objective_joint import JointSettings, new_joint
+from outrider.train.specee import SpecEEObjective, SpecEESettings
 
 DRAFT_SHAPE = (
     "num_hidden_layers",
@@ -99,6 +100,10 @@ def _acceptance(asked: Asked) -> Objective:
     return AcceptanceObjective(draft, asked.target, asked.settings(AcceptanceSettings))
 
 
+def _specee(asked: Asked) -> Objective:
+    return SpecEEObjective(asked.target, asked.settings(SpecEESettings))
+
+
 _LEAN = ("recompute_layers",)
 
 OTHER_KINDS: Mapping[str, Trainable] = {
@@ -109,4 +114,5 @@ OTHER_KINDS: Mapping[str, Trainable] = {
     "layerskip": Trainable(_layerskip, LayerSkipSettings, _LEAN),
     "medusa2": Trainable(_medusa2, JointSettings),
     "acceptance-head": Trainable(_acceptance, AcceptanceSettings),
+    "specee": Trainable(_specee, SpecEESettings),
 }

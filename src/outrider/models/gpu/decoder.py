@@ -119,11 +119,11 @@ class FastDecoder(LayeredTarget):
             logits, tapped = self._graphs.score(self, tree, cache=cache, taps=tuple(taps), start=start)
         return Scores(logits, tapped)
 
-    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:
+    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, begun: Resume | None = None) -> Tensor:
         assert isinstance(cache, DeviceCache | PagedCache), "a FastDecoder works on the caches it made"
         cache.reserve(tree.num_nodes, start=start)
         with torch.inference_mode():
-            hidden, _ = self.hidden(tree.tokens[:, start:], self.step_of(tree, cache, start), route=route)
+            hidden, _ = self.hidden(tree.tokens[:, start:], self.step_of(tree, cache, start), route=route, begun=begun)
         return hidden.view(tree.batch_size, tree.num_nodes - start, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -189,22 +189,28 @@ class FastDecoder(LayeredTarget):
         return logits, tapped
 
     def hidden(
-        self, tokens: Tensor, step: Step, *, taps: Sequence[int] = (), route: Route | None = None
+        self,
+        tokens: Tensor,
+        step: Step,
+        *,
+        taps: Sequence[int] = (),
+        route: Route | None = None,
+        begun: Resume | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """[B * N, H] the last layer's output, and the tapped states [B, N, H]."""
-        stream, tapped = self._climb(tokens, step, taps, route)
+        stream, tapped = self._climb(tokens, step, taps, route, begun)
         x = stream.complete()
         if self.num_layers in taps:
             tapped[self.num_layers] = x.view(*step.shape, -1)
         return x, tapped
 
     def _climb(
-        self, tokens: Tensor, step: Step, taps: Sequence[int], route: Route | None = None
+        self, tokens: Tensor, step: Step, taps: Sequence[int], route: Route | None = None, begun: Resume | None = None
     ) -> tuple[Stream, dict[int, Tensor]]:
         """The stream after the last layer, and the tapped states."""
-        stream = Stream(self._embedded(tokens.reshape(-1)))
+        stream = Stream(self._embedded(tokens.reshape(-1)) if begun is None else begun.hidden.flatten(0, 1).clone())
         tapped: dict[int, Tensor] = {}
-        for index in range(self.num_layers):
+        for index in range(0 if begun is None else begun.layer, self.num_layers):
             if index in taps:
                 stream = Stream(stream.complete())
                 tapped[index] = stream.x.clone().view(*step.shape, -1)

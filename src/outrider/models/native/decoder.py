@@ -145,11 +145,13 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         assert logits is not None
         return Scores(logits, tapped)
 
-    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:
+    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, begun: Resume | None = None) -> Tensor:
         assert route.num_layers == self.num_layers, "a route is of one model"
         cache.reserve(tree.num_nodes, start=start)
-        hidden = torch.zeros(tree.batch_size, tree.num_nodes - start, self.config.hidden_size)
-        self._run(tree, cache, start, _Wanted(last=route.depth, route=route, hidden=hidden))
+        shape = (tree.batch_size, tree.num_nodes - start, self.config.hidden_size)
+        hidden = torch.zeros(shape) if begun is None else begun.hidden.to(torch.float32, copy=True).contiguous()
+        first = 0 if begun is None else begun.layer
+        self._run(tree, cache, start, _Wanted(first=first, last=route.depth, route=route, hidden=hidden))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,0 +1,109 @@
+"""Training SpecEE's predictors: at which layers does the target already say what it will say at the end?
+
+The target is frozen and reads texts it wrote. Every exit's likeliest token is compared with the target's, and the network of
+that exit learns to tell from a few numbers which it will be. The exit "asked before" is one of the lower ones at random, since
+drafting skips some. How often each exit was the first to be right is counted beside: drafting asks those.
+(Xu et al. 2025, arXiv 2504.08850.)
+
+    label_l(t) = [argmax head(norm(h_l(t))) = argmax p(t)],        loss = mean over exits and places of BCE(chance_l, label_l)
+
+What a checkpoint is judged by, "tokens per pass" of the loop, is 1 + the exits of a place that are judged rightly, from the
+lowest up to the first mistake.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.core.errors import OptionError
+from outrider.core.interfaces import Target
+from outrider.models.exit_predictor import ExitPredictor, exit_features, exit_layers
+from outrider.models.heads import PackedTexts
+from outrider.train.objective import BatchOutcome, Objective
+
+_MOST_EXITS = 16
+
+
+@dataclass(frozen=True)
+class SpecEESettings:
+    """Which exits learn, and the shape of their networks."""
+
+    exits: tuple[int, ...] | str | None = None
+    """Layers with a predictor ("2,4,8" on the command line); about sixteen, evenly spread, if not given."""
+    num_tokens: int = 4
+    """Likeliest tokens of an exit that its predictor looks at."""
+    width: int = 64
+    """Hidden numbers of a predictor (the paper: 512)."""
+    chunk: int = 1 << 24
+    """Most logits made at a time."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1 or self.width < 1:
+            raise OptionError(
+                f"num_tokens = {self.num_tokens}, width = {self.width} are not valid; use whole numbers of at least 1"
+            )
+
+
+@final
+class SpecEEObjective(Objective):
+    """A network per exit against whether the exit is right."""
+
+    name = "specee"
+
+    def __init__(self, target: Target, settings: SpecEESettings) -> None:
+        if settings.num_tokens > target.vocab_size:
+            raise OptionError(f"num_tokens = {settings.num_tokens} is not valid; the target has {target.vocab_size} tokens")
+        self.target, self.settings = target, settings
+        self.taps = exit_layers(settings.exits, target.num_layers, most=_MOST_EXITS)
+        torch.manual_seed(0)
+        predictor = ExitPredictor(self.taps, num_tokens=settings.num_tokens, width=settings.width)
+        self.predictor = self.module = predictor.to(target.device)
+        self._hidden_size = 0
+
+    def __call__(self, batch: PackedTexts) -> BatchOutcome:
+        valid, self._hidden_size = batch.valid(0), batch.last.shape[-1]
+        places = valid.flatten().nonzero()[:, 0]
+        exits = batch.features.flatten(0, 1)[places].unflatten(-1, (len(self.taps), -1))
+        last, size = batch.last.flatten(0, 1)[places], self.settings.chunk // self.target.vocab_size
+        size = max(1, size // (1 + len(self.taps)))
+        total, right = exits.new_zeros((), dtype=torch.float32), list[Tensor]()
+        for begin in range(0, len(places), size):
+            loss, judged = self._chunk(exits[begin : begin + size], last[begin : begin + size])
+            total = total + loss
+            right.append(judged)
+        hits = torch.zeros(len(self.taps), valid.numel(), dtype=torch.bool, device=valid.device)
+        if right:
+            hits[:, places] = torch.cat(right, 1)
+        return BatchOutcome(total / max(1, len(places)), [hit.view_as(valid) for hit in hits], [valid] * len(self.taps))
+
+    def save(self, folder: Path, notes: dict[str, Any]) -> None:
+        self.predictor.save(folder, self.target, self._hidden_size, notes)
+
+    def _chunk(self, exits: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum over places of the exits' mean loss, and [E, P] where exits are judged rightly; ``exits`` [P, E, H]."""
+        with torch.no_grad():
+            wanted = self.target.logits(last).argmax(-1)
+            said = [self.target.logits(states.to(last.dtype)) for states in exits.unbind(1)]
+            label = torch.stack([logits.argmax(-1) == wanted for logits in said])
+            seen = [exit_features(logits, self._earlier(said, i), self.settings.num_tokens) for i, logits in enumerate(said)]
+        if self.module.training:
+            self._count(label)
+        odds = torch.stack([self.predictor(i, features) for i, features in enumerate(seen)]).float()
+        losses = F.binary_cross_entropy_with_logits(odds, label.float(), reduction="none")
+        return losses.mean(0).sum(), (odds > 0) == label
+
+    def _earlier(self, said: list[Tensor], index: int) -> Tensor | None:
+        """Of an exit below: while learning any or none, otherwise the next."""
+        below = int(torch.randint(-1, index, ())) if self.module.training and index else index - 1
+        return None if below < 0 else said[below]
+
+    def _count(self, label: Tensor) -> None:
+        """[E, P] which exits are right: the lowest of each place counts."""
+        first = label & (label.int().cumsum(0) == 1)
+        self.predictor.first_right += first.sum(1)
