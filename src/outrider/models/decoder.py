@@ -99,13 +99,14 @@ class Decoder(LayeredTarget):
             logits = self.logits(hidden).view(tree.batch_size, tree.num_nodes - start, -1)
         return Scores(logits, tapped)
 
-    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:
+    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, resume: Resume | None = None) -> Tensor:
         assert route.num_layers == self.num_layers, "a route is of one model"
         cache.reserve(tree.num_nodes, start=start)
         with torch.inference_mode():
-            step, hidden = self._pass(tree, cache, start), self._entry(tree, start)
-            for layer, attends, feeds in zip(self._layers, route.attention, route.mlp):
-                hidden = layer.part(hidden, step, attends=attends, feeds=feeds)
+            step, first = self._pass(tree, cache, start), 0 if resume is None else resume.layer
+            hidden = self._entry(tree, start) if resume is None else resume.hidden.flatten(0, 1)
+            for index in range(first, self.num_layers):
+                hidden = self._layers[index].part(hidden, step, attends=route.attention[index], feeds=route.mlp[index])
         return hidden.view(tree.batch_size, tree.num_nodes - start, -1)
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -119,7 +119,8 @@ class FastDecoder(LayeredTarget):
             logits, tapped = self._graphs.score(self, tree, cache=cache, taps=tuple(taps), start=start)
         return Scores(logits, tapped)
 
-    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:
+    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, resume: Resume | None = None) -> Tensor:
+        del resume  # the same states without it
         assert isinstance(cache, DeviceCache | PagedCache), "a FastDecoder works on the caches it made"
         cache.reserve(tree.num_nodes, start=start)
         with torch.inference_mode():

@@ -145,11 +145,14 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         assert logits is not None
         return Scores(logits, tapped)
 
-    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:
+    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, resume: Resume | None = None) -> Tensor:
         assert route.num_layers == self.num_layers, "a route is of one model"
         cache.reserve(tree.num_nodes, start=start)
-        hidden = torch.zeros(tree.batch_size, tree.num_nodes - start, self.config.hidden_size)
-        self._run(tree, cache, start, _Wanted(last=route.depth, route=route, hidden=hidden))
+        if resume is None:
+            first, hidden = 0, torch.zeros(tree.batch_size, tree.num_nodes - start, self.config.hidden_size)
+        else:  # a copy, since the pass writes over it
+            first, hidden = resume.layer, resume.hidden.float().clone(memory_format=torch.contiguous_format)
+        self._run(tree, cache, start, _Wanted(first=first, last=route.depth, route=route, hidden=hidden))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -99,8 +99,9 @@ class Rank:
         self._logits = scores.logits.float()
         return scores.taps
 
-    def exit(self, tree: TokenTree, number: int, route: Route, start: int) -> Tensor:
-        return self.model.exit(tree.to(self.device), self.caches[number], route=route, start=start)
+    def exit(self, tree: TokenTree, number: int, route: Route, start: int, resume: Resume | None) -> Tensor:
+        here = None if resume is None else Resume(resume.layer, resume.hidden.to(self.device))
+        return self.model.exit(tree.to(self.device), self.caches[number], route=route, start=start, resume=here)
 
     def gather(self) -> Tensor:
         """[B, N, V] the latest scores, whole."""

@@ -87,8 +87,8 @@ class ParallelTarget(LayeredTarget):
         self._pass = mine = next(self._passes)
         return Scores(partial(self._gathered, mine), tapped, choose=partial(self._chosen, mine))
 
-    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0) -> Tensor:
-        return self.run("exit", _on_host(tree), _number_of(cache), route, start)
+    def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, resume: Resume | None = None) -> Tensor:
+        return self.run("exit", _on_host(tree), _number_of(cache), route, start, _resume_on_host(resume))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.run("logits", hidden.cpu())
