@@ -137,7 +137,8 @@ class LLM:
         """Whether a method, with nothing but its defaults, can run on what is loaded."""
         row = METHODS[name]
         missing = set(row.needs) - ({"heads"} if self._has_bundled_heads(name) else set())
-        has_layers = not row.needs_layers or isinstance(self.target, LayeredTarget)
+        divided = self.drafts[:1] if row.needs_draft else [self.target]
+        has_layers = not row.needs_layers or all(isinstance(model, LayeredTarget) for model in divided)
         return not missing and not row.foreign and has_layers and (bool(self.drafts) or not row.needs_draft)
 
     def generate(

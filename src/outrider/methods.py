@@ -60,7 +60,7 @@ from outrider.drafters.itself import (
     token_recycling,
 )
 from outrider.drafters.mixed import cascade, hybrid, multi_draft, rasd
-from outrider.drafters.model import best_first, draft_model, draft_tree, pearl, reencode, rsd_s, sequoia, spectr, tli
+from outrider.drafters.model import best_first, draft_model, draft_tree, pearl, reencode, rsd_s, s2d, sequoia, spectr, tli
 from outrider.policies.adaptive import Adaptive, AdaptiveOptions
 from outrider.policies.bandit import Bandit, BanditOptions
 from outrider.policies.confidence import Confidence, ConfidenceOptions
@@ -76,6 +76,7 @@ METHODS: Catalog[MethodRow] = Catalog(
         "plain": plain.ROW,
         "draft-model": draft_model.ROW,
         "pearl": pearl.ROW,
+        "s2d": s2d.ROW,
         "draft-tree": draft_tree.ROW,
         "best-first": best_first.ROW,
         "sequoia": sequoia.ROW,

@@ -232,7 +232,7 @@ def test_a_new_draft_shares_the_targets_vocabulary(tmp_path: Path) -> None:
     assert load_codec(str(tmp_path)).same_vocabulary(load_codec(bundled_path("target")))
 
 
-@pytest.mark.parametrize("kind", ["pretrain", "kangaroo", "layerskip", "acceptance-head", "specee"])
+@pytest.mark.parametrize("kind", ["pretrain", "sorted", "kangaroo", "layerskip", "acceptance-head", "specee"])
 def test_the_command_line_trains_every_kind(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the bundled target, far too briefly to be any good."""
     data = tmp_path / "own.jsonl"
@@ -240,6 +240,7 @@ def test_the_command_line_trains_every_kind(kind: str, tmp_path: Path, capsys: p
     arguments = ["--data", str(data), "--out", str(tmp_path), "--held-out", "2", "--max-len", "20", "-O", "max_steps=1"]
     more = {
         "pretrain": ["-O", "intermediate_size=64", "-O", "recompute_layers=true"],
+        "sorted": ["-O", "intermediate_size=64", "-O", "num_hidden_layers=2", "-O", "exits=1,2"],
         "kangaroo": ["-O", "exit_layer=4"],
         "layerskip": ["-O", "judged_exit=4", "-O", "recompute_layers=true"],
         "acceptance-head": ["--draft", bundled_path("draft")],

@@ -195,16 +195,18 @@ def test_routes_and_resumed_passes_are_the_twins(library, kind: str) -> None:
     models = Decoder(config, weights), NativeDecoder(library, config, weights)
     rows, tree = [[3, 1, 4, 1, 5], [9, 2]], TokenTree.of_rows([([5, 6, 7, 8], [-1, 0, 0, 1])] * 2)
     route = Route.without(3, attention=[1], mlp=[0, 2])
-    exits, scores = [], []
+    exits, scores, later = [], [], []
     for model in models:
         cache = model.new_cache(2)
         model.prefill(rows, cache)
         exits.append(model.exit(tree, cache, route=route))
         first = TokenTree.of_rows([([5, 6], [-1, 0])] * 2)
         hidden = model.exit(first, cache, route=Route.first(2, 3))
+        later.append(model.exit(first, cache, route=Route.first(3, 3), begun=Resume(2, hidden)))
         scores.append(model.score(tree, cache, resume=Resume(2, hidden), taps=(3,)))
         torch.testing.assert_close(model.logits(scores[-1].taps[3]), scores[-1].logits, atol=1e-4, rtol=0)
     torch.testing.assert_close(*exits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(*later, atol=1e-4, rtol=0)
     torch.testing.assert_close(scores[0].logits, scores[1].logits, atol=1e-4, rtol=0)
     plain = models[1].new_cache(2)
     models[1].prefill(rows, plain)

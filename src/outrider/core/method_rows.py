@@ -72,7 +72,7 @@ class MethodRow:
     """Defaults that differ from the policy's own."""
     needs_draft: bool = False
     needs_layers: bool = False
-    """It runs some of the target's layers alone (``LayeredTarget``)."""
+    """It runs some layers alone (``LayeredTarget``): the draft model's where it needs one, the target's elsewhere."""
     needs: tuple[str, ...] = ()
     """Options without which there is nothing to run."""
     texts: tuple[str, ...] = ()

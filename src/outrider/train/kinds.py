@@ -14,6 +14,7 @@ from outrider.train.draft_lm import DraftLM
 from outrider.train.layerskip import LayerSkipObjective, LayerSkipSettings
 from outrider.train.objective import Objective
 from outrider.train.objective_joint import JointSettings, new_joint
+from outrider.train.sorted import SortedObjective, SortedSettings
 from outrider.train.specee import SpecEEObjective, SpecEESettings
 
 DRAFT_SHAPE = (
@@ -67,9 +68,21 @@ def _pretrain(asked: Asked) -> Objective:
         return _distill(asked)
     if asked.reference is not None:
         raise OptionError("pretrain compares with nothing; leave --reference out")
-    changes = {name: asked.given[name] for name in DRAFT_SHAPE if name in asked.given}
-    draft = DraftLM.fresh(asked.target_name, changes, asked.target.device)
+    draft = _fresh(asked)
     return _lean(distillation(asked.kind, draft, asked.target, asked.settings(DistillSettings)), asked)
+
+
+def _fresh(asked: Asked, **shape: int) -> DraftLM:
+    """An untrained draft of the shape that was asked for."""
+    changes = {name: asked.given[name] for name in DRAFT_SHAPE if name in asked.given}
+    return DraftLM.fresh(asked.target_name, {**shape, **changes}, asked.target.device)
+
+
+def _sorted(asked: Asked) -> Objective:
+    """From the draft that was named, or from nothing."""
+    device = asked.target.device
+    draft = _fresh(asked, num_hidden_layers=4) if asked.draft is None else DraftLM.load(asked.draft, device)
+    return _lean(SortedObjective(draft, asked.target, asked.settings(SortedSettings)), asked)
 
 
 def _lean(objective: Objective, asked: Asked) -> Objective:
@@ -110,6 +123,7 @@ OTHER_KINDS: Mapping[str, Trainable] = {
     "distill": Trainable(_distill, DistillSettings, _LEAN),
     "adaspec": Trainable(_distill, DistillSettings, _LEAN),
     "pretrain": Trainable(_pretrain, DistillSettings, (*_LEAN, *DRAFT_SHAPE)),
+    "sorted": Trainable(_sorted, SortedSettings, (*_LEAN, *DRAFT_SHAPE)),
     "kangaroo": Trainable(_kangaroo, DistillSettings, ("exit_layer",)),
     "layerskip": Trainable(_layerskip, LayerSkipSettings, _LEAN),
     "medusa2": Trainable(_medusa2, JointSettings),
