@@ -37,6 +37,7 @@ from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, TABLES, compose, rows_of
+from outrider.models.importance import ImportantTokens, PromptShare
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
@@ -64,6 +65,7 @@ class LLM:
         trust_remote_code: bool = False,
         tensor_parallel: int = 1,
         draft_process: bool = False,
+        keep_prompt: float = 1.0,
         **options: Any,
     ) -> None:
         """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
@@ -71,18 +73,20 @@ class LLM:
         plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). ``max_len`` opens the
         target for so many tokens; ``revision`` is a branch, tag or commit on the hub; ``trust_remote_code`` lets a
         checkpoint run Python code of its own; ``tensor_parallel`` divides the target among so many processes;
-        ``draft_process`` gives every draft model a process of its own (for ``pearl``).
+        ``draft_process`` gives every draft model a process of its own (for ``pearl``); ``keep_prompt`` below 1 is LOSSY: the
+        target reads only that share of every prompt, chosen by the draft model (docs/sparse_prompts.md).
         ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are
         checked before anything is loaded."""
         if max_batch_size < 1:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size
         names = [_named(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
-        if model is None and not names and (method is None or _needs_draft(method, options)):
+        if model is None and not names and (method is None or keep_prompt != 1 or _needs_draft(method, options)):
             names = [bundled_path("draft")]
         source = Source(_named(model or bundled_path("target")), revision, trust_remote_code)
         self.model_name = str(local_path(source)) if revision else source.name
         self.method_name = method or ("draft-model" if names else "prompt-lookup")
+        _check_share(keep_prompt, names)
         self._check_choice(acceptance, names, options)
         self.codec = load_codec(self.model_name)
         self._grammars: GrammarCompiler | None = None
@@ -95,6 +99,8 @@ class LLM:
             self.target = load(source, numerics=numerics, page_len=page_len, max_len=max_len)
         else:
             self.target = _divided(tensor_parallel, load, source, numerics=numerics, page_len=page_len, max_len=max_len)
+        if keep_prompt != 1:
+            self.target = self._sparse(keep_prompt, names, load)
         self.rounds = Rounds(self.target)
         self.drafts = [_elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
@@ -281,6 +287,17 @@ class LLM:
             self._by_name[method] = self.compose(method)
         return self._by_name[method]
 
+    def _sparse(self, keep: float, names: Sequence[str], load: partial[Target]) -> Target:
+        """The target behind a small model that leaves out part of every prompt; that model is opened once more, as the plain
+        decoder, whose attention can be looked at."""
+        from outrider.models.sparse_prompts import SparsePrompts
+
+        if not self.codec.same_vocabulary(load_codec(names[0])):
+            what = f"keep_prompt = {keep} needs a draft model with the target's vocabulary, and {names[0]!r} has another"
+            raise ModelError(f"{what}; give a draft of the same family, or leave keep_prompt out")
+        reader = load(names[0], fast=False, dtype="auto")
+        return SparsePrompts(self.target, ImportantTokens.of(reader, PromptShare(keep)))
+
     def _check_choice(self, acceptance: str | None, drafts: Sequence[str], options: Mapping[str, Any]) -> None:
         """Find mistakes in names and options before anything is loaded."""
         given = {name: value for name, value in options.items() if name != "policy"}
@@ -305,6 +322,13 @@ class LLM:
                 f"({self.codec.vocab_size}), and method {method!r} needs the same one; use method 'tli' or 'reencode', which "
                 "translate, or a draft of the same family, or method 'prompt-lookup'"
             )
+
+
+def _check_share(keep: float, drafts: Sequence[str]) -> None:
+    """Refuse a share of the prompt that nobody could choose."""
+    PromptShare(keep)
+    if keep != 1 and not drafts:
+        raise OptionError(f"keep_prompt = {keep} needs a small model that chooses among tokens; give draft=, or leave it out")
 
 
 def _divided(size: int, load: partial[Target], source: Source, *, numerics: str, **options: Any) -> Target:

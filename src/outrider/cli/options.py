@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from outrider.api import LLM
 from outrider.cli.progress import waiting
+from outrider.cli.terminal import dim
 from outrider.core.errors import OptionError
 from outrider.core.params import SamplingParams
 
@@ -46,6 +48,8 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
     text = "divide the model among so many processes, a GPU each where there are enough"
     group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help=text)
     group.add_argument("--draft-process", action="store_true", help="give the draft model a process of its own (for pearl)")
+    text = "LOSSY: read only this share of every prompt, chosen by the draft model (default: 1, all of it)"
+    group.add_argument("--keep-prompt", type=float, default=1.0, metavar="SHARE", help=text)
     group.add_argument("--revision", metavar="REV", help="branch, tag or commit of a model on the hub")
     group.add_argument("--trust-remote-code", action="store_true", help="let a checkpoint run Python code of its own")
     group.add_argument("--no-fast", dest="fast", action="store_false", help="run the plain PyTorch decoder")
@@ -115,6 +119,8 @@ def load_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
     same_method = arguments.method in (None, config.get("method"))  # options of one method mean nothing to another
     options = {**(config.get("options", {}) if same_method else {}), **method_options(arguments)}
     name = arguments.model or config.get("model")
+    if arguments.keep_prompt != 1:
+        print(dim(f"lossy: about {arguments.keep_prompt:.0%} of every prompt is read"), file=sys.stderr)
     with waiting(f"loading {name or 'the bundled model'}"):
         return _load(name, arguments, config, same_method=same_method, options={**more, **options})
 
@@ -133,6 +139,7 @@ def _load(name: str | None, arguments: argparse.Namespace, config: dict[str, Any
         max_len=arguments.max_len,
         tensor_parallel=arguments.tensor_parallel,
         draft_process=arguments.draft_process,
+        keep_prompt=arguments.keep_prompt,
         revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,
         **options,

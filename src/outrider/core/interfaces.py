@@ -74,8 +74,7 @@ class Cache(ABC):
 
     @abstractmethod
     def truncate(self, lengths: Sequence[int]) -> None:
-        """Forget everything past ``lengths[b]`` tokens. Modifies lengths. A cache that cannot go back so far forgets the whole
-        row, whose length is then 0."""
+        """Forget all past ``lengths[b]`` tokens, or the whole row where a cache cannot go back so far. Modifies lengths."""
 
     @abstractmethod
     def fork(self, rows: Sequence[int]) -> Cache:
@@ -108,6 +107,8 @@ class Target(ABC):
     """It can say every token. A draft with a reduced vocabulary cannot, and so cannot be verified against."""
     can_be_captured: bool = False
     """Its passes can be part of a round that is captured as one graph (``core/device_round.py``)."""
+    reads_whole: bool = False
+    """A prompt has to be read in one piece."""
     choose: Choose | None = None
     """How it makes choices with them, where it has a way of its own."""
     why_together: str = ""

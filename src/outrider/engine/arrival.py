@@ -63,7 +63,7 @@ class Arrival:
         began = self.engine.clock()
         target, taps = self.engine.target, self.engine.method.drafter.taps
         pieces = [
-            state.tokens[length : min(len(state.tokens) - 1, length + num_tokens)]
+            state.tokens[length : self._end(state, length, num_tokens)]
             for state, length in zip(self.states, self.cache.lengths, strict=True)
         ]
         if any(pieces):
@@ -73,6 +73,13 @@ class Arrival:
         for state in self.states:
             state.stats.prefill_seconds += seconds
         return batch
+
+    def _end(self, state: RequestState, num_read: int, num_tokens: int) -> int:
+        """Where the next piece of a row ends. A prompt that has to be read whole is a piece, and the text behind it another."""
+        prompt_end = len(state.request.prompt_ids) - 1
+        if self.engine.target.reads_whole and num_read < prompt_end:
+            return prompt_end
+        return min(len(state.tokens) - 1, num_read + num_tokens)
 
     def _batch(self) -> Batch:
         method, target = self.engine.method, self.engine.target

@@ -8,6 +8,7 @@ an ``nn.Module``: on small models calling modules costs more than multiplying.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import final
 
@@ -20,6 +21,7 @@ from outrider.cache.slots import LayeredCache
 from outrider.core.draft import Resume
 from outrider.core.interfaces import Cache
 from outrider.core.layered_target import LayeredTarget
+from outrider.core.placing_target import PlacingTarget
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
@@ -41,7 +43,7 @@ _TWOFOLD = 500_000_000
 
 
 @final
-class Decoder(LayeredTarget):
+class Decoder(LayeredTarget, PlacingTarget):
     """A frozen decoder. All methods may be called from any thread: what changes lives in the cache."""
 
     def __init__(
@@ -108,6 +110,23 @@ class Decoder(LayeredTarget):
             for index in range(first, self.num_layers):
                 hidden = self._layers[index].part(hidden, step, attends=route.attention[index], feeds=route.mlp[index])
         return hidden.view(tree.batch_size, tree.num_nodes - start, -1)
+
+    def placed(self, positions: Sequence[int]) -> Decoder:
+        twin = copy(self)
+        twin._tables = [table.placed(positions) for table in self._tables]
+        return twin
+
+    @property
+    def has_windows(self) -> bool:
+        return any(window is not None for window in self.config.windows)
+
+    def queries(self, layer: int, hidden: Tensor, begin: int) -> Tensor:
+        """[Hq, N, D] what a layer's heads look for at the tokens from ``begin`` on of a row, from the [N, H] that enter it."""
+        end = begin + len(hidden)
+        for table in self._tables:
+            table.reach(end)
+        rotations = [(table.cos[begin:end][None, None], table.sin[begin:end][None, None]) for table in self._tables]
+        return self._layers[layer].queries(hidden, (*rotations, None))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., H] what enters the first layer."""

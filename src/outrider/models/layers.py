@@ -7,7 +7,7 @@ kernels, not in them. What could be decided per layer was decided when the layer
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, final
@@ -94,6 +94,11 @@ class SelfAttention:
         seen = seen.reshape(batch_size, -1, num_nodes, self._head_dim).transpose(1, 2)
         return seen.reshape(batch_size * num_nodes, -1)
 
+    def queries(self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor] | None]) -> Tensor:
+        """[Hq, N, D] what the heads look for at the N tokens of one row, turned by the rotation of this layer's rope."""
+        heads = self._qkv(x).view(1, len(x), -1, self._head_dim).transpose(1, 2)
+        return self._rotated(heads, rotations[self._rope])[0][0]
+
     def _rotated(self, heads: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values out of [B, Hq + 2 Hkv, N, D]."""
         pair, values = heads.split_with_sizes(self._pair_and_values, 1)
@@ -155,6 +160,13 @@ class PlainMlp(Mlp):
 
 class AnyLayer(ABC):
     """One layer of a decoder."""
+
+    attention: SelfAttention
+    attention_norm: Norm
+
+    def queries(self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor] | None]) -> Tensor:
+        """[Hq, N, D] what its heads look for, from the [N, H] of one row that enter the layer."""
+        return self.attention.queries(self.attention_norm(x), rotations)
 
     def __call__(self, x: Tensor, step: Pass) -> Tensor:
         return self.part(x, step)

@@ -17,6 +17,8 @@ to be in the pass: otherwise a text would depend on its neighbours, and cached k
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -149,6 +151,7 @@ class RotaryTable:
         self._frequencies = torch.cat((frequencies, free))
         self._is_free = torch.cat((torch.zeros(rope.dim // 2), torch.ones(len(free)))).bool()
         self._dtype, self._device = dtype, device
+        self._first = torch.zeros(0)
         self.cos, self.sin = self._rows(min(context_len, 4096))
 
     def reach(self, length: int) -> None:
@@ -156,8 +159,16 @@ class RotaryTable:
         if length > self.cos.shape[0]:
             self.cos, self.sin = self._rows(max(length, 2 * self.cos.shape[0]))
 
+    def placed(self, positions: Sequence[int]) -> RotaryTable:
+        """The table of rows whose first tokens have these positions, which may leave some out and may be below 0."""
+        table = copy(self)
+        table._first = torch.tensor(positions, dtype=torch.float32)
+        table.cos, table.sin = table._rows(len(positions))
+        return table
+
     def _rows(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        angles = torch.arange(num_positions).float()[:, None] * self._frequencies
+        positions = torch.cat((self._first, torch.arange(len(self._first), num_positions).float()))
+        angles = positions[:, None] * self._frequencies
         scale = torch.where(self._is_free, 1.0, self._attention)
         cos, sin = angles.cos() * scale, angles.sin() * scale
         pair = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from copy import copy
 from ctypes import addressof, byref, c_int32
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from outrider.core.draft import Resume
 from outrider.core.guessing_target import Guesses, GuessingTarget, TreeSearch
 from outrider.core.interfaces import Cache, Plan
 from outrider.core.layered_target import LayeredTarget
+from outrider.core.placing_target import PlacingTarget
 from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores, StackedTaps
@@ -78,7 +80,7 @@ class _Wanted:
 
 
 @final
-class NativeDecoder(LayeredTarget, GuessingTarget):
+class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
     """A frozen decoder on a CPU, on as many threads as PyTorch had when it was loaded. Passes of one process take turns."""
 
     is_invariant = True
@@ -153,6 +155,15 @@ class NativeDecoder(LayeredTarget, GuessingTarget):
         first = 0 if begun is None else begun.layer
         self._run(tree, cache, start, _Wanted(first=first, last=route.depth, route=route, hidden=hidden))
         return hidden
+
+    def placed(self, positions: Sequence[int]) -> NativeDecoder:
+        twin = copy(self)
+        twin._tables = [table.placed(positions) for table in self._tables]
+        return twin
+
+    @property
+    def has_windows(self) -> bool:
+        return any(window is not None for window in self.config.windows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] from the last layer's output [..., H], the final norm included."""

@@ -1,0 +1,22 @@
+"""Targets that can read tokens at positions of the caller's choice, so that a prompt can be read in part."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from outrider.core.interfaces import Target
+
+
+class PlacingTarget(Target, ABC):
+    """A target whose tokens need not stand side by side."""
+
+    @abstractmethod
+    def placed(self, positions: Sequence[int]) -> Target:
+        """The same weights, for rows whose first tokens have these positions; the token in slot s behind them has position s.
+        Rotary positions may be below 0: scores depend on the distances alone."""
+
+    @property
+    @abstractmethod
+    def has_windows(self) -> bool:
+        """Some layers see only the last so many slots, which are further away where tokens were left out."""

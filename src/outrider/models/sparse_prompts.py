@@ -1,0 +1,152 @@
+"""A target that reads a part of every prompt (LOSSY): a small model says which tokens matter, the others are left out.
+
+What is kept has the distances it had, so to the target the prompt is as long as it was and has holes. The text behind the
+prompt is read and written in full. The law is that of the target after the thinned prompt, not of the target after the prompt:
+how far they are apart is measured in docs/sparse_prompts.md. Speculation on top is as exact as ever, for the thinned law.
+
+Rotary positions act through distances alone, so the row is moved as a whole: with m tokens left out, the token of position p
+is turned as p - m, and the first token behind the prompt stands in its own slot again. No pass after the prompt knows.
+
+    slots       0 .. k - 1                      k, k + 1, ...
+    turned as   p_0 - m .. p_(k-1) - m          k, k + 1, ...          k tokens kept of n, m = n - k
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Resume
+from outrider.core.errors import OptionError
+from outrider.core.interfaces import Cache, Target
+from outrider.core.placing_target import PlacingTarget
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """What a row left out of its prompt."""
+
+    num_missing: int = 0
+    end: int = 0
+    """Tokens of the prompt: a row cannot be cut before it."""
+
+
+@final
+class SparseCache(Cache):
+    """A cache of the model that counts the tokens left out among the committed ones."""
+
+    def __init__(self, inner: Cache, holes: Sequence[_Hole]) -> None:
+        self.inner, self.holes = inner, list(holes)
+
+    @property
+    def lengths(self) -> list[int]:  # pyright: ignore[reportIncompatibleVariableOverride] - follows from the inner rows
+        return [length + hole.num_missing for length, hole in zip(self.inner.lengths, self.holes, strict=True)]
+
+    def reserve(self, num_nodes: int, *, start: int = 0) -> None:
+        self.inner.reserve(num_nodes, start=start)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        self.inner.commit(paths)
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        pairs = list(zip(lengths, self.holes, strict=True))
+        kept = [hole if not hole.num_missing or length >= hole.end else None for length, hole in pairs]
+        self.inner.truncate([0 if hole is None else length - hole.num_missing for length, hole in zip(lengths, kept)])
+        self.holes = [hole or _Hole() for hole in kept]
+
+    def fork(self, rows: Sequence[int]) -> SparseCache:
+        return SparseCache(self.inner.fork(rows), [self.holes[row] for row in rows])
+
+    def narrow(self, rows: Sequence[int]) -> SparseCache:
+        return SparseCache(self.inner.narrow(rows), [self.holes[row] for row in rows])
+
+    def join(self, other: Cache) -> SparseCache:
+        return SparseCache(self.inner.join(_sparse(other).inner), [*self.holes, *_sparse(other).holes])
+
+    def put(self, row: int, fresh: SparseCache) -> None:
+        """Replace a row by the only one of ``fresh``."""
+        rows = [fresh.inner if each == row else self.inner.fork([each]) for each in range(self.batch_size)]
+        self.inner, self.holes[row] = reduce(lambda one, other: one.join(other), rows), fresh.holes[0]
+
+
+@final
+class SparsePrompts(Target):
+    """LOSSY: a model that reads some tokens of every prompt and leaves the others out."""
+
+    reads_whole = True
+    why_together = " (it reads a part of the prompt)"
+
+    def __init__(self, inner: Target, choose_kept: Callable[[Sequence[int]], Sequence[int]]) -> None:
+        """``choose_kept`` gives the positions of a prompt that are read, in order: ``ImportantTokens``, or any other way."""
+        self.inner, self.choose_kept = _placing(inner), choose_kept
+        self.vocab_size, self.max_len, self.num_layers = inner.vocab_size, inner.max_len, inner.num_layers
+        self.device, self.dtype = inner.device, inner.dtype
+        self.gumbel_stream, self.choose, self.is_invariant = inner.gumbel_stream, inner.choose, inner.is_invariant
+
+    @property
+    def pads(self) -> bool:
+        return self.inner.pads
+
+    @property
+    def has_own_threads(self) -> bool:
+        return self.inner.has_own_threads
+
+    @property
+    def can_read_out(self) -> bool:
+        return self.inner.can_read_out
+
+    def new_cache(self, batch_size: int) -> SparseCache:
+        return SparseCache(self.inner.new_cache(batch_size), [_Hole()] * batch_size)
+
+    def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
+        """The first tokens of a row are its prompt, and are thinned; later ones are read in full. A token left out has the
+        tapped states of the last one before it that was read."""
+        sparse = _sparse(cache)
+        begins = [bool(row) and length == 0 for row, length in zip(rows, sparse.lengths, strict=True)]
+        rest = [[] if begins_here else row for row, begins_here in zip(rows, begins, strict=True)]
+        found = {tap: list(states) for tap, states in self.inner.prefill(rest, sparse.inner, taps=taps).items()}
+        for row in (row for row, begins_here in enumerate(begins) if begins_here):
+            fresh, states = self._read(rows[row], taps)
+            sparse.put(row, fresh)
+            for tap in taps:
+                found[tap][row] = states[tap]
+        return found
+
+    def _read(self, prompt: Sequence[int], taps: Sequence[int]) -> tuple[SparseCache, dict[int, Tensor]]:
+        """A row of its own that holds what is kept of a prompt, and tapped states [len, H] for all of it."""
+        kept, cache = self.choose_kept(prompt), self.inner.new_cache(1)
+        num_missing = len(prompt) - len(kept)
+        reading = self.inner.placed([position - num_missing for position in kept]) if num_missing else self.inner
+        tapped = reading.prefill([[prompt[position] for position in kept]], cache, taps=taps)
+        before = torch.searchsorted(torch.tensor(list(kept)), torch.arange(len(prompt)), right=True).sub_(1).clamp_(min=0)
+        states = {tap: of_rows[0][before.to(self.device)] for tap, of_rows in tapped.items()}
+        return SparseCache(cache, [_Hole(num_missing, len(prompt))]), states
+
+    def score(
+        self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
+    ) -> Scores:
+        return self.inner.score(tree, _sparse(cache).inner, taps=taps, start=start, resume=resume)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.inner.logits(hidden)
+
+
+def _sparse(cache: Cache) -> SparseCache:
+    assert isinstance(cache, SparseCache), "a target of sparse prompts works on the caches it made"
+    return cache
+
+
+def _placing(target: Target) -> PlacingTarget:
+    if not isinstance(target, PlacingTarget):
+        what = f"keep_prompt is not available for this target ({type(target).__name__}), which reads prompts without holes"
+        raise OptionError(f"{what}; use fast=False and a model of the lean decoder, or leave keep_prompt out")
+    if target.has_windows:
+        raise OptionError("keep_prompt is not available for a model with sliding windows, which count slots; leave it out")
+    return target
