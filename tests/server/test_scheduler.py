@@ -97,8 +97,8 @@ def _serve(scheduler: Scheduler, requests: list[Request], rng: random.Random) ->
 @pytest.mark.slow()
 @pytest.mark.parametrize("seed", range(4))
 def test_equal_to_alone_under_any_load(seed: int) -> None:
-    """500 requests per seed, in turns through six methods, with too little memory for all of them. How many have to go back and
-    wait depends on the lengths that the adaptive policy times; that some do is tested below."""
+    """500 requests per seed, in turns through six methods, with too little memory for all of them, and five at the end that
+    grow together until memory holds two."""
     rng = random.Random(seed)
     requests = [_random_request(rng) for _ in range(500)]
     budget = 5 * 256 * _KAPPA + 40_000
@@ -116,6 +116,14 @@ def test_equal_to_alone_under_any_load(seed: int) -> None:
             atol=1e-4,
             rtol=0,
         )
+    growing = [Request([n + 1] * 150, SamplingParams(max_tokens=60, seed=n)) for n in range(5)]
+    states = [RequestState.of(request) for request in growing]
+    for number, state in enumerate(states):
+        scheduler.submit(Job(500 + number, state, "plain"))
+    while not scheduler.is_idle:
+        scheduler.round()
+    assert [state.tokens for state in states] == [_alone(request).tokens for request in growing]
+    assert scheduler.num_preempted > 0
     assert scheduler.is_idle and scheduler.num_running == scheduler.num_waiting == 0
     assert prefixes.num_hits > 20 and prefixes.num_bytes <= prefixes.budget
 
