@@ -37,6 +37,7 @@ from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, TABLES, compose, rows_of
+from outrider.models.heads import Head
 from outrider.models.importance import ImportantTokens, PromptShare
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
@@ -104,9 +105,9 @@ class LLM:
         self.rounds = Rounds(self.target)
         self.drafts = [_elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
+        self._by_name, self._heads = dict[str, Method](), dict[str, Head]()
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)
         self.method = self._compose_default()
-        self._by_name: dict[str, Method] = {}
 
     def compose(self, name: str, *, acceptance: str | None = None, policy: str | None = None, **options: Any) -> Method:
         """Another method on the models already loaded, for the ``method=`` of a call. Without a policy, the draft length is
@@ -119,6 +120,8 @@ class LLM:
         headed = next((part for part, row in rows_of(name, options).items() if "heads" in row.needs), None)
         if headed:
             options.setdefault("ends", self.model_name)
+        if headed in self._heads:
+            options.setdefault("heads", self._heads[headed])
         if headed and self._has_bundled_heads(headed):
             options.setdefault("heads", bundled_path(f"heads/{headed}"))
         return compose(
@@ -137,6 +140,27 @@ class LLM:
             raise OptionError(f"method {self.method_name!r} has no draft model to replace; load one with draft=")
         self.drafts = [draft, *self.drafts[1:]]
         self.draft = draft
+        self.method, self._by_name = self._compose_default(), {}
+
+    def option(self, name: str) -> Any:
+        """An option of the method as it was asked for; None if it was not."""
+        return self._compose_default.keywords.get(name)
+
+    @property
+    def heads_name(self) -> str | None:
+        """Folder of the heads that the method was made with; None where it has none, or has others by now."""
+        named = self.option("heads")
+        if named is None and self._has_bundled_heads(self.method_name):
+            return bundled_path(f"heads/{self.method_name}")
+        return named if isinstance(named, str) else None
+
+    def replace_heads(self, head: Head) -> None:
+        """Draft with other heads of the same kind from now on; methods composed before keep theirs."""
+        kind, default = head.config.kind, self._compose_default
+        if kind != self.method_name:
+            raise OptionError(f"{kind} heads cannot draft for method {self.method_name!r}; load the model with method={kind!r}")
+        self._compose_default = partial(default.func, *default.args, **{**default.keywords, "heads": head})
+        self._heads[kind] = head
         self.method, self._by_name = self._compose_default(), {}
 
     def can_compose(self, name: str) -> bool:
