@@ -203,10 +203,17 @@ class LLM:
         every round reports its tree (``Progress.trace``)."""
         return self.rounds.run(self._method_of(method), requests, max_batch_size=self.max_batch_size, traced=traced)
 
-    def warm_up(self, *, method: Method | None = None, num_tokens: int = 1024, progress: bool = False) -> None:
-        """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for.
-        Only a GPU has anything to prepare."""
-        sizes = sorted({1, self.max_batch_size}, reverse=True)  # the largest first: memory that grows moves
+    def warm_up(
+        self,
+        *,
+        method: Method | None = None,
+        num_tokens: int = 1024,
+        batch_sizes: Sequence[int] | None = None,
+        progress: bool = False,
+    ) -> None:
+        """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for, in
+        batches of these sizes: 1 and ``max_batch_size`` if not given. Only a GPU has anything to prepare."""
+        sizes = sorted(batch_sizes or {1, self.max_batch_size}, reverse=True)  # the largest first: memory that grows moves
         with tqdm(disable=not progress, unit="round", desc="preparing") as bar:
             for size in sizes:
                 for _, total in self.rounds.prepare(method or self.method, batch_size=size, num_tokens=num_tokens):

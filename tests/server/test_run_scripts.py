@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,3 +67,26 @@ def test_the_table_of_load_generators_replaces_the_old_one(tmp_path: Path) -> No
     assert "old" not in text and "| one 1.0 | 8 | 0 | 96 |" in text
     assert text.startswith("before\n") and text.endswith("\nafter\n")
     assert script._BEGIN in (ROOT / "docs/clients.md").read_text()
+
+
+def test_the_server_warms_up_every_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Largest first, and not at all with a memory budget, where no round is captured."""
+    from outrider import LLM, OptionError
+    from outrider.cli.serve import _warm_up
+
+    asked, llm = list[tuple[int, int]](), LLM(method="plain")
+
+    def prepare(method: Any, *, batch_size: int, num_tokens: int) -> Iterator[tuple[int, int]]:
+        assert method is llm.method
+        asked.append((batch_size, num_tokens))
+        yield 1, 1
+
+    monkeypatch.setattr(llm.rounds, "prepare", prepare)
+    given = argparse.Namespace(warm_up=64, memory_budget=None, max_rows=12)
+    _warm_up(llm, given)
+    assert asked == [(size, 64) for size in (16, 8, 4, 2, 1)]
+    _warm_up(llm, argparse.Namespace(**{**vars(given), "memory_budget": 10**6}))
+    _warm_up(llm, argparse.Namespace(**{**vars(given), "warm_up": 0}))
+    assert len(asked) == 5
+    with pytest.raises(OptionError, match="--warm-up -1"):
+        _warm_up(llm, argparse.Namespace(**{**vars(given), "warm_up": -1}))
