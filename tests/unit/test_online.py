@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from pathlib import Path
 
@@ -280,17 +281,48 @@ def test_texts_are_read_by_the_target_once() -> None:
     assert torch.equal(forgetful.packed(documents).last, first.last) and forgetful.num_bytes == 0
 
 
-def test_learning_pauses_while_requests_are_served() -> None:
-    """The pause is the work's length times 1 / share - 1, and ends when nothing is served any more."""
-    pace, waited = Pace(0.25), list[float | None]()
-    pace._is_free.wait = waited.append  # type: ignore[method-assign]
+def test_learning_has_a_share_of_the_time_of_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first piece may run unpaid; the next one waits until serving has paid for both, however long nothing is served."""
+    now = [0.0]
+    monkeypatch.setattr("outrider.train.pace.time.perf_counter", lambda: now[0])
+    pace = Pace(0.25)
+
+    def pass_time(seconds: float, *, is_idle: bool) -> None:
+        now[0] += seconds
+        pace.tell(is_idle=is_idle)
+
+    pass_time(1, is_idle=False)
     with pace.working() as work:
-        time.sleep(0.01)
-    assert work.seconds >= 0.01 and waited == [pytest.approx(3 * work.seconds)]
-    pace.tell(is_idle=False)
-    assert not pace._is_free.is_set()
-    pace.tell(is_idle=True)
-    assert pace._is_free.is_set()
+        pass_time(2, is_idle=False)
+    assert work.seconds == 2 and pace.saved == pytest.approx(0.25 * 2 - 2) and not pace._may_work()
+    pass_time(0, is_idle=True)
+    assert pace._may_work()
+    with pace.working():
+        pass_time(50, is_idle=True)
+    assert pace.saved == pytest.approx(-1.5)
+    pass_time(2, is_idle=False)
+    pass_time(205, is_idle=False)
+    assert not pace._may_work()
+    pass_time(2, is_idle=False)
+    assert pace._may_work() and pace.saved >= 50
     pace.end()
+    assert pace._may_work()
+
+
+def test_learning_that_waits_goes_on_when_nothing_is_served() -> None:
+    pace, order = Pace(0.001), list[str]()
     pace.tell(is_idle=False)
-    assert pace._is_free.is_set()
+    with pace.working():
+        time.sleep(0.01)
+
+    def learn() -> None:
+        with pace.working():
+            order.append("learned")
+
+    thread = threading.Thread(target=learn)
+    thread.start()
+    pace.tell(is_idle=False)
+    assert not order
+    pace.tell(is_idle=True)
+    thread.join(30)
+    assert order == ["learned"]

@@ -23,7 +23,6 @@ background.
 from __future__ import annotations
 
 import copy
-import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -138,7 +137,7 @@ class OnlineLearner(Learner):
         self.settings = settings or OnlineSettings()
         self.judgements: list[Judgement] = []
         self.learning_seconds = 0.0
-        """Time that updates took, without the pauses between their steps."""
+        """Time that updates took, without their waiting for the budget."""
         self._pupil, self._target = pupil, target
         self._states = TaughtStates(target, pupil.taps, self.settings.state_bytes)
         self._pace = Pace(self.settings.busy_share if self.settings.background else 1.0)
@@ -216,11 +215,13 @@ class OnlineLearner(Learner):
                 with self._pace.working() as work:
                     self._learn(drawn)
                 self.learning_seconds += work.seconds
-            return self._gate(held)
+            with self._pace.working() as work:
+                better = self._gate(held)
+            self.learning_seconds += work.seconds
+            return better
 
     def _gate(self, held: Sequence[Document]) -> Any:
         """What was learned, if more of its guesses would be accepted in the held-out requests; else None."""
-        began = time.perf_counter()
         batches = [self._packed(part) for part in _parts(held, self.settings.batch_size)]
         served, learned = (self._judge(model, batches) for model in (self._served, self._mean))
         better = learned > served + self.settings.margin
@@ -230,9 +231,7 @@ class OnlineLearner(Learner):
             self._served = copy.deepcopy(self._mean)
         elif self._num_failed >= self.settings.patience:
             self._restart()
-        part = self._pupil.served(self._served) if better else None
-        self.learning_seconds += time.perf_counter() - began
-        return part
+        return self._pupil.served(self._served) if better else None
 
     def _drawn(self, documents: list[Document], count: int) -> list[Document]:
         chosen = self._random.choice(len(documents), min(count, len(documents)), replace=False)

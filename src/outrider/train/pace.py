@@ -20,32 +20,55 @@ class Work:
 
 @final
 class Pace:
-    """Pauses after each piece of work, for as long as the budget asks.
+    """Lets a piece of work begin when nothing is served, or when its time has been saved up.
 
-    A piece of s seconds is followed by a pause of s (1 / share - 1), which ends at once when nothing is served any more."""
+        saved = share * (seconds of serving) - (seconds of work while serving)    begin when saved >= seconds of the last piece
+
+    So a first piece may run unpaid, and is paid for before the next one. Idle time neither pays nor forgives."""
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._is_free = threading.Event()
-        self._is_free.set()
-        self._has_ended = False
+        self._changed = threading.Condition()
+        self._is_idle, self._has_ended, self._told = True, False, time.perf_counter()
+        self._busy = self._spent = self._cost = 0.0
 
     def tell(self, *, is_idle: bool) -> None:
-        """From the thread that serves: whether anything is being served now."""
-        if is_idle or self._has_ended:
-            self._is_free.set()
-        else:
-            self._is_free.clear()
+        """From the thread that serves, between rounds: whether anything is being served now."""
+        with self._changed:
+            self._count()
+            self._is_idle = is_idle
+            if self._may_work():
+                self._changed.notify_all()
 
     def end(self) -> None:
-        """No more pauses: the server stops."""
-        self._has_ended = True
-        self._is_free.set()
+        """Nothing waits any more: the server stops."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
 
     @contextmanager
     def working(self) -> Iterator[Work]:
-        """Do a piece of work, then pause."""
-        work, began = Work(), time.perf_counter()
+        """Wait for the budget, then do a piece of work."""
+        with self._changed:
+            self._changed.wait_for(self._may_work)
+            self._count()
+            busy, began, work = self._busy, time.perf_counter(), Work()
         yield work
-        work.seconds = time.perf_counter() - began
-        self._is_free.wait(work.seconds * (1 / self._share - 1))
+        with self._changed:
+            self._count()
+            work.seconds = self._cost = time.perf_counter() - began
+            self._spent += self._busy - busy
+
+    @property
+    def saved(self) -> float:
+        """Seconds of work that serving has paid for; below 0 where work is owed."""
+        return self._share * self._busy - self._spent
+
+    def _may_work(self) -> bool:
+        return self._is_idle or self._has_ended or self._share >= 1 or self.saved >= self._cost
+
+    def _count(self) -> None:
+        """Add the time since the last look to what was served."""
+        now = time.perf_counter()
+        self._busy += 0.0 if self._is_idle else now - self._told
+        self._told = now
