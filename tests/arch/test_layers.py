@@ -157,8 +157,9 @@ def test_every_row_has_a_page_and_a_paper() -> None:
     for name, row in METHODS.items():
         assert (ROOT / "docs" / "methods" / f"{name}.md").is_file(), f"docs/methods/{name}.md is missing"
         assert row.paper and row.summary
-    for row in RULES.values():
+    for name, row in RULES.items():
         assert row.paper and row.summary
+        assert not row.needs or (ROOT / "docs" / f"{name}.md").is_file(), f"docs/{name}.md says how to get {row.needs}"
 
 
 def test_classes_are_abstract_or_final() -> None:
