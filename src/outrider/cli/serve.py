@@ -18,7 +18,6 @@ from outrider.core.errors import OptionError
 from outrider.engine.exchange import Learner
 from outrider.engine.grouping import GROUPINGS
 from outrider.models.load import load_model
-from outrider.models.parallel import ParallelTarget, watch
 from outrider.server.settings import ServerSettings
 from outrider.viz.page import live_page
 
@@ -162,6 +161,5 @@ def _watched(llm: LLM) -> list[str]:
         print(f"outrider: {rank}; the server ends", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    if isinstance(llm.target, ParallelTarget):
-        watch(llm.target.team, end)
+    llm.target.tell_loss(end)
     return lost
