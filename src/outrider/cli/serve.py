@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from outrider.api import LLM
 from outrider.cli.options import add_model_options
+from outrider.cli.serve_fleet import add_replicas, serve_fleet
 from outrider.cli.serve_models import add_models, load_all
 from outrider.core.errors import OptionError
 from outrider.engine.exchange import Learner
 from outrider.engine.grouping import GROUPINGS
 from outrider.models.load import load_model
-from outrider.models.parallel import ParallelTarget, watch
 from outrider.server.settings import ServerSettings
 from outrider.viz.page import live_page
 
@@ -64,6 +64,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     add_model_options(parser, model_action="append")
     add_models(parser)
+    add_replicas(parser)
     group = parser.add_argument_group("limits")
     for name, kind, text in _FLAGS:
         flag = "--" + name.removesuffix("_s").replace("_", "-")
@@ -126,6 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not settings.is_local and not settings.api_keys and not settings.api_key_file:
         print("outrider: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
     log_as_json(arguments.log_level)
+    if arguments.replicas:
+        return serve_fleet(arguments, settings, listener)
     with ExitStack() as kept:
         first, *others = load_all(arguments, kept)
         learner = _learner(first.llm, arguments) if arguments.learn else None
@@ -162,6 +165,5 @@ def _watched(llm: LLM) -> list[str]:
         print(f"outrider: {rank}; the server ends", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    if isinstance(llm.target, ParallelTarget):
-        watch(llm.target.team, end)
+    llm.target.tell_loss(end)
     return lost
