@@ -15,6 +15,8 @@ from outrider.models.gpu.known import missing_features as gpu_missing
 from outrider.models.load import read_config
 from outrider.models.native import can_build
 from outrider.models.native.decoder import missing_features as cpu_missing
+from outrider.models.quantised.folder import QuantisedFolder
+from outrider.models.quantised.formats import format_of, unknown_method
 from outrider.models.recurrent import RecurrentConfig, recurrent_config
 from outrider.models.source import local_path
 from outrider.models.weights import SafetensorsFolder
@@ -55,8 +57,12 @@ def describe_model(name: str) -> ModelInfo:
         count = sum(math.prod(entry.shape) for entry in file.tensors.values())
         kinds = sorted({entry.storage.name for entry in file.tensors.values()})
         return _info(name, hf_config(file), [path], count, " ".join(kinds), is_stored=is_quantised(file))
-    folder = SafetensorsFolder(path)
-    return _info(name, read_config(path), folder.files, folder.num_parameters, " ".join(folder.dtypes))
+    raw, folder = read_config(path), SafetensorsFolder(path)
+    form = None if unknown_method(raw) else format_of(raw)
+    if form is None:
+        return _info(name, raw, folder.files, folder.num_parameters, " ".join(folder.dtypes))
+    quantised = QuantisedFolder(folder, form)
+    return _info(name, raw, folder.files, quantised.num_parameters, form.title)
 
 
 def _runs_on(config: ModelConfig | None, recurrent: RecurrentConfig | None) -> str:

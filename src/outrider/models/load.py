@@ -22,6 +22,7 @@ from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
 from outrider.models.gguf.stored import StoredTensors, is_quantised
 from outrider.models.gpu import gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
+from outrider.models.quantised.folder import checkpoint
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
 from outrider.models.reduced import ReducedDraft, spoken_ids
 from outrider.models.source import Source, local_path
@@ -89,13 +90,15 @@ def load_model(
         _refuse(speed)
         if page_len:
             raise OptionError(f"page_len = {page_len} is not available for this model, which transformers runs; leave it out")
-        from outrider.models.hf import HFModel
+        from outrider.models.hf import HFModel, check_quantisation
+
+        check_quantisation(raw)
 
         dtype_used = wanted or auto_dtype(raw.get("dtype") or raw.get("torch_dtype"), place)
         trusted = source.trust_remote_code
         return HFModel.load(path, dtype=dtype_used, device=place, max_len=max_len, trust_remote_code=trusted)
     dtype_used = wanted or auto_dtype(config.dtype, place)
-    folder = SafetensorsFolder(path)
+    folder = checkpoint(path, raw)
     return _decoder(config, folder, dtype=dtype_used, device=place, max_len=max_len, speed=speed, ids=spoken_ids(raw, folder))
 
 
@@ -115,7 +118,10 @@ def lean_checkpoint(
     """What the lean decoder needs to open a folder or a GGUF file: numbers, tensors and the type to hold them in."""
     config, is_gguf = lean_config(path), path.suffix == ".gguf"
     used = _dtype_named(dtype) or auto_dtype("bfloat16" if is_gguf else config.dtype, device)
-    source = TensorDict(dict(hf_tensors(read_gguf(str(path)), dtype=used)), str(path)) if is_gguf else SafetensorsFolder(path)
+    if is_gguf:
+        source: TensorSource = TensorDict(dict(hf_tensors(read_gguf(str(path)), dtype=used)), str(path))
+    else:
+        source = checkpoint(path, read_config(path))
     return config if max_len is None else replace(config, max_len=max_len), source, used
 
 
