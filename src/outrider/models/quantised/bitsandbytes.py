@@ -44,6 +44,10 @@ class EightBits(Format):
     def codes(self) -> tuple[str, int]:
         return ".weight", 1
 
+    @property
+    def stays(self) -> bool:
+        return True
+
     def matrix(self, parts: Parts) -> Quantised:
         codes, scales = parts[".weight"], parts[".SCB"].float().view(-1, 1) / 127
         return Quantised(codes, scales, codes.shape[1], 8)
@@ -67,6 +71,10 @@ class FourBits(Format):
     @property
     def codes(self) -> tuple[str, int]:
         return ".weight", 2
+
+    @property
+    def stays(self) -> bool:
+        return False
 
     def matrix(self, parts: Parts) -> Quantised | None:
         del parts  # the codes are no whole numbers

@@ -41,6 +41,8 @@ class Compressed(Format):
     strategy: str
     group_len: int
     block: tuple[int, int] | None
+    is_float: bool
+    act_order: bool
 
     @staticmethod
     def of(settings: Settings) -> Compressed:
@@ -51,7 +53,8 @@ class Compressed(Format):
         block = scheme.get("block_structure")
         blocks = (int(block[0]), int(block[1])) if isinstance(block, list | tuple) else None
         strategy, group_len = str(scheme.get("strategy") or "tensor"), int(scheme.get("group_size") or -1)
-        return Compressed(layout, bits, strategy, group_len, blocks)
+        ordered = scheme.get("actorder") in ("group", True)  # with "weight" the groups are neighbours
+        return Compressed(layout, bits, strategy, group_len, blocks, kind == "float", ordered)
 
     @property
     def title(self) -> str:
@@ -67,6 +70,10 @@ class Compressed(Format):
     @property
     def codes(self) -> tuple[str, int]:
         return (".weight_packed", 32 // self.bits) if self.layout == "pack-quantized" else (".weight", 1)
+
+    @property
+    def stays(self) -> bool:
+        return not self.is_float and not self.act_order
 
     def matrix(self, parts: Parts) -> Quantised:
         codes, scales = self._codes(parts), parts[".weight_scale"]

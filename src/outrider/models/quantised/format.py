@@ -46,6 +46,11 @@ class Format(ABC):
     def codes(self) -> tuple[str, int]:
         """The ending of the tensor that holds the codes of a matrix, and how many of them one of its numbers holds."""
 
+    @property
+    @abstractmethod
+    def stays(self) -> bool:
+        """Whether a CPU multiplies the codes as they are: whole numbers, in groups of neighbours (``stored.py``)."""
+
     @abstractmethod
     def matrix(self, parts: Parts) -> Quantised | None:
         """The matrix as codes and scales; None for codes that no product here takes as they are."""

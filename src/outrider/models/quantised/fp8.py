@@ -46,6 +46,10 @@ class FP8(Format):
     def codes(self) -> tuple[str, int]:
         return ".weight", 1
 
+    @property
+    def stays(self) -> bool:
+        return False
+
     def matrix(self, parts: Parts) -> Quantised:
         return float_matrix(parts[".weight"], parts[self.names.marker], self.block)
 

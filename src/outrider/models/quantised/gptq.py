@@ -52,6 +52,10 @@ class GPTQ(Format):
     def codes(self) -> tuple[str, int]:
         return ".qweight", 32 // self.bits
 
+    @property
+    def stays(self) -> bool:
+        return not self.act_order or self.group_len <= 0
+
     def matrix(self, parts: Parts) -> Quantised:
         middle, most = 1 << (self.bits - 1), (1 << self.bits) - 1
         codes = codes_in(parts[".qweight"], self.bits, dim=0).T

@@ -45,6 +45,10 @@ class MXFP4(Format):
     def codes(self) -> tuple[str, int]:
         return "_blocks", 2
 
+    @property
+    def stays(self) -> bool:
+        return False
+
     def matrix(self, parts: Parts) -> Quantised | None:
         del parts  # experts are multiplied in 16 bits
         return None
