@@ -17,6 +17,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hydra": {"num_heads": 4, "num_blocks": 2, "own_readouts": False, "prefix": True},
     "eagle1": {},
     "eagle3": {"draft_vocab_size": 40},
+    "fspad": {},
+    "falcon": {"block_len": 2},
     "mlp-speculator": {"num_heads": 4, "inner_dim": 24, "scale_input": True},
     "redrafter": {"exit_dim": 32, "num_blocks": 2},
     "mtp": {"num_heads": 4},

@@ -10,6 +10,8 @@ from outrider.models.heads.dflash import KIND as DFLASH
 from outrider.models.heads.dspark import KIND as DSPARK
 from outrider.models.heads.eagle1 import KIND as EAGLE1
 from outrider.models.heads.eagle3 import KIND as EAGLE3
+from outrider.models.heads.falcon import KIND as FALCON
+from outrider.models.heads.fspad import KIND as FSPAD
 from outrider.models.heads.hydra import KIND as HYDRA
 from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.l_mtp import KIND as L_MTP
@@ -26,6 +28,8 @@ _ALL: tuple[HeadKind[Any], ...] = (
     HYDRA,
     EAGLE1,
     EAGLE3,
+    FSPAD,
+    FALCON,
     MLP_SPECULATOR,
     REDRAFTER,
     MTP,
