@@ -32,6 +32,7 @@ from outrider.core.translation import Translation
 from outrider.drafters import plain
 from outrider.drafters.copying import ngram_cache, prompt_lookup, reference, rest, suffix
 from outrider.drafters.heads import (
+    chimera,
     dflash,
     dspark,
     eagle1,
@@ -107,6 +108,7 @@ METHODS: Catalog[MethodRow] = Catalog(
         "eagle3": eagle3.ROW,
         "fspad": fspad.ROW,
         "falcon": falcon.ROW,
+        "chimera": chimera.ROW,
         "mlp-speculator": mlp_speculator.ROW,
         "redrafter": redrafter.ROW,
         "mtp": mtp.ROW,

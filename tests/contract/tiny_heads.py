@@ -19,6 +19,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "eagle3": {"draft_vocab_size": 40},
     "fspad": {},
     "falcon": {"block_len": 2},
+    "chimera": {"num_heads": 4},
     "mlp-speculator": {"num_heads": 4, "inner_dim": 24, "scale_input": True},
     "redrafter": {"exit_dim": 32, "num_blocks": 2},
     "mtp": {"num_heads": 4},

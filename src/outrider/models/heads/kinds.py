@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.core.errors import ModelError, nearest
+from outrider.models.heads.chimera import KIND as CHIMERA
 from outrider.models.heads.dflash import KIND as DFLASH
 from outrider.models.heads.dspark import KIND as DSPARK
 from outrider.models.heads.eagle1 import KIND as EAGLE1
@@ -30,6 +31,7 @@ _ALL: tuple[HeadKind[Any], ...] = (
     EAGLE3,
     FSPAD,
     FALCON,
+    CHIMERA,
     MLP_SPECULATOR,
     REDRAFTER,
     MTP,
