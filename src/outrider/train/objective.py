@@ -88,6 +88,10 @@ class Objective(ABC):
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         """Write what was learned, with where it came from."""
 
+    def verdict(self, length: float) -> str:
+        """What the accepted length by which a checkpoint is judged means here, in words."""
+        return f"{length:.2f} tokens per pass (chain, held out), acceptance by position"
+
 
 @dataclass(frozen=True)
 class HeadSettings:
