@@ -17,6 +17,7 @@ from outrider.codecs.text import TextCodec
 from outrider.core.choice import Choice
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Target
+from outrider.core.layered_target import LayeredTarget
 from outrider.methods import METHODS, TABLES, rows_of
 from outrider.models.importance import ImportantTokens, PromptShare
 from outrider.models.source import Source, local_path
@@ -46,6 +47,15 @@ def with_token_texts(codec: TextCodec, method: str, options: Mapping[str, Any]) 
 def has_bundled_heads(model_name: str, method: str) -> bool:
     """Whether the package holds heads of this method for this model. Only the bundled target has any."""
     return model_name == bundled_path("target") and has_bundled(f"heads/{method}")
+
+
+def can_run(method: str, model_name: str, target: Target, drafts: Sequence[Target]) -> bool:
+    """Whether a method, with nothing but its defaults, can run on these models."""
+    row = METHODS[method]
+    missing = set(row.needs) - ({"heads"} if has_bundled_heads(model_name, method) else set())
+    divided = drafts[:1] if row.needs_draft else [target]
+    has_layers = not row.needs_layers or all(isinstance(model, LayeredTarget) for model in divided)
+    return not missing and not row.foreign and has_layers and (bool(drafts) or not row.needs_draft)
 
 
 def check_share(keep: float, drafts: Sequence[str]) -> None:

@@ -156,7 +156,10 @@ class Scheduler:
         """Make the methods of the named lanes anew, between rounds: their drafters have changed. Running requests go on."""
         for name, lane in self._lanes.items():
             if name in lanes:
-                exchange(lane.engine, lane.batch, self._find_method(name))
+                method = self._find_method(name)
+                for number in sorted(lane.order, reverse=True) if method.drafter.taps else ():
+                    self._send_back(number)  # its drafter has to see the target's states of all its tokens
+                exchange(lane.engine, lane.batch, method)
         for name in lanes:
             for number in sorted(self._devices.numbers(name), reverse=True):  # they read themselves again
                 self._send_back(number)

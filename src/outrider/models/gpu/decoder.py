@@ -91,6 +91,12 @@ class FastDecoder(LayeredTarget):
         """Where its caches are."""
         return self.arena if self.pool is None else self.pool
 
+    @property
+    def token_bytes(self) -> int:
+        """Of the keys and values of one token."""
+        config = self.config
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.dtype.itemsize
+
     def new_cache(self, batch_size: int) -> DeviceCache | PagedCache:
         if self.pool is not None:
             return PagedCache.empty(self.pool, batch_size)
