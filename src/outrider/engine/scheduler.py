@@ -177,8 +177,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """When idle, nothing is held: no rows, no readers, no numbers."""
         assert set(self._waiting) <= set(self._jobs), "a forgotten request waits"
-        held = [number for lane in self._lanes.values() for number in lane.order]
-        held += [*self._arrivals.ids, *self._devices.ids]
+        held = [*(n for lane in self._lanes.values() for n in lane.order), *self._arrivals.ids, *self._devices.ids]
         assert sorted(held) == sorted(set(self._jobs) - set(self._waiting)), "a slot is held by nobody, or twice"
         for lane in self._lanes.values():
             assert (lane.batch.ids if lane.batch else []) == lane.order, "a lane does not know its rows"
