@@ -22,6 +22,7 @@ from outrider.bundled import bundled_path, has_bundled
 from outrider.captured import Rounds
 from outrider.codecs.grammar import GrammarCompiler
 from outrider.codecs.load import load_codec
+from outrider.codecs.text import TextCodec
 from outrider.codecs.translation import TextTranslation
 from outrider.core.choice import Choice
 from outrider.core.errors import ModelError, OptionError, RequestError
@@ -29,7 +30,7 @@ from outrider.core.interfaces import Target
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.method import Method
 from outrider.core.params import Grammar, SamplingParams, as_params
-from outrider.core.prompts import Message, Prompt, as_conversations, as_prompts
+from outrider.core.prompts import ImagePrompt, Message, Prompt, ReadPrompt, as_conversations, as_prompts
 from outrider.core.report import Progress
 from outrider.core.request import Request, RequestState
 from outrider.core.trace import Round
@@ -41,6 +42,9 @@ from outrider.models.importance import ImportantTokens, PromptShare
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
+from outrider.vision.load import can_see, load_vision
+from outrider.vision.messages import blind, parted
+from outrider.vision.prompts import Vision
 
 
 @final
@@ -95,10 +99,8 @@ class LLM:
         self._check_vocabularies(self.method_name)
         load = partial(load_model, dtype=dtype, device=device, fast=fast)
         source = replace(source, name=self.model_name, revision=None)
-        if tensor_parallel == 1:
-            self.target = load(source, numerics=numerics, page_len=page_len, max_len=max_len)
-        else:
-            self.target = _divided(tensor_parallel, load, source, numerics=numerics, page_len=page_len, max_len=max_len)
+        more: dict[str, Any] = {"numerics": numerics, "page_len": page_len, "max_len": max_len}
+        self.target, self.vision = _opened(load, source, self.codec, tensor_parallel, **more)
         if keep_prompt != 1:
             self.target = self._sparse(keep_prompt, names, load)
         self.rounds = Rounds(self.target)
@@ -211,13 +213,24 @@ class LLM:
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None, **options: Any
     ) -> list[RequestOutput]:
         """Answer one conversation or several, in the format of the model's chat template."""
-        return self.generate([self.codec.encode_chat(one) for one in as_conversations(messages)], params, **options)
+        return self.generate([self._chat_prompt(one) for one in as_conversations(messages)], params, **options)
 
     def stream_chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None, **options: Any
     ) -> Iterator[StreamChunk]:
         """As ``chat``, a chunk per conversation and round."""
-        return self.stream([self.codec.encode_chat(one) for one in as_conversations(messages)], params, **options)
+        return self.stream([self._chat_prompt(one) for one in as_conversations(messages)], params, **options)
+
+    def _chat_prompt(self, messages: Sequence[Message]) -> Prompt:
+        said, images = parted(messages)
+        if images and self.vision is None:
+            raise blind(self.model_name)
+        ids = self.codec.encode_chat(self.written(said))
+        return {"prompt": ids, "images": images} if images else ids
+
+    def written(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Messages as the model's chat template takes them."""
+        return messages if self.vision is None else self.vision.written(messages, self.codec.chat_template)
 
     def grammar(
         self, *, json_schema: Mapping[str, Any] | str | None = None, regex: str | None = None, ebnf: str | None = None
@@ -245,7 +258,9 @@ class LLM:
         forest = ModelForest(draft, width=width or 2 * options.num_beams, depth=depth) if draft else None
         return [self._beams(prompt, options, forest) for prompt in as_prompts(prompts)]
 
-    def _beams(self, prompt: Prompt, options: BeamOptions, forest: ModelForest | None) -> list[BeamOutput]:
+    def _beams(self, prompt: ReadPrompt, options: BeamOptions, forest: ModelForest | None) -> list[BeamOutput]:
+        if isinstance(prompt, ImagePrompt):
+            raise RequestError("beam search reads text only; use generate for a prompt with images")
         ids = self.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
         found = beam_search(self.target, ids, options=options, end_ids=self.codec.eos_ids, forest=forest)
         return beams_of(self.codec, found, ids)
@@ -270,11 +285,17 @@ class LLM:
         pairs = [(prompt, again) for prompt, one in zip(many, each, strict=True) for again in one.repeated(n)]
         return [self._request(prompt, one, streaming) for prompt, one in pairs]
 
-    def _request(self, prompt: Prompt, params: SamplingParams, streaming: bool) -> Request:
-        ids = self.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def _request(self, prompt: ReadPrompt, params: SamplingParams, streaming: bool) -> Request:
+        text = prompt.prompt if isinstance(prompt, ImagePrompt) else prompt
+        ids, read, held = self.codec.encode(text) if isinstance(text, str) else list(text), [], None
+        if isinstance(prompt, ImagePrompt):
+            if self.vision is None:
+                raise blind(self.model_name)
+            seen = self.vision.prompt(ids, prompt.images)
+            ids, read, held = seen.ids, seen.read_ids, seen.runs
         reads = self.codec.has_tokenizer and (streaming or bool(params.stop))
         stream = self.codec.new_stream(ids, skip_special_tokens=params.skip_special_tokens) if reads else None
-        return Request(ids, params, self.codec.eos_ids, stream)
+        return Request(ids, params, self.codec.eos_ids, stream, read, held)
 
     def _output(self, state: RequestState, rounds: list[Round]) -> RequestOutput:
         return output_of(self.codec, state, rounds, is_invariant=self.target.is_invariant)
@@ -338,6 +359,19 @@ def _divided(size: int, load: partial[Target], source: Source, *, numerics: str,
     from outrider.models.parallel import load_parallel
 
     return load_parallel(source, size, **load.keywords, **options)
+
+
+def _opened(
+    load: partial[Target], source: Source, codec: TextCodec, tensor_parallel: int, **options: Any
+) -> tuple[Target, Vision | None]:
+    """The target, and what reads images where it is a vision-language model."""
+    if tensor_parallel != 1:
+        return _divided(tensor_parallel, load, source, **options), None
+    path = local_path(source)
+    if not can_see(path):
+        return load(source, **options), None
+    vision = load_vision(path, codec, **load.keywords, **options)
+    return vision.target, vision
 
 
 def _elsewhere(load: partial[Target], name: str) -> Target:

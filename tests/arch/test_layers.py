@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cache",),
     ("models",),
     ("engine", "drafters", "acceptance", "policies", "codecs", "bundled"),
-    ("methods", "captured", "outputs"),
+    ("methods", "captured", "outputs", "vision"),
     ("api", "transformers", "vllm_plugin", "images"),
     ("server", "bench", "train", "viz", "async_api", "conversation"),
     ("cli",),

@@ -234,7 +234,7 @@ class Scheduler:
             home = job.lane if device is None else OnDevice(job.lane)
             engine = self._lane(job.lane).engine if device is None else device.engine
             known = prefixes is not None and job.shares_prefix and not engine.method.drafter.taps
-            prefix = prefixes.find(job.state.tokens[:-1]) if prefixes is not None and known else None
+            prefix = prefixes.find(job.state.read_tokens[:-1]) if prefixes is not None and known else None
             self._arrivals.add(home, engine, (job.id, job.state), prefix)
 
     def _read(self) -> None:
@@ -257,7 +257,7 @@ class Scheduler:
         if self.prefixes is not None:
             for row, state in enumerate(fresh.rows):
                 if self._jobs[fresh.ids[row]].shares_prefix:
-                    self.prefixes.keep(state.tokens[:-1], fresh.cache, row)
+                    self.prefixes.keep(state.read_tokens[:-1], fresh.cache, row)
         if isinstance(name, OnDevice):
             self._devices[name].join(fresh)
             return
@@ -285,7 +285,7 @@ class Scheduler:
             if state.is_finished:
                 job = self._jobs.pop(batch.ids[row])
                 if self.prefixes is not None and job.shares_prefix:
-                    self.prefixes.keep(state.tokens[: batch.cache.lengths[row]], batch.cache, row)
+                    self.prefixes.keep(state.read_tokens[: batch.cache.lengths[row]], batch.cache, row)
         lane.put_back(batch)
         return report
 
