@@ -30,7 +30,7 @@ from outrider.server.protocol import ChatMessage, ChatRequest, CompletionRequest
 from outrider.server.quota import Client
 from outrider.server.settings import ServerSettings
 from outrider.server.tools import ToolPlan, plan_tools
-from outrider.vision.messages import blind, parted
+from outrider.vision.messages import parted
 from outrider.vision.pixels import ImageLimits, opened
 
 _COMPLETION_TOKENS = 16
@@ -207,14 +207,12 @@ class Intake:
             variables["tools"] = plan.for_template()
         if body.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", body.reasoning_effort)
-        said, images = parted([plain_message(message) for message in body.messages])
-        if images and self._llm.vision is None:
-            raise blind("this model")
+        said, images = self._llm.reading.parted([plain_message(message) for message in body.messages])
         return self._conversation(said, variables), images
 
     def _conversation(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """A conversation as the model reads it, with a placeholder for each image."""
-        messages = self._llm.written(messages)
+        messages = self._llm.reading.written(messages)
         codec, size = self._llm.codec, sum(len(str(message["content"])) for message in messages)
         if size > _TRUNCATED * self._longest * codec.longest_token:
             raise RequestError(f"the messages have {size} characters, far more than the model's context holds; shorten them")
