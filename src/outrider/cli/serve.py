@@ -30,6 +30,8 @@ _FLAGS = (
     ("max_tokens", int, "most tokens a request may ask for"),
     ("default_tokens", int, "tokens of a chat answer that names no limit"),
     ("max_body_bytes", int, "largest request body"),
+    ("max_image_pixels", int, "largest image of a prompt"),
+    ("max_images", int, "most images of one prompt"),
     ("timeout_s", float, "longest a request may take"),
     ("drain_s", float, "time for running requests after SIGTERM"),
     ("header_timeout_s", float, "longest that the headers of a request may take"),
