@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.models.features import ModelConfig
+
+if TYPE_CHECKING:
+    from outrider.models.packed import Packed
 
 STORED_ROWS = torch.int64
 """Type of a table of rows, what a matrix is that stays as a file stores it (``gguf/stored.py``, ``quantised/stored.py``)."""
@@ -21,6 +24,12 @@ class StoredBytes(Protocol):
     def address(self) -> int: ...
 
     def forget(self, begin: int, end: int) -> None: ...
+
+
+class PackedSource(Protocol):
+    """What holds the rows of packed matrices on a GPU (``quantised/packed_rows.py``)."""
+
+    def matrix(self, table: Tensor) -> Packed: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +77,9 @@ class Weights:
     head: Tensor
     norm_bias: Tensor | None = None
     file: StoredBytes | None = None
-    """What holds the rows of the stored matrices."""
+    """What holds the rows of the stored matrices, for a CPU."""
+    rows: PackedSource | None = None
+    """What holds the rows of the packed matrices, for a GPU."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -25,6 +25,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.gpu import launch
+from outrider.models.gpu.grouped import launch_grouped
 from outrider.models.gpu.launch import begin, end, fetch
 from outrider.models.gpu.limits import HOPPER, can_copy, stages_that_fit
 from outrider.models.gpu.nibbles import nibble_product
@@ -113,6 +114,9 @@ def product(
     if isinstance(weight, Packed) and weight.bits == 4:
         _launch_nibbles(x, weight, out, tile=tile, gated=gated, grid=grid)
         return out
+    if isinstance(weight, Packed) and not weight.is_usual:
+        launch_grouped(x, weight, out, tile=tile, gated=gated, grid=grid)
+        return out
     data, scales = (weight.data, weight.scales) if isinstance(weight, Packed) else (weight, weight)
     copied = tile.copied and isinstance(weight, Tensor) and can_copy(x, weight)
     even = num_outputs % tile.bn == 0 and depth % tile.bk == 0
@@ -151,11 +155,14 @@ def _launch_rounded(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
 
     (num_rows, depth), sides = x.shape, 2 if gated else 1
     assert depth % GROUP == 0 and out.shape[-1] % tile.bn == 0, "whole groups of inputs, whole tiles of outputs"
-    stage_bytes = tile.bk * (tile.bn * sides * weight.bits // 8 + tile.bm * x.element_size()) + 4 * tile.bn * sides
+    stage_bytes = tile.bk * (tile.bn * sides * weight.bits // 8 + tile.bm * x.element_size()) + 12 * tile.bn * sides
+    form = (weight.bits == 4 or len(weight.scales) > 1) + 2 * (weight.zeros is not None) + 4 * weight.is_float
+    data = weight.data.view(torch.int8) if weight.bits == 8 else weight.data
     rounded_product[grid](
         x,
-        weight.data,
+        data,
         weight.scales,
+        x if weight.zeros is None else weight.zeros,
         out,
         num_rows,
         out.shape[-1],
@@ -163,6 +170,7 @@ def _launch_rounded(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
         triton.cdiv(depth // GROUP, tile.num_parts),
         SIDES=sides,
         BITS=weight.bits,
+        FORM=form,
         BM=tile.bm,
         BN=tile.bn,
         UNITS=tile.bk // GROUP,
@@ -174,20 +182,22 @@ def _launch_rounded(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
 
 
 def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated: bool, grid: tuple[int, int, int]) -> None:
-    (num_rows, depth), half = x.shape, GROUP // 2
-    stage_bytes = tile.bn * (2 if gated else 1) * half + tile.bm * GROUP * x.element_size()
+    (num_rows, depth), group = x.shape, weight.group_len
+    stage_bytes = tile.bn * (2 if gated else 1) * group // 2 + tile.bm * group * x.element_size()
     nibble_product[grid](
         x,
         weight.data,
         weight.scales,
+        weight.scales if weight.zeros is None else weight.zeros,
         out,
         num_rows,
         out.shape[-1],
         depth,
-        triton.cdiv(depth, tile.num_parts * GROUP) * GROUP,
+        triton.cdiv(depth, tile.num_parts * group) * group,
         GATED=gated,
+        ZEROS=weight.zeros is not None,
         BITWISE=HOPPER and x.dtype == torch.bfloat16,
-        HALF=half,
+        HALF=group // 2,
         BM=tile.bm,
         BN=tile.bn,
         EARLY=launch.EARLY,
