@@ -35,7 +35,7 @@ FEW_BITS = {"int8": 8, "int4": 4}
 """Weights rounded to so many bits, activations in bfloat16: another model, whose own plain decoding is its reference. 8 bits on
 GPU and CPU, 4 on a GPU."""
 STORED = "stored"
-"""Matrices of a GGUF file as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
+"""Quantised matrices as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ def load_model(
     page_len: int = 0,
 ) -> Target:
     """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8", and "int4" on a GPU,
-    round the weights and so change the model). "stored" multiplies the quantised matrices of a GGUF file as they are, on a CPU,
-    with inputs rounded to 8 bits; "auto" takes it where it can, and "float32" dequantises. ``max_len`` opens a model whose
+    round the weights and so change the model). Quantised matrices stay as they are where the device has a product for them, and
+    are dequantised with any other type. "stored" insists on it for a GGUF file or a quantised folder on a CPU, where inputs are
+    rounded to 8 bits. ``max_len`` opens a model whose
     rotary scaling depends on the context (longrope, dynamic) for more than its original length; ``fast`` False takes the
     plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant" asks for scores that do not depend on what
     shares a pass (GPU, 16-bit types); ``page_len`` keeps keys and values in pages of so many tokens, which rows can share

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import sys
 from dataclasses import replace
 
 import torch
@@ -28,12 +31,24 @@ def stored_decoder(config: ModelConfig, folder: TensorSource) -> LayeredTarget |
     source = StoredFolder(folder)
     weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"))
     source.warn()
-    return native_decoder(config, replace(weights, file=source.memory))
+    found = native_decoder(config, replace(weights, file=source.memory))
+    _give_back()
+    return found
+
+
+def _give_back() -> None:
+    """Ask the C library for the memory that reading took; only glibc keeps so much that it matters."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def packed_weights(config: ModelConfig, folder: TensorSource, device: torch.device) -> Weights | None:
     """The weights of a folder for the fast decoder of a GPU, quantised matrices as they are; None where it cannot."""
-    if not isinstance(folder, QuantisedFolder) or not stays_on_gpu(config) or not gpu_can_run(config, torch.bfloat16, device):
+    if not isinstance(folder, QuantisedFolder) or not folder.form.packs or not stays_on_gpu(config):
+        return None
+    if not gpu_can_run(config, torch.bfloat16, device):
         return None
     source = PackedFolder(folder, device)
     weights = read_weights(source, config, dtype=torch.bfloat16, device=device)
