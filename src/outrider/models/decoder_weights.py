@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.models.features import ModelConfig
-
-if TYPE_CHECKING:
-    from outrider.models.packed import Packed
 
 STORED_ROWS = torch.int64
 """Type of a table of rows, what a matrix is that stays as a file stores it (``gguf/stored.py``, ``quantised/stored.py``)."""
@@ -29,7 +26,8 @@ class StoredBytes(Protocol):
 class PackedSource(Protocol):
     """What holds the rows of packed matrices on a GPU (``quantised/packed_rows.py``)."""
 
-    def matrix(self, table: Tensor) -> Packed: ...
+    def matrix(self, table: Tensor) -> Any:
+        """The packed matrix of these rows."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,6 @@ Many rows are multiplied by cuBLAS, which wants 16 bits: ``sixteen_bits`` writes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -23,10 +21,8 @@ from torch import Tensor
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import stages_that_fit
+from outrider.models.gpu.tile import Tile
 from outrider.models.packed import Packed
-
-if TYPE_CHECKING:
-    from outrider.models.gpu.skinny import Tile
 
 _ROWS, _COLUMNS = 16, 512
 """Outputs and inputs that a program writes out."""

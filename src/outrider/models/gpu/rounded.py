@@ -150,6 +150,15 @@ def _multiplied(packed, inputs, scale, middle, total, BITS: gl.constexpr, FORM: 
 
 
 @gluon.jit
+def _no_sums(COUNT: gl.constexpr, BN: gl.constexpr, CHUNK: gl.constexpr, LAYOUT: gl.constexpr):
+    """What totals begin with."""
+    totals = ()
+    for _ in gl.static_range(COUNT):
+        totals = totals + (gl.zeros([BN, CHUNK], gl.float32, LAYOUT),)
+    return totals
+
+
+@gluon.jit
 def _step(
     tile, inputs, scales, zeros, totals, UNITS: gl.constexpr, BITS: gl.constexpr, FORM: gl.constexpr, SIDES: gl.constexpr,
     WEIGHTS: gl.constexpr, INPUTS: gl.constexpr,
@@ -254,9 +263,7 @@ def rounded_product(
     for stage in gl.static_range(STAGES - 1):
         _fetch(x_ring, x_at, rows < num_rows, first + stage * UNITS, stop, stage, UNIT)
         async_copy.commit_group()
-    totals = ()
-    for _ in gl.static_range(BM // CHUNK * SIDES):
-        totals = totals + (gl.zeros([BN, CHUNK], gl.float32, SUMS),)
+    totals = _no_sums(BM // CHUNK * SIDES, BN, CHUNK, SUMS)
     for step in range(gl.cdiv(stop - first, UNITS)):
         async_copy.wait_group(STAGES - 2)
         now, later = step % STAGES, (step + STAGES - 1) % STAGES

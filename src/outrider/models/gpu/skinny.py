@@ -29,29 +29,13 @@ from outrider.models.gpu.grouped import launch_grouped
 from outrider.models.gpu.launch import begin, end, fetch
 from outrider.models.gpu.limits import HOPPER, can_copy, stages_that_fit
 from outrider.models.gpu.nibbles import nibble_product
+from outrider.models.gpu.tile import Tile
 from outrider.models.packed import GROUP, Packed
 
 _FETCHED = 256
 """Numbers of every output's row that the cache is asked for before the kernel in front has ended, in a matrix that narrows: it
 follows a large product (down follows gate and up), whose last programs leave memory idle. After a norm it costs the norm what
 it brings."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """How a product is cut. BN outputs and BM rows per program, BK of the sum per step."""
-
-    bn: int
-    bk: int
-    num_warps: int = 4
-    num_stages: int = 4
-    bm: int = 16
-    num_parts: int = 1
-    """Parts of the sum, worked out side by side."""
-    copied: bool = False
-    """Tiles of the operands are fetched by the copy engine of Hopper and later, which leaves the threads to multiply."""
-    ringed: bool = False
-    """Weights of few bits go through a ring of shared memory (``rounded.py``): BN of 16 per warp, BK of whole groups."""
 
 
 @dataclass(frozen=True, eq=False)
