@@ -65,6 +65,7 @@ class LLM:
         trust_remote_code: bool = False,
         tensor_parallel: int = 1,
         draft_process: bool = False,
+        draft_dtype: str | None = None,
         keep_prompt: float = 1.0,
         **options: Any,
     ) -> None:
@@ -73,7 +74,8 @@ class LLM:
         plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). ``max_len`` opens the
         target for so many tokens; ``revision`` is a branch, tag or commit on the hub; ``trust_remote_code`` lets a
         checkpoint run Python code of its own; ``tensor_parallel`` divides the target among so many processes;
-        ``draft_process`` gives every draft model a process of its own (for ``pearl``); ``keep_prompt`` below 1 is LOSSY: the
+        ``draft_process`` gives every draft model a process of its own (for ``pearl``); ``draft_dtype`` is that of draft models
+        where it differs from ``dtype`` ("int8" changes what they guess, not the text); ``keep_prompt`` below 1 is LOSSY: the
         target reads only that share of every prompt, chosen by the draft model (docs/sparse_prompts.md).
         ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are
         checked before anything is loaded."""
@@ -102,7 +104,8 @@ class LLM:
         if keep_prompt != 1:
             self.target = self._sparse(keep_prompt, names, load)
         self.rounds = Rounds(self.target)
-        self.drafts = [_elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
+        open_draft = partial(load, dtype=draft_dtype or dtype)
+        self.drafts = [_elsewhere(open_draft, name) if draft_process else open_draft(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)
         self.method = self._compose_default()
