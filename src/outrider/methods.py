@@ -146,7 +146,9 @@ RULES: Catalog[RuleRow] = Catalog(
         "lenient": RuleRow(Lenient, "rejection sampling with q scaled down", "arXiv 2211.17192", LenientOptions),
         "top-k": RuleRow(TopK, "keeps guesses among the target's k likeliest", "arXiv 1811.03115", TopKOptions),
         "threshold": RuleRow(ThresholdRule, "keeps guesses that are likely enough", "docs/lossy.md", ThresholdRuleOptions),
-        "judge": RuleRow(Judge, "keeps guesses that a trained head finds harmless", "arXiv 2501.19309", JudgeOptions),
+        "judge": RuleRow(
+            Judge, "keeps guesses that a trained head finds harmless", "arXiv 2501.19309", JudgeOptions, needs=("judge",)
+        ),
         "unverified": RuleRow(Unverified, "keeps what a drafter went on from", "arXiv 2504.08850", UnverifiedOptions),
         "divergence": RuleRow(Divergence, "keeps guesses where q is near p", "arXiv 2502.20704", DivergenceOptions),
         "lantern": RuleRow(Lantern, "keeps a guess for its neighbours in the codebook", "arXiv 2410.03355", LanternOptions),

@@ -50,8 +50,8 @@ _LONGEST_CHAIN = 64
 class HeadOptions:
     """Where the heads are, and what grows from them."""
 
-    heads: str | None = None
-    """Folder of the trained heads; for the bundled target, its own."""
+    heads: str | Head | None = None
+    """Folder of the trained heads, or the heads themselves; for the bundled target, its own."""
     ends: str | None = None
     """The target's folder, for public heads that leave embedding, norm or output matrix to it."""
     branching: tuple[int, ...] | str | None = None
