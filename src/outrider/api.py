@@ -294,8 +294,6 @@ class LLM:
 
     def _method_of(self, method: Method | str | None) -> Method:
         """A method by name is composed once, so that what it learns is kept."""
-        if not isinstance(method, str):
-            return method or self.method
-        if method not in self._by_name:
+        if isinstance(method, str) and method not in self._by_name:
             self._by_name[method] = self.compose(method)
-        return self._by_name[method]
+        return self._by_name[method] if isinstance(method, str) else method or self.method
