@@ -65,6 +65,7 @@ class LLM:
         trust_remote_code: bool = False,
         tensor_parallel: int = 1,
         draft_process: bool = False,
+        draft_dtype: str | None = None,
         keep_prompt: float = 1.0,
         **options: Any,
     ) -> None:
@@ -74,9 +75,9 @@ class LLM:
         (left out: 8 on a CPU, on a GPU what memory holds). ``max_len`` opens the target for so many tokens; ``revision`` is a
         branch, tag or commit on the hub; ``trust_remote_code`` lets a checkpoint run Python code of its own;
         ``tensor_parallel`` divides the target among processes; ``draft_process`` gives every draft model a process of its own
-        (for ``pearl``); ``keep_prompt`` below 1 is LOSSY: the target reads only that share of every prompt, chosen by the
-        draft model (docs/sparse_prompts.md). ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider
-        methods`` lists them). Names and options are checked before anything is loaded."""
+        (for ``pearl``), ``draft_dtype`` a type of its own ("int8"); ``keep_prompt`` below 1 is LOSSY: the target reads only
+        that share of every prompt, chosen by the draft model (docs/sparse_prompts.md). ``options`` are the method's own
+        (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are checked before anything is loaded."""
         if max_batch_size is not None and max_batch_size < 1:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size
@@ -101,6 +102,7 @@ class LLM:
         if keep_prompt != 1:
             self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
         self.rounds = Rounds(self.target)
+        load = partial(load, dtype=draft_dtype or dtype)
         self.drafts = [opening.elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
         self._by_name, self._heads = dict[str, Method](), dict[str, Head]()
@@ -281,8 +283,6 @@ class LLM:
 
     def _method_of(self, method: Method | str | None) -> Method:
         """A method by name is composed once, so that what it learns is kept."""
-        if not isinstance(method, str):
-            return method or self.method
-        if method not in self._by_name:
+        if isinstance(method, str) and method not in self._by_name:
             self._by_name[method] = self.compose(method)
-        return self._by_name[method]
+        return self._by_name[method] if isinstance(method, str) else method or self.method
