@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine", "drafters", "acceptance", "policies", "codecs", "bundled"),
     ("methods", "captured", "outputs"),
     ("api", "transformers", "vllm_plugin", "images"),
-    ("server", "bench", "train", "viz", "async_api", "conversation"),
+    ("server", "bench", "train", "viz", "async_api", "conversation", "offline"),
     ("cli",),
     ("__main__",),
 )

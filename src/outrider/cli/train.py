@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tqdm import tqdm
 
 from outrider.api import LLM
 from outrider.bundled import bundled_path
+from outrider.cli.offline import Regenerated, add_ray, run_job, settings_of
 from outrider.cli.options import value_of
 from outrider.cli.progress import waiting
 from outrider.codecs.load import load_codec
@@ -58,6 +60,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument(
         "--method-of-writing", default=None, metavar="METHOD", help="speculation while writing (default: the usual)"
     )
+    add_ray(parser)
     parser.set_defaults(run=run)
 
 
@@ -175,8 +178,18 @@ def _regenerate(arguments: argparse.Namespace) -> int:
     prompts = [prompt[:room] for prompt in prompts_of(documents, prompt_len=arguments.prompt_len)]
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=arguments.temperature, seed=0)
     out = arguments.out if arguments.out.suffix == ".jsonl" else arguments.out / "regenerated.jsonl"
+    if arguments.ray:
+        return _regenerate_on_ray(arguments, prompts, out, params)
     with tqdm(total=len(prompts), disable=not sys.stderr.isatty(), unit="text") as bar:
         for count in regenerate(llm, prompts, out, params=params):
             bar.update(count - bar.n)
     print(f"{out}: {len(prompts)} texts")
+    return 0
+
+
+def _regenerate_on_ray(arguments: argparse.Namespace, prompts: list[tuple[int, ...]], out: Path, params: SamplingParams) -> int:
+    opening = partial(Regenerated, arguments.target, arguments.method_of_writing, arguments.device, params)
+    settings = settings_of(arguments, ("target", "method_of_writing", "max_tokens", "temperature"))
+    count = run_job(arguments, [list(prompt) for prompt in prompts], opening, out, settings)
+    print(f"{out}: {count} texts")
     return 0
