@@ -16,6 +16,7 @@ from outrider.cli.options import add_model_options
 from outrider.cli.serve_fleet import add_replicas, serve_fleet
 from outrider.cli.serve_models import add_models, load_all
 from outrider.core.errors import OptionError
+from outrider.core.watched_target import WatchedTarget
 from outrider.engine.grouping import GROUPINGS
 from outrider.server.settings import ServerSettings
 from outrider.viz.page import live_page
@@ -165,5 +166,6 @@ def _watched(llm: LLM) -> list[str]:
         print(f"outrider: {rank}; the server ends", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    llm.target.tell_loss(end)
+    if isinstance(llm.target, WatchedTarget):
+        llm.target.tell_loss(end)
     return lost
