@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.api import LLM
 from outrider.cli.options import add_model_options
+from outrider.cli.serve_fleet import add_replicas, serve_fleet
 from outrider.cli.serve_models import add_models, load_all
 from outrider.core.errors import OptionError
+from outrider.core.watched_target import WatchedTarget
 from outrider.engine.device_lane import num_slots
 from outrider.engine.grouping import GROUPINGS
-from outrider.models.parallel import ParallelTarget, watch
 from outrider.server.settings import ServerSettings
 from outrider.viz.page import live_page
 
@@ -31,6 +32,8 @@ _FLAGS = (
     ("max_tokens", int, "most tokens a request may ask for"),
     ("default_tokens", int, "tokens of a chat answer that names no limit"),
     ("max_body_bytes", int, "largest request body"),
+    ("max_image_pixels", int, "largest image of a prompt"),
+    ("max_images", int, "most images of one prompt"),
     ("timeout_s", float, "longest a request may take"),
     ("drain_s", float, "time for running requests after SIGTERM"),
     ("header_timeout_s", float, "longest that the headers of a request may take"),
@@ -68,6 +71,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     add_model_options(parser, model_action="append")
     add_models(parser)
+    add_replicas(parser)
     group = parser.add_argument_group("limits")
     for name, kind, text in _FLAGS:
         flag = "--" + name.removesuffix("_s").replace("_", "-")
@@ -118,6 +122,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not settings.is_local and not settings.api_keys and not settings.api_key_file:
         print("outrider: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
     log_as_json(arguments.log_level)
+    if arguments.replicas:
+        return serve_fleet(arguments, settings, listener)
     with ExitStack() as kept:
         first, *others = load_all(arguments, kept)
         for one in (first, *others):
@@ -177,6 +183,6 @@ def _watched(llm: LLM) -> list[str]:
         print(f"outrider: {rank}; the server ends", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    if isinstance(llm.target, ParallelTarget):
-        watch(llm.target.team, end)
+    if isinstance(llm.target, WatchedTarget):
+        llm.target.tell_loss(end)
     return lost
