@@ -47,6 +47,9 @@ from outrider.requests import Reading, requests_of
 class LLM:
     """A model, a method to speed it up, and a tokenizer."""
 
+    _grammars: GrammarCompiler | None = None
+    """Made when the first grammar is asked for."""
+
     def __init__(
         self,
         model: str | PathLike[str] | None = None,
@@ -90,7 +93,6 @@ class LLM:
         opening.check_share(keep_prompt, names)
         opening.check_choice(self.model_name, self.method_name, acceptance, names, options, also=signature(LLM).parameters)
         self.codec = load_codec(self.model_name)
-        self._grammars: GrammarCompiler | None = None
         self.draft_names = names if opening.needs_draft(self.method_name, options) else []
         self.draft_codecs = [load_codec(name) for name in self.draft_names]
         opening.check_vocabularies(self.codec, self.draft_codecs, self.method_name, self.model_name)
