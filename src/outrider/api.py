@@ -18,14 +18,14 @@ from typing import Any, final
 
 from tqdm import tqdm
 
+from outrider import opening
 from outrider.bundled import bundled_path
 from outrider.captured import Rounds
-from outrider.codecs.grammar import GrammarCompiler
+from outrider.codecs.grammar import GrammarCompiler, grammar_source
 from outrider.codecs.load import load_codec
 from outrider.codecs.translation import TextTranslation
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
-from outrider.core.layered_target import LayeredTarget
 from outrider.core.method import Method
 from outrider.core.params import Grammar, SamplingParams
 from outrider.core.prompts import Message, Prompt, as_conversations, as_prompts
@@ -35,21 +35,9 @@ from outrider.core.trace import Round
 from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.step import Engine
-from outrider.methods import METHODS, compose, rows_of
+from outrider.methods import METHODS, compose
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
-from outrider.opening import (
-    check_choice,
-    check_share,
-    check_vocabularies,
-    divided,
-    elsewhere,
-    has_bundled_heads,
-    name_of,
-    needs_draft,
-    with_sparse_prompts,
-    with_token_texts,
-)
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
 from outrider.requests import requests_of, token_ids_of
 
@@ -91,29 +79,29 @@ class LLM:
         if max_batch_size < 1:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size
-        names = [name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
-        if model is None and not names and (method is None or keep_prompt != 1 or needs_draft(method, options)):
+        names = [opening.name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
+        if model is None and not names and (method is None or keep_prompt != 1 or opening.needs_draft(method, options)):
             names = [bundled_path("draft")]
-        source = Source(name_of(model or bundled_path("target")), revision, trust_remote_code)
+        source = Source(opening.name_of(model or bundled_path("target")), revision, trust_remote_code)
         self.model_name = str(local_path(source)) if revision else source.name
         self.method_name = method or ("draft-model" if names else "prompt-lookup")
-        check_share(keep_prompt, names)
-        check_choice(self.model_name, self.method_name, acceptance, names, options, also=signature(LLM).parameters)
+        opening.check_share(keep_prompt, names)
+        opening.check_choice(self.model_name, self.method_name, acceptance, names, options, also=signature(LLM).parameters)
         self.codec = load_codec(self.model_name)
         self._grammars: GrammarCompiler | None = None
-        self.draft_names = names if needs_draft(self.method_name, options) else []
+        self.draft_names = names if opening.needs_draft(self.method_name, options) else []
         self.draft_codecs = [load_codec(name) for name in self.draft_names]
-        check_vocabularies(self.codec, self.draft_codecs, self.method_name, self.model_name)
+        opening.check_vocabularies(self.codec, self.draft_codecs, self.method_name, self.model_name)
         load = partial(load_model, dtype=dtype, device=device, fast=fast)
         source = replace(source, name=self.model_name, revision=None)
         if tensor_parallel == 1:
             self.target = load(source, numerics=numerics, page_len=page_len, max_len=max_len)
         else:
-            self.target = divided(tensor_parallel, load, source, numerics=numerics, page_len=page_len, max_len=max_len)
+            self.target = opening.divided(tensor_parallel, load, source, numerics=numerics, page_len=page_len, max_len=max_len)
         if keep_prompt != 1:
-            self.target = with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
+            self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
         self.rounds = Rounds(self.target)
-        self.drafts = [elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
+        self.drafts = [opening.elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)
         self.method = self._compose_default()
@@ -122,14 +110,10 @@ class LLM:
     def compose(self, name: str, *, acceptance: str | None = None, policy: str | None = None, **options: Any) -> Method:
         """Another method on the models already loaded, for the ``method=`` of a call. Without a policy, the draft length is
         the one that pays (the row's policy, mostly ``adaptive``), or fixed if it is given."""
-        options = with_token_texts(self.codec, name, options)
-        if needs_draft(name, options):
-            check_vocabularies(self.codec, self.draft_codecs, name, self.model_name)
-        headed = next((part for part, row in rows_of(name, options).items() if "heads" in row.needs), None)
-        if headed:
-            options.setdefault("ends", self.model_name)
-        if headed and has_bundled_heads(self.model_name, headed):
-            options.setdefault("heads", bundled_path(f"heads/{headed}"))
+        options = opening.with_token_texts(self.codec, name, options)
+        if opening.needs_draft(name, options):
+            opening.check_vocabularies(self.codec, self.draft_codecs, name, self.model_name)
+        options = opening.with_heads(self.model_name, name, options)
         return compose(
             name,
             self.target,
@@ -150,11 +134,7 @@ class LLM:
 
     def can_compose(self, name: str) -> bool:
         """Whether a method, with nothing but its defaults, can run on what is loaded."""
-        row = METHODS[name]
-        missing = set(row.needs) - ({"heads"} if has_bundled_heads(self.model_name, name) else set())
-        divided = self.drafts[:1] if row.needs_draft else [self.target]
-        has_layers = not row.needs_layers or all(isinstance(model, LayeredTarget) for model in divided)
-        return not missing and not row.foreign and has_layers and (bool(self.drafts) or not row.needs_draft)
+        return opening.can_compose(name, self.model_name, self.target, self.drafts)
 
     def generate(
         self,
@@ -232,13 +212,10 @@ class LLM:
         self, *, json_schema: Mapping[str, Any] | str | None = None, regex: str | None = None, ebnf: str | None = None
     ) -> Grammar:
         """A grammar for ``SamplingParams(grammar=...)``: exactly one of a JSON schema, a regular expression, an EBNF text."""
-        if sum(source is not None for source in (json_schema, regex, ebnf)) != 1:
-            raise OptionError("grammar() takes exactly one of json_schema=, regex= and ebnf=")
+        source = grammar_source(json_schema=json_schema, regex=regex, ebnf=ebnf)
         if self._grammars is None:
             self._grammars = GrammarCompiler(self.codec)
-        if json_schema is not None:
-            return self._grammars.json_schema(json_schema)
-        return self._grammars.regex(regex) if regex is not None else self._grammars.ebnf(ebnf or "")
+        return self._grammars.compile(source)
 
     def beam_search(
         self,

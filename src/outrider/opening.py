@@ -17,6 +17,7 @@ from outrider.codecs.text import TextCodec
 from outrider.core.choice import Choice
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Target
+from outrider.core.layered_target import LayeredTarget
 from outrider.methods import METHODS, TABLES, rows_of
 from outrider.models.importance import ImportantTokens, PromptShare
 from outrider.models.source import Source, local_path
@@ -46,6 +47,26 @@ def with_token_texts(codec: TextCodec, method: str, options: Mapping[str, Any]) 
 def has_bundled_heads(model_name: str, method: str) -> bool:
     """Whether the package holds heads of this method for this model. Only the bundled target has any."""
     return model_name == bundled_path("target") and has_bundled(f"heads/{method}")
+
+
+def with_heads(model_name: str, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a method with what heads need beside their folder, and the bundled folder where none is given."""
+    found = dict(options)
+    headed = next((part for part, row in rows_of(method, options).items() if "heads" in row.needs), None)
+    if headed:
+        found.setdefault("ends", model_name)
+    if headed and has_bundled_heads(model_name, headed):
+        found.setdefault("heads", bundled_path(f"heads/{headed}"))
+    return found
+
+
+def can_compose(method: str, model_name: str, target: Target, drafts: Sequence[Target]) -> bool:
+    """Whether a method, with nothing but its defaults, can run on these models."""
+    row = METHODS[method]
+    missing = set(row.needs) - ({"heads"} if has_bundled_heads(model_name, method) else set())
+    apart = drafts[:1] if row.needs_draft else [target]
+    has_layers = not row.needs_layers or all(isinstance(model, LayeredTarget) for model in apart)
+    return not missing and not row.foreign and has_layers and (bool(drafts) or not row.needs_draft)
 
 
 def check_share(keep: float, drafts: Sequence[str]) -> None:

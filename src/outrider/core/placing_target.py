@@ -11,12 +11,10 @@ from outrider.core.interfaces import Target
 class PlacingTarget(Target, ABC):
     """A target whose tokens need not stand side by side."""
 
+    has_windows: bool
+    """Some layers see only the last so many slots, which are further away where tokens were left out."""
+
     @abstractmethod
     def placed(self, positions: Sequence[int]) -> Target:
         """The same weights, for rows whose first tokens have these positions; the token in slot s behind them has position s.
         Rotary positions may be below 0: scores depend on the distances alone."""
-
-    @property
-    @abstractmethod
-    def has_windows(self) -> bool:
-        """Some layers see only the last so many slots, which are further away where tokens were left out."""
