@@ -36,6 +36,7 @@ from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, compose
+from outrider.models.heads import Head
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
@@ -55,7 +56,7 @@ class LLM:
         acceptance: str | None = None,
         dtype: str = "auto",
         device: str | None = None,
-        max_batch_size: int = 8,
+        max_batch_size: int | None = None,
         fast: bool = True,
         numerics: str = "fast",
         page_len: int = 0,
@@ -69,15 +70,15 @@ class LLM:
     ) -> None:
         """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
         several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" (GPU) makes speculative text equal
-        plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). ``max_len`` opens the
-        target for so many tokens; ``revision`` is a branch, tag or commit on the hub; ``trust_remote_code`` lets a
+        plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). At most ``max_batch_size``
+        requests share a round: 8 on a CPU, and on a GPU as many as memory holds, unless it says otherwise. ``max_len`` opens
+        the target for so many tokens; ``revision`` is a branch, tag or commit on the hub; ``trust_remote_code`` lets a
         checkpoint run Python code of its own; ``tensor_parallel`` divides the target among so many processes;
         ``draft_process`` gives every draft model a process of its own (for ``pearl``); ``keep_prompt`` below 1 is LOSSY: the
         target reads only that share of every prompt, chosen by the draft model (docs/sparse_prompts.md).
         ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are
         checked before anything is loaded."""
-        if max_batch_size < 1:
-            raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
+        opening.check_batch_size(max_batch_size)
         self.max_batch_size = max_batch_size
         names = [opening.name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
         if model is None and not names and (method is None or keep_prompt != 1 or opening.needs_draft(method, options)):
@@ -94,18 +95,16 @@ class LLM:
         opening.check_vocabularies(self.codec, self.draft_codecs, self.method_name, self.model_name)
         load = partial(load_model, dtype=dtype, device=device, fast=fast)
         source = replace(source, name=self.model_name, revision=None)
-        if tensor_parallel == 1:
-            self.target = load(source, numerics=numerics, page_len=page_len, max_len=max_len)
-        else:
-            self.target = opening.divided(tensor_parallel, load, source, numerics=numerics, page_len=page_len, max_len=max_len)
+        more = {"numerics": numerics, "page_len": page_len, "max_len": max_len}
+        self.target = opening.open_target(load, source, tensor_parallel, **more)
         if keep_prompt != 1:
             self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
         self.rounds = Rounds(self.target)
         self.drafts = [opening.elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
+        self._by_name, self._heads = dict[str, Method](), dict[str, Head]()
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)
         self.method = self._compose_default()
-        self._by_name: dict[str, Method] = {}
 
     def compose(self, name: str, *, acceptance: str | None = None, policy: str | None = None, **options: Any) -> Method:
         """Another method on the models already loaded, for the ``method=`` of a call. Without a policy, the draft length is
@@ -113,7 +112,7 @@ class LLM:
         options = opening.with_token_texts(self.codec, name, options)
         if opening.needs_draft(name, options):
             opening.check_vocabularies(self.codec, self.draft_codecs, name, self.model_name)
-        options = opening.with_heads(self.model_name, name, options)
+        options = opening.with_heads(self.model_name, name, options, self._heads)
         return compose(
             name,
             self.target,
@@ -132,9 +131,30 @@ class LLM:
         self.draft = draft
         self.method, self._by_name = self._compose_default(), {}
 
+    def option(self, name: str) -> Any:
+        """An option of the method as it was asked for; None if it was not."""
+        return self._compose_default.keywords.get(name)
+
+    @property
+    def heads_name(self) -> str | None:
+        """Folder of the heads that the method was made with; None where it has none, or has others by now."""
+        named = self.option("heads")
+        if named is None and opening.has_bundled_heads(self.model_name, self.method_name):
+            return bundled_path(f"heads/{self.method_name}")
+        return named if isinstance(named, str) else None
+
+    def replace_heads(self, head: Head) -> None:
+        """Draft with other heads of the same kind from now on; methods composed before keep theirs."""
+        kind, default = head.config.kind, self._compose_default
+        if kind != self.method_name:
+            raise OptionError(f"{kind} heads cannot draft for method {self.method_name!r}; load the model with method={kind!r}")
+        self._compose_default = partial(default.func, *default.args, **{**default.keywords, "heads": head})
+        self._heads[kind] = head
+        self.method, self._by_name = self._compose_default(), {}
+
     def can_compose(self, name: str) -> bool:
         """Whether a method, with nothing but its defaults, can run on what is loaded."""
-        return opening.can_compose(name, self.model_name, self.target, self.drafts)
+        return opening.can_run(name, self.model_name, self.target, self.drafts)
 
     def generate(
         self,
@@ -171,12 +191,7 @@ class LLM:
     def warm_up(self, *, method: Method | None = None, num_tokens: int = 1024, progress: bool = False) -> None:
         """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for.
         Only a GPU has anything to prepare."""
-        sizes = sorted({1, self.max_batch_size}, reverse=True)  # the largest first: memory that grows moves
-        with tqdm(disable=not progress, unit="round", desc="preparing") as bar:
-            for size in sizes:
-                for _, total in self.rounds.prepare(method or self.method, batch_size=size, num_tokens=num_tokens):
-                    bar.total = total * len(sizes)
-                    bar.update()
+        self.rounds.warm_up(method or self.method, {1, self.max_batch_size or 8}, num_tokens=num_tokens, progress=progress)
 
     def stream(
         self,

@@ -89,7 +89,7 @@ def _train(arguments: argparse.Namespace) -> int:
     runs = train(objectives, target, corpus, arguments.out, settings=settings, notes=notes, progress=sys.stderr.isatty())
     for one in runs if current_team().is_first else ():
         by_depth = " ".join(f"{share:.2f}" for share in one.history[-1]["by_depth"])
-        print(f"{one.folder}: {one.best:.2f} tokens per pass (chain, held out), acceptance by position {by_depth}")
+        print(f"{one.folder}: {one.objective.verdict(one.best)} {by_depth}")
     return 0
 
 
