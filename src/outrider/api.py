@@ -70,14 +70,13 @@ class LLM:
     ) -> None:
         """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
         several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" (GPU) makes speculative text equal
-        plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). At most ``max_batch_size``
-        requests share a round: 8 on a CPU, and on a GPU as many as memory holds, unless it says otherwise. ``max_len`` opens
-        the target for so many tokens; ``revision`` is a branch, tag or commit on the hub; ``trust_remote_code`` lets a
-        checkpoint run Python code of its own; ``tensor_parallel`` divides the target among so many processes;
-        ``draft_process`` gives every draft model a process of its own (for ``pearl``); ``keep_prompt`` below 1 is LOSSY: the
-        target reads only that share of every prompt, chosen by the draft model (docs/sparse_prompts.md).
-        ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are
-        checked before anything is loaded."""
+        plain text bit for bit; ``page_len`` keeps the target's keys in pages. At most ``max_batch_size`` requests share a round
+        (left out: 8 on a CPU, on a GPU what memory holds). ``max_len`` opens the target for so many tokens; ``revision`` is a
+        branch, tag or commit on the hub; ``trust_remote_code`` lets a checkpoint run Python code of its own;
+        ``tensor_parallel`` divides the target among processes; ``draft_process`` gives every draft model a process of its own
+        (for ``pearl``); ``keep_prompt`` below 1 is LOSSY: the target reads only that share of every prompt, chosen by the
+        draft model (docs/sparse_prompts.md). ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider
+        methods`` lists them). Names and options are checked before anything is loaded."""
         opening.check_batch_size(max_batch_size)
         self.max_batch_size = max_batch_size
         names = [opening.name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
