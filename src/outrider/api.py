@@ -28,7 +28,7 @@ from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.params import Grammar, SamplingParams
-from outrider.core.prompts import Message, Prompt, as_conversations, as_prompts
+from outrider.core.prompts import Message, Prompt, ReadPrompt, as_conversations, as_prompts
 from outrider.core.report import Progress
 from outrider.core.request import Request, RequestState
 from outrider.core.trace import Round
@@ -40,7 +40,7 @@ from outrider.models.heads import Head
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
-from outrider.requests import requests_of, token_ids_of
+from outrider.requests import Reading, requests_of
 
 
 @final
@@ -65,6 +65,7 @@ class LLM:
         trust_remote_code: bool = False,
         tensor_parallel: int = 1,
         draft_process: bool = False,
+        draft_dtype: str | None = None,
         keep_prompt: float = 1.0,
         **options: Any,
     ) -> None:
@@ -74,9 +75,9 @@ class LLM:
         (left out: 8 on a CPU, on a GPU what memory holds). ``max_len`` opens the target for so many tokens; ``revision`` is a
         branch, tag or commit on the hub; ``trust_remote_code`` lets a checkpoint run Python code of its own;
         ``tensor_parallel`` divides the target among processes; ``draft_process`` gives every draft model a process of its own
-        (for ``pearl``); ``keep_prompt`` below 1 is LOSSY: the target reads only that share of every prompt, chosen by the
-        draft model (docs/sparse_prompts.md). ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider
-        methods`` lists them). Names and options are checked before anything is loaded."""
+        (for ``pearl``), ``draft_dtype`` a type of its own ("int8"); ``keep_prompt`` below 1 is LOSSY: the target reads only
+        that share of every prompt, chosen by the draft model (docs/sparse_prompts.md). ``options`` are the method's own
+        (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are checked before anything is loaded."""
         opening.check_batch_size(max_batch_size)
         self.max_batch_size = max_batch_size
         names = [opening.name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
@@ -94,11 +95,13 @@ class LLM:
         opening.check_vocabularies(self.codec, self.draft_codecs, self.method_name, self.model_name)
         load = partial(load_model, dtype=dtype, device=device, fast=fast)
         source = replace(source, name=self.model_name, revision=None)
-        more = {"numerics": numerics, "page_len": page_len, "max_len": max_len}
-        self.target = opening.open_target(load, source, tensor_parallel, **more)
+        more: dict[str, Any] = {"numerics": numerics, "page_len": page_len, "max_len": max_len}
+        self.target, vision = opening.open_target(load, source, self.codec, tensor_parallel, **more)
+        self.reading = Reading(self.codec, vision, self.model_name)
         if keep_prompt != 1:
             self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
         self.rounds = Rounds(self.target)
+        load = partial(load, dtype=draft_dtype or dtype)
         self.drafts = [opening.elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
         self._by_name, self._heads = dict[str, Method](), dict[str, Head]()
@@ -214,13 +217,13 @@ class LLM:
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None, **options: Any
     ) -> list[RequestOutput]:
         """Answer one conversation or several, in the format of the model's chat template."""
-        return self.generate([self.codec.encode_chat(one) for one in as_conversations(messages)], params, **options)
+        return self.generate([self.reading.chat(one) for one in as_conversations(messages)], params, **options)
 
     def stream_chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None, **options: Any
     ) -> Iterator[StreamChunk]:
         """As ``chat``, a chunk per conversation and round."""
-        return self.stream([self.codec.encode_chat(one) for one in as_conversations(messages)], params, **options)
+        return self.stream([self.reading.chat(one) for one in as_conversations(messages)], params, **options)
 
     def grammar(
         self, *, json_schema: Mapping[str, Any] | str | None = None, regex: str | None = None, ebnf: str | None = None
@@ -245,8 +248,8 @@ class LLM:
         forest = ModelForest(draft, width=width or 2 * options.num_beams, depth=depth) if draft else None
         return [self._beams(prompt, options, forest) for prompt in as_prompts(prompts)]
 
-    def _beams(self, prompt: Prompt, options: BeamOptions, forest: ModelForest | None) -> list[BeamOutput]:
-        ids = token_ids_of(self.codec, prompt)
+    def _beams(self, prompt: ReadPrompt, options: BeamOptions, forest: ModelForest | None) -> list[BeamOutput]:
+        ids = self.reading.text(prompt, "beam search")
         found = beam_search(self.target, ids, options=options, end_ids=self.codec.eos_ids, forest=forest)
         return beams_of(self.codec, found, ids)
 
@@ -263,15 +266,13 @@ class LLM:
         n: int = 1,
     ) -> list[Request]:
         """Prompts and parameters as the engine takes them, ``n`` requests for each prompt."""
-        return requests_of(self.codec, prompts, params, streaming=streaming, n=n)
+        return requests_of(self.reading, prompts, params, streaming=streaming, n=n)
 
     def _output(self, state: RequestState, rounds: list[Round]) -> RequestOutput:
         return output_of(self.codec, state, rounds, is_invariant=self.target.is_invariant)
 
     def _method_of(self, method: Method | str | None) -> Method:
         """A method by name is composed once, so that what it learns is kept."""
-        if not isinstance(method, str):
-            return method or self.method
-        if method not in self._by_name:
+        if isinstance(method, str) and method not in self._by_name:
             self._by_name[method] = self.compose(method)
-        return self._by_name[method]
+        return self._by_name[method] if isinstance(method, str) else method or self.method

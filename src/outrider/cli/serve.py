@@ -16,6 +16,7 @@ from outrider.cli.options import add_model_options
 from outrider.cli.serve_fleet import add_replicas, serve_fleet
 from outrider.cli.serve_models import add_models, load_all
 from outrider.core.errors import OptionError
+from outrider.core.watched_target import WatchedTarget
 from outrider.engine.grouping import GROUPINGS
 from outrider.server.settings import ServerSettings
 from outrider.viz.page import live_page
@@ -30,6 +31,8 @@ _FLAGS = (
     ("max_tokens", int, "most tokens a request may ask for"),
     ("default_tokens", int, "tokens of a chat answer that names no limit"),
     ("max_body_bytes", int, "largest request body"),
+    ("max_image_pixels", int, "largest image of a prompt"),
+    ("max_images", int, "most images of one prompt"),
     ("timeout_s", float, "longest a request may take"),
     ("drain_s", float, "time for running requests after SIGTERM"),
     ("header_timeout_s", float, "longest that the headers of a request may take"),
@@ -163,5 +166,6 @@ def _watched(llm: LLM) -> list[str]:
         print(f"outrider: {rank}; the server ends", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    llm.target.tell_loss(end)
+    if isinstance(llm.target, WatchedTarget):
+        llm.target.tell_loss(end)
     return lost

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable
 
 from outrider.core.interfaces import Target
 
@@ -32,6 +31,3 @@ class WrappedTarget(Target, ABC):
     @property
     def can_read_out(self) -> bool:
         return self.inner.can_read_out
-
-    def tell_loss(self, tell: Callable[[str], None]) -> None:
-        self.inner.tell_loss(tell)

@@ -231,7 +231,7 @@ class Scheduler:
             device, prefixes = self._devices.home(job), self.prefixes
             engine = self._lane(job.lane).engine if device is None else device.engine
             known = prefixes is not None and job.shares_prefix and not engine.method.drafter.taps
-            prefix = prefixes.find(job.state.tokens[:-1]) if prefixes is not None and known else None
+            prefix = prefixes.find(job.state.read_tokens[:-1]) if prefixes is not None and known else None
             if device is not None and device.is_running:
                 device.admit(job.id, job.state, prefix)
                 continue
@@ -268,7 +268,7 @@ class Scheduler:
         """The prompt of a request that was read may begin others."""
         job = self._jobs[number]
         if self.prefixes is not None and job.shares_prefix:
-            self.prefixes.keep(job.state.tokens[:-1], cache, row)
+            self.prefixes.keep(job.state.read_tokens[:-1], cache, row)
 
     def _step(self, name: Hashable, lane: Lane) -> RoundReport:
         began = time.perf_counter()
@@ -290,7 +290,7 @@ class Scheduler:
             if state.is_finished:
                 job = self._jobs.pop(batch.ids[row])
                 if self.prefixes is not None and job.shares_prefix:
-                    self.prefixes.keep(state.tokens[: batch.cache.lengths[row]], batch.cache, row)
+                    self.prefixes.keep(state.read_tokens[: batch.cache.lengths[row]], batch.cache, row)
         lane.put_back(batch)
         return report
 
