@@ -48,7 +48,7 @@ class Unusual(Target):
 
 
 @final
-class Bare(WrappedTarget):
+class Bare(WrappedTarget[Target]):
     """A wrapper that changes nothing."""
 
     def new_cache(self, batch_size: int) -> Cache:
