@@ -190,10 +190,18 @@ class LLM:
         every round reports its tree (``Progress.trace``)."""
         return self.rounds.run(self._method_of(method), requests, max_batch_size=self.max_batch_size, traced=traced)
 
-    def warm_up(self, *, method: Method | None = None, num_tokens: int = 1024, progress: bool = False) -> None:
-        """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for.
-        Only a GPU has anything to prepare."""
-        self.rounds.warm_up(method or self.method, {1, self.max_batch_size or 8}, num_tokens=num_tokens, progress=progress)
+    def warm_up(
+        self,
+        *,
+        method: Method | None = None,
+        num_tokens: int = 1024,
+        batch_sizes: Sequence[int] | None = None,
+        progress: bool = False,
+    ) -> None:
+        """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for, in
+        batches of these sizes: 1 and ``max_batch_size`` if not given. Only a GPU has anything to prepare."""
+        sizes = set(batch_sizes or {1, self.max_batch_size or 8})
+        self.rounds.warm_up(method or self.method, sizes, num_tokens=num_tokens, progress=progress)
 
     def stream(
         self,
