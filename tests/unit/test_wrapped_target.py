@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -46,12 +46,9 @@ class Unusual(Target):
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden + 1
 
-    def tell_loss(self, tell: Callable[[str], None]) -> None:
-        tell("rank 1")
-
 
 @final
-class Bare(WrappedTarget):
+class Bare(WrappedTarget[Target]):
     """A wrapper that changes nothing."""
 
     def new_cache(self, batch_size: int) -> Cache:
@@ -80,9 +77,3 @@ def test_no_wrapper_forgets_a_property() -> None:
     for name in traits() - set(OWN):
         assert getattr(wrapped, name) == getattr(inner, name), f"WrappedTarget does not hand on {name}"
     assert {name: getattr(wrapped, name) for name in OWN} == OWN
-
-
-def test_the_loss_of_a_process_is_told_through_the_wrapper() -> None:
-    heard: list[str] = []
-    Bare(Unusual()).tell_loss(heard.append)
-    assert heard == ["rank 1"]

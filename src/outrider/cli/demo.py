@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from outrider.cli import generate
-from outrider.cli.parser import Parser
 
 _PROMPT = "Once upon a time, there was a little fox who"
 
@@ -18,7 +17,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(arguments: argparse.Namespace) -> int:
     """The same as ``outrider generate`` with a prompt of ours, ``--show`` and ``--compare``."""
-    parser = Parser(prog="outrider")
+    parser = argparse.ArgumentParser(prog="outrider")
     generate.add_parser(parser.add_subparsers(dest="command"))
     words = ["generate", _PROMPT, "--max-tokens", str(arguments.max_tokens), "--show", "--compare"]
     return generate.run(parser.parse_args(words))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from outrider.core.interfaces import Target
 
+Inner = TypeVar("Inner", bound=Target)
 
-class WrappedTarget(Target, ABC):
+
+class WrappedTarget(Target, ABC, Generic[Inner]):
     """A target that changes part of what another one does, and is like it in everything else.
 
     Two properties are never the inner target's. ``can_be_captured`` stays False, because a captured round would pass the
     wrapper by. ``why_together`` is the wrapper's own reason."""
 
-    def __init__(self, inner: Target) -> None:
+    def __init__(self, inner: Inner) -> None:
         self.inner = inner
         self.vocab_size, self.max_len, self.num_layers = inner.vocab_size, inner.max_len, inner.num_layers
         self.device, self.dtype = inner.device, inner.dtype
@@ -32,6 +34,3 @@ class WrappedTarget(Target, ABC):
     @property
     def can_read_out(self) -> bool:
         return self.inner.can_read_out
-
-    def tell_loss(self, tell: Callable[[str], None]) -> None:
-        self.inner.tell_loss(tell)

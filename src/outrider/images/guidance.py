@@ -68,7 +68,7 @@ def _pairs(rows: Sequence[int]) -> list[int]:
 
 
 @final
-class Guided(WrappedTarget):
+class Guided(WrappedTarget[Target]):
     """A class-conditional model steered towards its class."""
 
     def __init__(self, inner: Target, *, scale: float, classes: range, nothing: int) -> None:

@@ -33,7 +33,7 @@ _SIZE, _OFFSETS = "draft_vocab_size", "d2t"
 
 
 @final
-class ReducedDraft(WrappedTarget):
+class ReducedDraft(WrappedTarget[LayeredTarget]):
     """A decoder whose output matrix has the rows of some tokens, over the whole vocabulary."""
 
     def __init__(self, inner: LayeredTarget, ids: Tensor, vocab_size: int) -> None:

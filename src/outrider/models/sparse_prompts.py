@@ -78,15 +78,15 @@ class SparseCache(Cache):
 
 
 @final
-class SparsePrompts(WrappedTarget):
+class SparsePrompts(WrappedTarget[PlacingTarget]):
     """LOSSY: a model that reads some tokens of every prompt and leaves the others out."""
 
     why_together = " (it reads a part of the prompt)"
 
     def __init__(self, inner: Target, choose_kept: Callable[[Sequence[int]], Sequence[int]]) -> None:
         """``choose_kept`` gives the positions of a prompt that are read, in order: ``ImportantTokens``, or any other way."""
-        super().__init__(inner)
-        self._placing, self.choose_kept, self.reads_whole = _placing(inner), choose_kept, True
+        super().__init__(_placing(inner))
+        self.choose_kept, self.reads_whole = choose_kept, True
 
     def new_cache(self, batch_size: int) -> SparseCache:
         return SparseCache(self.inner.new_cache(batch_size), [_Hole()] * batch_size)
@@ -109,7 +109,7 @@ class SparsePrompts(WrappedTarget):
         """A row of its own that holds what is kept of a prompt, and tapped states [len, H] for all of it."""
         kept, cache = self.choose_kept(prompt), self.inner.new_cache(1)
         num_missing = len(prompt) - len(kept)
-        reading = self._placing.placed([position - num_missing for position in kept]) if num_missing else self.inner
+        reading = self.inner.placed([position - num_missing for position in kept]) if num_missing else self.inner
         tapped = reading.prefill([[prompt[position] for position in kept]], cache, taps=taps)
         before = torch.searchsorted(torch.tensor(list(kept)), torch.arange(len(prompt)), right=True).sub_(1).clamp_(min=0)
         states = {tap: of_rows[0][before.to(self.device)] for tap, of_rows in tapped.items()}

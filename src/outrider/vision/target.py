@@ -26,6 +26,7 @@ from outrider.core.placing_target import PlacingTarget
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
+from outrider.core.wrapped_target import WrappedTarget
 from outrider.vision.book import FIRST, Book, has_embedded, num_embedded
 
 SPARE_ROWS = 2048
@@ -35,28 +36,14 @@ _Tapped = Mapping[int, list[Tensor]]
 
 
 @final
-class VisionTarget(LayeredTarget):
+class VisionTarget(WrappedTarget[LayeredTarget], LayeredTarget):
     """A decoder whose prompts may hold embeddings. What they are is in its book."""
 
     def __init__(self, inner: LayeredTarget, table: Tensor, book: Book) -> None:
         """``table`` is the decoder's embedding, with ``SPARE_ROWS`` rows behind the vocabulary."""
-        self.inner, self.table, self.book = inner, table, book
+        super().__init__(inner)
+        self.table, self.book = table, book
         self._spare, self._lock = table[inner.vocab_size :], Lock()
-        self.vocab_size, self.max_len, self.num_layers = inner.vocab_size, inner.max_len, inner.num_layers
-        self.device, self.dtype = inner.device, inner.dtype
-        self.gumbel_stream, self.choose, self.is_invariant = inner.gumbel_stream, inner.choose, inner.is_invariant
-
-    @property
-    def pads(self) -> bool:
-        return self.inner.pads
-
-    @property
-    def has_own_threads(self) -> bool:
-        return self.inner.has_own_threads
-
-    @property
-    def can_read_out(self) -> bool:
-        return self.inner.can_read_out
 
     def new_cache(self, batch_size: int) -> Cache:
         return self.inner.new_cache(batch_size)
