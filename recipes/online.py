@@ -31,7 +31,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Origin
 from outrider.train.distill import CHUNK
 from outrider.train.draft_lm import DraftLM
-from outrider.train.online import OnlineDraft, OnlineSettings
+from outrider.train.online import OnlineSettings, online_draft
 
 
 def conversations(file: Path, count: int) -> list[list[int]]:
@@ -108,7 +108,7 @@ class Service:
     """Requests served in turn, and the draft that learns from them."""
 
     def __init__(self, llm: LLM, draft: DraftLM, arguments: argparse.Namespace) -> None:
-        self.llm, self.online = llm, OnlineDraft(draft, llm.target, settings_of(arguments))
+        self.llm, self.online = llm, online_draft(draft, llm.target, settings_of(arguments))
         self.model: Target = draft.served(llm.target.dtype)
         self.params, self.learning = SamplingParams(max_tokens=arguments.max_tokens), 0.0
 

@@ -44,7 +44,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--show", action="store_true", help="colour every token by where it came from")
     group.add_argument("--compare", action="store_true", help="run plain decoding too, in turns, and print the speed-up")
     group.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    group.add_argument("--batch-size", type=int, default=8, help="requests that share target passes")
+    group.add_argument("--batch-size", type=int, help="requests that share target passes (default: 8; on a GPU, what fits)")
     group = parser.add_argument_group("beam search (deterministic; takes --max-tokens and none of the other sampling options)")
     group.add_argument("--num-beams", type=int, default=1, help="keep this many texts and print them, best first")
     group.add_argument("--length-penalty", type=float, default=1.0, help="above 0 favours long texts")

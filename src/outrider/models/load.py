@@ -22,6 +22,10 @@ from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
 from outrider.models.gguf.stored import StoredTensors, is_quantised
 from outrider.models.gpu import gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
+from outrider.models.native.decoder import missing_features as native_missing
+from outrider.models.quantised.folder import QuantisedFolder, checkpoint
+from outrider.models.quantised.formats import format_of
+from outrider.models.quantised.stored import StoredFolder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
 from outrider.models.reduced import ReducedDraft, spoken_ids
 from outrider.models.source import Source, local_path
@@ -89,13 +93,22 @@ def load_model(
         _refuse(speed)
         if page_len:
             raise OptionError(f"page_len = {page_len} is not available for this model, which transformers runs; leave it out")
-        from outrider.models.hf import HFModel
+        from outrider.models.hf import HFModel, check_quantisation
+
+        check_quantisation(raw)
 
         dtype_used = wanted or auto_dtype(raw.get("dtype") or raw.get("torch_dtype"), place)
         trusted = source.trust_remote_code
         return HFModel.load(path, dtype=dtype_used, device=place, max_len=max_len, trust_remote_code=trusted)
+    folder = checkpoint(path, raw)
+    if (
+        wanted is None
+        and place.type == "cpu"
+        and speed.leaves_stored
+        and (stays := _stays(config, folder, max_len)) is not None
+    ):
+        return stays
     dtype_used = wanted or auto_dtype(config.dtype, place)
-    folder = SafetensorsFolder(path)
     return _decoder(config, folder, dtype=dtype_used, device=place, max_len=max_len, speed=speed, ids=spoken_ids(raw, folder))
 
 
@@ -115,7 +128,10 @@ def lean_checkpoint(
     """What the lean decoder needs to open a folder or a GGUF file: numbers, tensors and the type to hold them in."""
     config, is_gguf = lean_config(path), path.suffix == ".gguf"
     used = _dtype_named(dtype) or auto_dtype("bfloat16" if is_gguf else config.dtype, device)
-    source = TensorDict(dict(hf_tensors(read_gguf(str(path)), dtype=used)), str(path)) if is_gguf else SafetensorsFolder(path)
+    if is_gguf:
+        source: TensorSource = TensorDict(dict(hf_tensors(read_gguf(str(path)), dtype=used)), str(path))
+    else:
+        source = checkpoint(path, read_config(path))
     return config if max_len is None else replace(config, max_len=max_len), source, used
 
 
@@ -150,12 +166,17 @@ def _gguf_config(file: GGUFFile) -> ModelConfig:
 
 
 def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed: _Speed) -> LayeredTarget:
-    what = f"dtype = {STORED!r} is not available"
-    if path.suffix != ".gguf":
-        raise OptionError(f"{what} for {path}, which is not a GGUF file; use 'auto', or 'int8' for weights of 8 bits")
+    what, is_gguf = f"dtype = {STORED!r} is not available", path.suffix == ".gguf"
+    form = None if is_gguf else format_of(read_config(path))
+    if not is_gguf and (form is None or not form.stays):
+        why = "which is not a GGUF file" if form is None else f"whose matrices ({form.title}) are dequantised on a CPU"
+        raise OptionError(f"{what} for {path}, {why}; use 'auto', or 'int8' for weights of 8 bits")
     if device.type != "cpu" or not speed.leaves_stored:
         raise OptionError(f"{what} here; it needs device='cpu', fast=True, page_len=0 and numerics='fast'")
-    decoder = _stored_decoder(read_gguf(str(path)), max_len)
+    if is_gguf:
+        decoder = _stored_decoder(read_gguf(str(path)), max_len)
+    else:
+        decoder = _stays(lean_config(path), checkpoint(path, read_config(path)), max_len)
     if decoder is None:
         reason = "it needs a C++ compiler, OUTRIDER_NATIVE not 0, and heads of a multiple of 16"
         raise OptionError(f"{what} for {path} on this machine: {reason}; use 'float32'")
@@ -169,6 +190,17 @@ def _stored_decoder(file: GGUFFile, max_len: int | None) -> LayeredTarget | None
     config = config if max_len is None else replace(config, max_len=max_len)
     weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=torch.device("cpu"))
     return native_decoder(config, replace(weights, file=replace(file, metadata={})))  # its strings take megabytes
+
+
+def _stays(config: ModelConfig, folder: TensorSource, max_len: int | None) -> LayeredTarget | None:
+    """Multiplies the quantised matrices of a folder as they are; None where they are not, or the native pass cannot run."""
+    if not isinstance(folder, QuantisedFolder) or not folder.form.stays or native_missing(config):
+        return None
+    config = config if max_len is None else replace(config, max_len=max_len)
+    source = StoredFolder(folder)
+    weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"))
+    source.warn()
+    return native_decoder(config, replace(weights, file=source.memory))
 
 
 def _decoder(

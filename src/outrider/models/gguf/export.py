@@ -21,7 +21,8 @@ from outrider.models.gguf.convert import BLOCK_NAMES, FAMILIES, QK_NORM_NAMES, T
 from outrider.models.gguf.reader import read_gguf
 from outrider.models.gguf.tokenizer import SPLITTINGS, gguf_tokenizer
 from outrider.models.gguf.writer import write_gguf
-from outrider.models.weights import SafetensorsFolder
+from outrider.models.quantised.folder import checkpoint
+from outrider.models.weights import TensorSource
 
 WRITABLE = ("llama", "qwen2", "qwen3")
 TYPES = {"float32": (torch.float32, 0), "float16": (torch.float16, 1), "bfloat16": (torch.bfloat16, 32)}
@@ -44,7 +45,7 @@ def export_gguf(folder: Path, out: Path, *, raw: Mapping[str, Any], dtype: str =
     if dtype not in TYPES:
         raise OptionError(f"unknown dtype {dtype!r} of a GGUF file; {nearest(dtype, TYPES)}")
     check_rotary(raw)
-    tensors = dict(_tensors(SafetensorsFolder(folder), raw, TYPES[dtype][0]))
+    tensors = dict(_tensors(checkpoint(folder, raw), raw, TYPES[dtype][0]))
     keys = {**_keys(folder, raw), "general.file_type": TYPES[dtype][1]}
     write_gguf(out, {**keys, **vocabulary(folder, out, keys, vocab_size=int(raw["vocab_size"]))}, tensors)
 
@@ -82,7 +83,7 @@ def shape_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tensors(source: SafetensorsFolder, raw: Mapping[str, Any], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _tensors(source: TensorSource, raw: Mapping[str, Any], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under llama.cpp's name. Norms and biases stay float32, as llama.cpp wants them."""
     names = {theirs: ours for ours, theirs in (TOP_NAMES | BLOCK_NAMES | QK_NORM_NAMES).items()}
     num_heads = int(raw["num_attention_heads"])

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.models.experts import gated as gated_by
+from outrider.models.gpu.gates import gated_rows
 from outrider.models.gpu.limits import can_ring
 from outrider.models.gpu.skinny import SILU, Finish, product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
@@ -31,5 +31,5 @@ def multiply(
     finish = finish or (SILU if gated else Finish("none"))
     y = F.linear(x, weight.unpacked() if isinstance(weight, Packed) else weight, finish.bias)
     if gated:
-        return gated_by(finish.activation, *y.chunk(2, -1))
+        return gated_rows(y, finish.activation)
     return y.to(out_dtype) if finish.activation == "none" else activation_of(finish.activation)(y)

@@ -39,9 +39,13 @@ class NewDraft(Learner):
     def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
         del prompt_ids, token_ids, origins  # nothing is learnt here
 
-    def maybe_update(self) -> Target | None:
+    def maybe_update(self, *, is_idle: bool = True) -> Target | None:
+        del is_idle  # it is ready
         offered, self._offered = self._offered, None
         return offered
+
+    def close(self) -> None:
+        self._offered = None
 
 
 Opened = tuple[Sequence[Service], Callable[[], None]]
