@@ -48,9 +48,8 @@ def run_judge(arguments: argparse.Namespace) -> int:
 def run_regenerate(arguments: argparse.Namespace) -> int:
     """``outrider train regenerate``: let the target write training texts."""
     method = arguments.method_of_writing
-    llm = LLM(
-        arguments.target, method=method, device=arguments.device, max_batch_size=None if arguments.device == "cuda" else 32
-    )
+    llm = LLM(arguments.target, method=method, device=arguments.device)
+    llm.max_batch_size = 32 if llm.target.device.type == "cpu" else None
     local_path(llm.model_name)
     documents = read_documents(arguments.data, llm.codec, max_len=llm.target.max_len, min_len=2)
     room = llm.target.max_len - arguments.max_tokens - 1
