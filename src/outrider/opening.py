@@ -143,7 +143,12 @@ def open_target(
     return vision.target, vision
 
 
-def elsewhere(load: partial[Target], name: str) -> Target:
+def open_drafts(load: partial[Target], names: Sequence[str], *, apart: bool) -> list[Target]:
+    """The draft models; ``apart`` gives each of them a process of its own."""
+    return [_elsewhere(load, name) if apart else load(name) for name in names]
+
+
+def _elsewhere(load: partial[Target], name: str) -> Target:
     """A model in a process of its own, opened as ``load`` would."""
     from outrider.models.remote import RemoteModel
 
