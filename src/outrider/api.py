@@ -18,6 +18,7 @@ from typing import Any, final
 
 from tqdm import tqdm
 
+from outrider import opening
 from outrider.bundled import bundled_path
 from outrider.captured import Rounds
 from outrider.codecs.grammar import GrammarCompiler
@@ -27,7 +28,7 @@ from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.params import Grammar, SamplingParams
-from outrider.core.prompts import Message, Prompt, as_conversations, as_prompts
+from outrider.core.prompts import Message, Prompt, ReadPrompt, as_conversations, as_prompts
 from outrider.core.report import Progress
 from outrider.core.request import Request, RequestState
 from outrider.core.trace import Round
@@ -38,21 +39,8 @@ from outrider.methods import METHODS, compose, rows_of
 from outrider.models.heads import Head
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
-from outrider.opening import (
-    can_run,
-    check_choice,
-    check_share,
-    check_vocabularies,
-    divided,
-    elsewhere,
-    has_bundled_heads,
-    name_of,
-    needs_draft,
-    with_sparse_prompts,
-    with_token_texts,
-)
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
-from outrider.requests import requests_of, token_ids_of
+from outrider.requests import Reading, requests_of
 
 
 @final
@@ -77,45 +65,45 @@ class LLM:
         trust_remote_code: bool = False,
         tensor_parallel: int = 1,
         draft_process: bool = False,
+        draft_dtype: str | None = None,
         keep_prompt: float = 1.0,
         **options: Any,
     ) -> None:
         """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
         several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" (GPU) makes speculative text equal
-        plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). At most ``max_batch_size``
-        requests share a round: 8 on a CPU, and on a GPU as many as memory holds, unless it says otherwise. ``max_len`` opens
-        the target for so many tokens; ``revision`` is a branch, tag or commit on the hub; ``trust_remote_code`` lets a
-        checkpoint run Python code of its own; ``tensor_parallel`` divides the target among so many processes;
-        ``draft_process`` gives every draft model a process of its own (for ``pearl``); ``keep_prompt`` below 1 is LOSSY: the
-        target reads only that share of every prompt, chosen by the draft model (docs/sparse_prompts.md).
-        ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are
-        checked before anything is loaded."""
+        plain text bit for bit; ``page_len`` keeps the target's keys in pages. At most ``max_batch_size`` requests share a round
+        (left out: 8 on a CPU, on a GPU what memory holds). ``max_len`` opens the target for so many tokens; ``revision`` is a
+        branch, tag or commit on the hub; ``trust_remote_code`` lets a checkpoint run Python code of its own;
+        ``tensor_parallel`` divides the target among processes; ``draft_process`` gives every draft model a process of its own
+        (for ``pearl``), ``draft_dtype`` a type of its own ("int8"); ``keep_prompt`` below 1 is LOSSY: the target reads only
+        that share of every prompt, chosen by the draft model (docs/sparse_prompts.md). ``options`` are the method's own
+        (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are checked before anything is loaded."""
         if max_batch_size is not None and max_batch_size < 1:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size
-        names = [name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
-        if model is None and not names and (method is None or keep_prompt != 1 or needs_draft(method, options)):
+        names = [opening.name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
+        if model is None and not names and (method is None or keep_prompt != 1 or opening.needs_draft(method, options)):
             names = [bundled_path("draft")]
-        source = Source(name_of(model or bundled_path("target")), revision, trust_remote_code)
+        source = Source(opening.name_of(model or bundled_path("target")), revision, trust_remote_code)
         self.model_name = str(local_path(source)) if revision else source.name
         self.method_name = method or ("draft-model" if names else "prompt-lookup")
-        check_share(keep_prompt, names)
-        check_choice(self.model_name, self.method_name, acceptance, names, options, also=signature(LLM).parameters)
+        opening.check_share(keep_prompt, names)
+        opening.check_choice(self.model_name, self.method_name, acceptance, names, options, also=signature(LLM).parameters)
         self.codec = load_codec(self.model_name)
         self._grammars: GrammarCompiler | None = None
-        self.draft_names = names if needs_draft(self.method_name, options) else []
+        self.draft_names = names if opening.needs_draft(self.method_name, options) else []
         self.draft_codecs = [load_codec(name) for name in self.draft_names]
-        check_vocabularies(self.codec, self.draft_codecs, self.method_name, self.model_name)
+        opening.check_vocabularies(self.codec, self.draft_codecs, self.method_name, self.model_name)
         load = partial(load_model, dtype=dtype, device=device, fast=fast)
         source = replace(source, name=self.model_name, revision=None)
-        if tensor_parallel == 1:
-            self.target = load(source, numerics=numerics, page_len=page_len, max_len=max_len)
-        else:
-            self.target = divided(tensor_parallel, load, source, numerics=numerics, page_len=page_len, max_len=max_len)
+        more: dict[str, Any] = {"numerics": numerics, "page_len": page_len, "max_len": max_len}
+        self.target, vision = opening.open_target(load, source, self.codec, tensor_parallel, **more)
+        self.reading = Reading(self.codec, vision, self.model_name)
         if keep_prompt != 1:
-            self.target = with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
+            self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
         self.rounds = Rounds(self.target)
-        self.drafts = [elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
+        load = partial(load, dtype=draft_dtype or dtype)
+        self.drafts = [opening.elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
         self._by_name, self._heads = dict[str, Method](), dict[str, Head]()
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)
@@ -124,15 +112,15 @@ class LLM:
     def compose(self, name: str, *, acceptance: str | None = None, policy: str | None = None, **options: Any) -> Method:
         """Another method on the models already loaded, for the ``method=`` of a call. Without a policy, the draft length is
         the one that pays (the row's policy, mostly ``adaptive``), or fixed if it is given."""
-        options = with_token_texts(self.codec, name, options)
-        if needs_draft(name, options):
-            check_vocabularies(self.codec, self.draft_codecs, name, self.model_name)
+        options = opening.with_token_texts(self.codec, name, options)
+        if opening.needs_draft(name, options):
+            opening.check_vocabularies(self.codec, self.draft_codecs, name, self.model_name)
         headed = next((part for part, row in rows_of(name, options).items() if "heads" in row.needs), None)
         if headed:
             options.setdefault("ends", self.model_name)
         if headed in self._heads:
             options.setdefault("heads", self._heads[headed])
-        if headed and has_bundled_heads(self.model_name, headed):
+        if headed and opening.has_bundled_heads(self.model_name, headed):
             options.setdefault("heads", bundled_path(f"heads/{headed}"))
         return compose(
             name,
@@ -160,7 +148,7 @@ class LLM:
     def heads_name(self) -> str | None:
         """Folder of the heads that the method was made with; None where it has none, or has others by now."""
         named = self.option("heads")
-        if named is None and has_bundled_heads(self.model_name, self.method_name):
+        if named is None and opening.has_bundled_heads(self.model_name, self.method_name):
             return bundled_path(f"heads/{self.method_name}")
         return named if isinstance(named, str) else None
 
@@ -175,7 +163,7 @@ class LLM:
 
     def can_compose(self, name: str) -> bool:
         """Whether a method, with nothing but its defaults, can run on what is loaded."""
-        return can_run(name, self.model_name, self.target, self.drafts)
+        return opening.can_run(name, self.model_name, self.target, self.drafts)
 
     def generate(
         self,
@@ -209,10 +197,18 @@ class LLM:
         every round reports its tree (``Progress.trace``)."""
         return self.rounds.run(self._method_of(method), requests, max_batch_size=self.max_batch_size, traced=traced)
 
-    def warm_up(self, *, method: Method | None = None, num_tokens: int = 1024, progress: bool = False) -> None:
-        """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for.
-        Only a GPU has anything to prepare."""
-        self.rounds.warm_up(method or self.method, {1, self.max_batch_size or 8}, num_tokens=num_tokens, progress=progress)
+    def warm_up(
+        self,
+        *,
+        method: Method | None = None,
+        num_tokens: int = 1024,
+        batch_sizes: Sequence[int] | None = None,
+        progress: bool = False,
+    ) -> None:
+        """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for, in
+        batches of these sizes: 1 and ``max_batch_size`` if not given. Only a GPU has anything to prepare."""
+        sizes = set(batch_sizes or {1, self.max_batch_size or 8})
+        self.rounds.warm_up(method or self.method, sizes, num_tokens=num_tokens, progress=progress)
 
     def stream(
         self,
@@ -236,13 +232,13 @@ class LLM:
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None, **options: Any
     ) -> list[RequestOutput]:
         """Answer one conversation or several, in the format of the model's chat template."""
-        return self.generate([self.codec.encode_chat(one) for one in as_conversations(messages)], params, **options)
+        return self.generate([self.reading.chat(one) for one in as_conversations(messages)], params, **options)
 
     def stream_chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None, **options: Any
     ) -> Iterator[StreamChunk]:
         """As ``chat``, a chunk per conversation and round."""
-        return self.stream([self.codec.encode_chat(one) for one in as_conversations(messages)], params, **options)
+        return self.stream([self.reading.chat(one) for one in as_conversations(messages)], params, **options)
 
     def grammar(
         self, *, json_schema: Mapping[str, Any] | str | None = None, regex: str | None = None, ebnf: str | None = None
@@ -270,8 +266,8 @@ class LLM:
         forest = ModelForest(draft, width=width or 2 * options.num_beams, depth=depth) if draft else None
         return [self._beams(prompt, options, forest) for prompt in as_prompts(prompts)]
 
-    def _beams(self, prompt: Prompt, options: BeamOptions, forest: ModelForest | None) -> list[BeamOutput]:
-        ids = token_ids_of(self.codec, prompt)
+    def _beams(self, prompt: ReadPrompt, options: BeamOptions, forest: ModelForest | None) -> list[BeamOutput]:
+        ids = self.reading.text(prompt, "beam search")
         found = beam_search(self.target, ids, options=options, end_ids=self.codec.eos_ids, forest=forest)
         return beams_of(self.codec, found, ids)
 
@@ -288,15 +284,13 @@ class LLM:
         n: int = 1,
     ) -> list[Request]:
         """Prompts and parameters as the engine takes them, ``n`` requests for each prompt."""
-        return requests_of(self.codec, prompts, params, streaming=streaming, n=n)
+        return requests_of(self.reading, prompts, params, streaming=streaming, n=n)
 
     def _output(self, state: RequestState, rounds: list[Round]) -> RequestOutput:
         return output_of(self.codec, state, rounds, is_invariant=self.target.is_invariant)
 
     def _method_of(self, method: Method | str | None) -> Method:
         """A method by name is composed once, so that what it learns is kept."""
-        if not isinstance(method, str):
-            return method or self.method
-        if method not in self._by_name:
+        if isinstance(method, str) and method not in self._by_name:
             self._by_name[method] = self.compose(method)
-        return self._by_name[method]
+        return self._by_name[method] if isinstance(method, str) else method or self.method

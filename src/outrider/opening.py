@@ -21,6 +21,8 @@ from outrider.core.layered_target import LayeredTarget
 from outrider.methods import METHODS, TABLES, rows_of
 from outrider.models.importance import ImportantTokens, PromptShare
 from outrider.models.source import Source, local_path
+from outrider.vision.load import can_see, load_vision
+from outrider.vision.prompts import Vision
 
 
 def name_of(model: Any) -> str:
@@ -105,6 +107,19 @@ def divided(size: int, load: partial[Target], source: Source, *, numerics: str, 
     from outrider.models.parallel import load_parallel
 
     return load_parallel(source, size, **load.keywords, **options)
+
+
+def open_target(
+    load: partial[Target], source: Source, codec: TextCodec, tensor_parallel: int, **options: Any
+) -> tuple[Target, Vision | None]:
+    """The target, and what reads images where it is a vision-language model."""
+    if tensor_parallel != 1:
+        return divided(tensor_parallel, load, source, **options), None
+    path = local_path(source)
+    if not can_see(path):
+        return load(source, **options), None
+    vision = load_vision(path, codec, **load.keywords, **options)
+    return vision.target, vision
 
 
 def elsewhere(load: partial[Target], name: str) -> Target:

@@ -18,10 +18,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cache",),
     ("models",),
     ("engine", "drafters", "acceptance", "policies", "codecs", "bundled"),
-    ("methods", "captured", "outputs", "requests"),
-    ("opening",),
+    ("methods", "captured", "outputs", "vision"),
+    ("opening", "requests"),
     ("api", "transformers", "vllm_plugin", "images"),
-    ("server", "bench", "train", "viz", "async_api", "conversation"),
+    ("server", "bench", "train", "viz", "async_api", "conversation", "offline"),
     ("cli",),
     ("__main__",),
 )

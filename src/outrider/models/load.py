@@ -230,6 +230,18 @@ def _of_weights(config: ModelConfig, weights: Weights, speed: _Speed) -> Layered
     return Decoder(config, weights, speed.page_len, bits=speed.bits)
 
 
+def decoder_of(
+    config: ModelConfig, weights: Weights, *, dtype: str | None, fast: bool, numerics: str, page_len: int
+) -> LayeredTarget:
+    """The decoder that ``load_model`` would take for weights that are in memory already, with its options."""
+    return _of_weights(config, weights, _Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len))
+
+
+def computing_dtype(dtype: str | None, stored: str | None, device: torch.device) -> torch.dtype:
+    """The type that weights are held in under the option ``dtype``, where a checkpoint stores them as ``stored``."""
+    return torch.bfloat16 if dtype in FEW_BITS else _dtype_named(dtype) or auto_dtype(stored, device)
+
+
 def _refuse(speed: _Speed) -> None:
     """Only the GPU's fast decoder has invariant numerics and weights of few bits (8 on a CPU, too)."""
     wanted = "" if speed.numerics == "fast" else f"numerics = {speed.numerics!r}"
