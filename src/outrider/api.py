@@ -21,7 +21,7 @@ from tqdm import tqdm
 from outrider import opening
 from outrider.bundled import bundled_path
 from outrider.captured import Rounds
-from outrider.codecs.grammar import GrammarCompiler
+from outrider.codecs.grammar import GrammarCompiler, grammar_source
 from outrider.codecs.load import load_codec
 from outrider.codecs.translation import TextTranslation
 from outrider.core.errors import OptionError
@@ -35,7 +35,7 @@ from outrider.core.trace import Round
 from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.step import Engine
-from outrider.methods import METHODS, compose, rows_of
+from outrider.methods import METHODS, compose
 from outrider.models.heads import Head
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
@@ -78,8 +78,7 @@ class LLM:
         (for ``pearl``), ``draft_dtype`` a type of its own ("int8"); ``keep_prompt`` below 1 is LOSSY: the target reads only
         that share of every prompt, chosen by the draft model (docs/sparse_prompts.md). ``options`` are the method's own
         (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are checked before anything is loaded."""
-        if max_batch_size is not None and max_batch_size < 1:
-            raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
+        opening.check_batch_size(max_batch_size)
         self.max_batch_size = max_batch_size
         names = [opening.name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
         if model is None and not names and (method is None or keep_prompt != 1 or opening.needs_draft(method, options)):
@@ -115,13 +114,7 @@ class LLM:
         options = opening.with_token_texts(self.codec, name, options)
         if opening.needs_draft(name, options):
             opening.check_vocabularies(self.codec, self.draft_codecs, name, self.model_name)
-        headed = next((part for part, row in rows_of(name, options).items() if "heads" in row.needs), None)
-        if headed:
-            options.setdefault("ends", self.model_name)
-        if headed in self._heads:
-            options.setdefault("heads", self._heads[headed])
-        if headed and opening.has_bundled_heads(self.model_name, headed):
-            options.setdefault("heads", bundled_path(f"heads/{headed}"))
+        options = opening.with_heads(self.model_name, name, options, self._heads)
         return compose(
             name,
             self.target,
@@ -244,13 +237,10 @@ class LLM:
         self, *, json_schema: Mapping[str, Any] | str | None = None, regex: str | None = None, ebnf: str | None = None
     ) -> Grammar:
         """A grammar for ``SamplingParams(grammar=...)``: exactly one of a JSON schema, a regular expression, an EBNF text."""
-        if sum(source is not None for source in (json_schema, regex, ebnf)) != 1:
-            raise OptionError("grammar() takes exactly one of json_schema=, regex= and ebnf=")
+        source = grammar_source(json_schema=json_schema, regex=regex, ebnf=ebnf)
         if self._grammars is None:
             self._grammars = GrammarCompiler(self.codec)
-        if json_schema is not None:
-            return self._grammars.json_schema(json_schema)
-        return self._grammars.regex(regex) if regex is not None else self._grammars.ebnf(ebnf or "")
+        return self._grammars.compile(source)
 
     def beam_search(
         self,

@@ -17,6 +17,7 @@ from outrider.core.errors import OptionError, OutriderError, RankError, nearest
 from outrider.core.version import VERSION
 
 COMMANDS = {
+    "demo": "watch the bundled models write, plain and speculative",
     "generate": "continue a prompt",
     "chat": "talk to a model in the terminal",
     "imagine": "draw an image, and show how its codes were accepted",
