@@ -193,9 +193,8 @@ def main() -> None:
     results: dict[str, Any] = {"checks": {name: check(name, pack) for name, pack in FORMS.items()}}
     if not arguments.check:
         bench = Bench(context=1024)
-        bench.targets[BF16], bench.drafts[BF16], bench.rounds[BF16] = (
-            each["fast"] for each in (bench.targets, bench.drafts, bench.rounds)
-        )
+        bench.targets[BF16], bench.drafts[BF16] = bench.targets["fast"], bench.drafts["fast"]
+        bench.rounds[BF16] = bench.rounds["fast"]
         for name, pack in FORMS.items():
             bench.targets[name] = FastDecoder(bench.config, rounded_weights(bench.weights, pack))
             bench.drafts[name] = FastDecoder(bench.draft_config, bench.draft_weights)

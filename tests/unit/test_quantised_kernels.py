@@ -11,13 +11,14 @@ from test_decoder_families import make_checkpoint
 from triton_interpreter import DEVICE
 
 from outrider.core.tree import TokenTree
+from outrider.models.gpu import products
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.grouped import sixteen_bits
 from outrider.models.gpu.products import multiply
 from outrider.models.gpu.skinny import Tile, product, reference_product
 from outrider.models.gpu.tiles import Kind
 from outrider.models.load import lean_config, load_model, read_config
-from outrider.models.packed import Packed
+from outrider.models.packed import Packed, pack
 from outrider.models.quantised.folder import QuantisedFolder, checkpoint
 from outrider.models.quantised.formats import format_of
 from outrider.models.quantised.matrix import Quantised
@@ -82,6 +83,16 @@ def test_many_rows_go_through_16_bits(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gptq-act-order", "gptq-8bit", "int8-asymmetric"])
 def test_what_no_product_takes_is_made_16_bits(kind: str) -> None:
     assert not can_pack(matrix_of(kind))
+
+
+def test_only_confirmed_forms_take_the_ring() -> None:
+    """Codes without zeros and scales of 16 bits, as ``dtype="int4"`` makes them; the rest when it is asked for."""
+    forms = {kind: packed(matrix_of(kind), DEVICE, zeros=False) for kind in ("gptq-symmetric", "int8-channel", "fp8-channel")}
+    wide = Packed(forms["int8-channel"].data, forms["int8-channel"].scales.float())
+    small = forms["gptq-symmetric"]
+    usual = pack(torch.randn(16, 256, device=DEVICE).half(), 4)
+    assert [products._has_ring(each) for each in (usual, forms["int8-channel"])] == [True, True]
+    assert [products._has_ring(each) for each in (small, wide, forms["fp8-channel"])] == [False, False, False]
 
 
 def test_rows_are_joined_and_reordered_like_those_of_any_matrix() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outrider.models.gpu.gates import gated_rows
 from outrider.models.gpu.grouped import sixteen_bits
-from outrider.models.gpu.limits import can_ring
+from outrider.models.gpu.limits import RINGED_FORMS, can_ring
 from outrider.models.gpu.skinny import SILU, Finish, product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
 from outrider.models.layers import activation_of
@@ -26,7 +26,7 @@ def multiply(
     if len(x) <= MOST_ROWS or exact:
         bits = weight.bits if isinstance(weight, Packed) else 16
         num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-        ringed = isinstance(weight, Packed) and weight.has_units and can_ring(num_outputs, x.shape[1], x.dtype)
+        ringed = isinstance(weight, Packed) and _has_ring(weight) and can_ring(num_outputs, x.shape[1], x.dtype)
         tile = tile_for(kind, len(x), num_outputs, bits=bits, ringed=ringed)
         return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype, finish=finish)
     finish = finish or (SILU if gated else Finish("none"))
@@ -34,3 +34,8 @@ def multiply(
     if gated:
         return gated_rows(y, finish.activation)
     return y.to(out_dtype) if finish.activation == "none" else activation_of(finish.activation)(y)
+
+
+def _has_ring(weight: Packed) -> bool:
+    """Whether the fastest products take a matrix of this form."""
+    return (weight.is_usual and weight.scales.element_size() == 2) or (RINGED_FORMS and weight.has_units)
