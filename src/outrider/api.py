@@ -18,6 +18,7 @@ from typing import Any, final
 
 from tqdm import tqdm
 
+from outrider import opening
 from outrider.bundled import bundled_path
 from outrider.captured import Rounds
 from outrider.codecs.grammar import GrammarCompiler
@@ -38,19 +39,6 @@ from outrider.methods import METHODS, compose, rows_of
 from outrider.models.heads import Head
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
-from outrider.opening import (
-    can_run,
-    check_choice,
-    check_share,
-    check_vocabularies,
-    elsewhere,
-    has_bundled_heads,
-    name_of,
-    needs_draft,
-    open_target,
-    with_sparse_prompts,
-    with_token_texts,
-)
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
 from outrider.requests import Reading, requests_of
 
@@ -82,39 +70,38 @@ class LLM:
     ) -> None:
         """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
         several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" (GPU) makes speculative text equal
-        plain text bit for bit; ``page_len`` keeps the target's keys in pages (``models/load.py``). At most ``max_batch_size``
-        requests share a round: 8 on a CPU, and on a GPU as many as memory holds, unless it says otherwise. ``max_len`` opens
-        the target for so many tokens; ``revision`` is a branch, tag or commit on the hub; ``trust_remote_code`` lets a
-        checkpoint run Python code of its own; ``tensor_parallel`` divides the target among so many processes;
-        ``draft_process`` gives every draft model a process of its own (for ``pearl``); ``keep_prompt`` below 1 is LOSSY: the
-        target reads only that share of every prompt, chosen by the draft model (docs/sparse_prompts.md).
-        ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are
-        checked before anything is loaded."""
+        plain text bit for bit; ``page_len`` keeps the target's keys in pages. At most ``max_batch_size`` requests share a round
+        (left out: 8 on a CPU, on a GPU what memory holds). ``max_len`` opens the target for so many tokens; ``revision`` is a
+        branch, tag or commit on the hub; ``trust_remote_code`` lets a checkpoint run Python code of its own;
+        ``tensor_parallel`` divides the target among processes; ``draft_process`` gives every draft model a process of its own
+        (for ``pearl``); ``keep_prompt`` below 1 is LOSSY: the target reads only that share of every prompt, chosen by the
+        draft model (docs/sparse_prompts.md). ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider
+        methods`` lists them). Names and options are checked before anything is loaded."""
         if max_batch_size is not None and max_batch_size < 1:
             raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
         self.max_batch_size = max_batch_size
-        names = [name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
-        if model is None and not names and (method is None or keep_prompt != 1 or needs_draft(method, options)):
+        names = [opening.name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
+        if model is None and not names and (method is None or keep_prompt != 1 or opening.needs_draft(method, options)):
             names = [bundled_path("draft")]
-        source = Source(name_of(model or bundled_path("target")), revision, trust_remote_code)
+        source = Source(opening.name_of(model or bundled_path("target")), revision, trust_remote_code)
         self.model_name = str(local_path(source)) if revision else source.name
         self.method_name = method or ("draft-model" if names else "prompt-lookup")
-        check_share(keep_prompt, names)
-        check_choice(self.model_name, self.method_name, acceptance, names, options, also=signature(LLM).parameters)
+        opening.check_share(keep_prompt, names)
+        opening.check_choice(self.model_name, self.method_name, acceptance, names, options, also=signature(LLM).parameters)
         self.codec = load_codec(self.model_name)
         self._grammars: GrammarCompiler | None = None
-        self.draft_names = names if needs_draft(self.method_name, options) else []
+        self.draft_names = names if opening.needs_draft(self.method_name, options) else []
         self.draft_codecs = [load_codec(name) for name in self.draft_names]
-        check_vocabularies(self.codec, self.draft_codecs, self.method_name, self.model_name)
+        opening.check_vocabularies(self.codec, self.draft_codecs, self.method_name, self.model_name)
         load = partial(load_model, dtype=dtype, device=device, fast=fast)
         source = replace(source, name=self.model_name, revision=None)
         more: dict[str, Any] = {"numerics": numerics, "page_len": page_len, "max_len": max_len}
-        self.target, vision = open_target(load, source, self.codec, tensor_parallel, **more)
+        self.target, vision = opening.open_target(load, source, self.codec, tensor_parallel, **more)
         self.reading = Reading(self.codec, vision, self.model_name)
         if keep_prompt != 1:
-            self.target = with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
+            self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
         self.rounds = Rounds(self.target)
-        self.drafts = [elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
+        self.drafts = [opening.elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
         self._by_name, self._heads = dict[str, Method](), dict[str, Head]()
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)
@@ -123,15 +110,15 @@ class LLM:
     def compose(self, name: str, *, acceptance: str | None = None, policy: str | None = None, **options: Any) -> Method:
         """Another method on the models already loaded, for the ``method=`` of a call. Without a policy, the draft length is
         the one that pays (the row's policy, mostly ``adaptive``), or fixed if it is given."""
-        options = with_token_texts(self.codec, name, options)
-        if needs_draft(name, options):
-            check_vocabularies(self.codec, self.draft_codecs, name, self.model_name)
+        options = opening.with_token_texts(self.codec, name, options)
+        if opening.needs_draft(name, options):
+            opening.check_vocabularies(self.codec, self.draft_codecs, name, self.model_name)
         headed = next((part for part, row in rows_of(name, options).items() if "heads" in row.needs), None)
         if headed:
             options.setdefault("ends", self.model_name)
         if headed in self._heads:
             options.setdefault("heads", self._heads[headed])
-        if headed and has_bundled_heads(self.model_name, headed):
+        if headed and opening.has_bundled_heads(self.model_name, headed):
             options.setdefault("heads", bundled_path(f"heads/{headed}"))
         return compose(
             name,
@@ -159,7 +146,7 @@ class LLM:
     def heads_name(self) -> str | None:
         """Folder of the heads that the method was made with; None where it has none, or has others by now."""
         named = self.option("heads")
-        if named is None and has_bundled_heads(self.model_name, self.method_name):
+        if named is None and opening.has_bundled_heads(self.model_name, self.method_name):
             return bundled_path(f"heads/{self.method_name}")
         return named if isinstance(named, str) else None
 
@@ -174,7 +161,7 @@ class LLM:
 
     def can_compose(self, name: str) -> bool:
         """Whether a method, with nothing but its defaults, can run on what is loaded."""
-        return can_run(name, self.model_name, self.target, self.drafts)
+        return opening.can_run(name, self.model_name, self.target, self.drafts)
 
     def generate(
         self,

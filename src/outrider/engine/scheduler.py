@@ -154,15 +154,13 @@ class Scheduler:
 
     def redraft(self, lanes: Collection[Hashable]) -> None:
         """Make the methods of the named lanes anew, between rounds: their drafters have changed. Running requests go on."""
-        for name, lane in self._lanes.items():
-            if name in lanes:
-                method = self._find_method(name)
-                for number in sorted(lane.order, reverse=True) if method.drafter.taps else ():
-                    self._send_back(number)  # its drafter has to see the target's states of all its tokens
-                exchange(lane.engine, lane.batch, method)
         for name in lanes:
-            for number in sorted(self._devices.numbers(name), reverse=True):  # they read themselves again
-                self._send_back(number)
+            method, lane = self._find_method(name), self._lanes.get(name)
+            here = lane.order if lane is not None and method.drafter.taps else []  # it has to see the states of all tokens
+            for number in sorted([*here, *self._devices.numbers(name)], reverse=True):
+                self._send_back(number)  # they read themselves again
+            if lane is not None:
+                exchange(lane.engine, lane.batch, method)
             self._devices.forget(name)
 
     def retire(self, lane: Hashable) -> None:
@@ -179,8 +177,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """When idle, nothing is held: no rows, no readers, no numbers."""
         assert set(self._waiting) <= set(self._jobs), "a forgotten request waits"
-        held = [number for lane in self._lanes.values() for number in lane.order]
-        held += [*self._arrivals.ids, *self._devices.ids]
+        held = [*(n for lane in self._lanes.values() for n in lane.order), *self._arrivals.ids, *self._devices.ids]
         assert sorted(held) == sorted(set(self._jobs) - set(self._waiting)), "a slot is held by nobody, or twice"
         for lane in self._lanes.values():
             assert (lane.batch.ids if lane.batch else []) == lane.order, "a lane does not know its rows"

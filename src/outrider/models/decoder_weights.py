@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,13 @@ class StoredBytes(Protocol):
     def address(self) -> int: ...
 
     def forget(self, begin: int, end: int) -> None: ...
+
+
+class PackedSource(Protocol):
+    """What holds the rows of packed matrices on a GPU (``quantised/packed_rows.py``)."""
+
+    def matrix(self, table: Tensor) -> Any:
+        """The packed matrix of these rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +75,9 @@ class Weights:
     head: Tensor
     norm_bias: Tensor | None = None
     file: StoredBytes | None = None
-    """What holds the rows of the stored matrices."""
+    """What holds the rows of the stored matrices, for a CPU."""
+    rows: PackedSource | None = None
+    """What holds the rows of the packed matrices, for a GPU."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -22,10 +22,9 @@ from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
 from outrider.models.gguf.stored import StoredTensors, is_quantised
 from outrider.models.gpu import gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
-from outrider.models.native.decoder import missing_features as native_missing
-from outrider.models.quantised.folder import QuantisedFolder, checkpoint
+from outrider.models.quantised.folder import checkpoint
 from outrider.models.quantised.formats import format_of
-from outrider.models.quantised.stored import StoredFolder
+from outrider.models.quantised.open import packed_weights, stored_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
 from outrider.models.reduced import ReducedDraft, spoken_ids
 from outrider.models.source import Source, local_path
@@ -36,7 +35,7 @@ FEW_BITS = {"int8": 8, "int4": 4}
 """Weights rounded to so many bits, activations in bfloat16: another model, whose own plain decoding is its reference. 8 bits on
 GPU and CPU, 4 on a GPU."""
 STORED = "stored"
-"""Matrices of a GGUF file as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
+"""Quantised matrices as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,9 @@ def load_model(
     page_len: int = 0,
 ) -> Target:
     """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8", and "int4" on a GPU,
-    round the weights and so change the model). "stored" multiplies the quantised matrices of a GGUF file as they are, on a CPU,
-    with inputs rounded to 8 bits; "auto" takes it where it can, and "float32" dequantises. ``max_len`` opens a model whose
+    round the weights and so change the model). Quantised matrices stay as they are where the device has a product for them, and
+    are dequantised with any other type. "stored" insists on it for a GGUF file or a quantised folder on a CPU, where inputs are
+    rounded to 8 bits. ``max_len`` opens a model whose
     rotary scaling depends on the context (longrope, dynamic) for more than its original length; ``fast`` False takes the
     plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant" asks for scores that do not depend on what
     shares a pass (GPU, 16-bit types); ``page_len`` keeps keys and values in pages of so many tokens, which rows can share
@@ -101,15 +101,11 @@ def load_model(
         trusted = source.trust_remote_code
         return HFModel.load(path, dtype=dtype_used, device=place, max_len=max_len, trust_remote_code=trusted)
     folder = checkpoint(path, raw)
-    if (
-        wanted is None
-        and place.type == "cpu"
-        and speed.leaves_stored
-        and (stays := _stays(config, folder, max_len)) is not None
-    ):
-        return stays
+    ids = spoken_ids(raw, folder)
+    if wanted is None and ids is None and (kept := _kept(config, folder, place, max_len=max_len, speed=speed)) is not None:
+        return kept
     dtype_used = wanted or auto_dtype(config.dtype, place)
-    return _decoder(config, folder, dtype=dtype_used, device=place, max_len=max_len, speed=speed, ids=spoken_ids(raw, folder))
+    return _decoder(config, folder, dtype=dtype_used, device=place, max_len=max_len, speed=speed, ids=ids)
 
 
 def lean_config(path: Path) -> ModelConfig:
@@ -176,7 +172,7 @@ def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed
     if is_gguf:
         decoder = _stored_decoder(read_gguf(str(path)), max_len)
     else:
-        decoder = _stays(lean_config(path), checkpoint(path, read_config(path)), max_len)
+        decoder = _kept(lean_config(path), checkpoint(path, read_config(path)), device, max_len=max_len, speed=speed)
     if decoder is None:
         reason = "it needs a C++ compiler, OUTRIDER_NATIVE not 0, and heads of a multiple of 16"
         raise OptionError(f"{what} for {path} on this machine: {reason}; use 'float32'")
@@ -192,15 +188,15 @@ def _stored_decoder(file: GGUFFile, max_len: int | None) -> LayeredTarget | None
     return native_decoder(config, replace(weights, file=replace(file, metadata={})))  # its strings take megabytes
 
 
-def _stays(config: ModelConfig, folder: TensorSource, max_len: int | None) -> LayeredTarget | None:
-    """Multiplies the quantised matrices of a folder as they are; None where they are not, or the native pass cannot run."""
-    if not isinstance(folder, QuantisedFolder) or not folder.form.stays or native_missing(config):
-        return None
+def _kept(
+    config: ModelConfig, folder: TensorSource, device: torch.device, *, max_len: int | None, speed: _Speed
+) -> LayeredTarget | None:
+    """A quantised folder whose matrices stay so; None where it is not, or where the device has no product for it."""
     config = config if max_len is None else replace(config, max_len=max_len)
-    source = StoredFolder(folder)
-    weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"))
-    source.warn()
-    return native_decoder(config, replace(weights, file=source.memory))
+    if device.type == "cpu":
+        return stored_decoder(config, folder) if speed.leaves_stored else None
+    weights = packed_weights(config, folder, device) if speed.fast else None
+    return None if weights is None else _of_weights(config, weights, speed)
 
 
 def _decoder(

@@ -61,6 +61,10 @@ class AWQ(Format):
     def stays(self) -> bool:
         return True
 
+    @property
+    def packs(self) -> bool:
+        return True
+
     def matrix(self, parts: Parts) -> Quantised:
         codes = signed(_apart(parts[".qweight"]).T, _BITS).contiguous()
         zeros = signed(_apart(parts[".qzeros"]).T, _BITS).to(torch.int16).contiguous()

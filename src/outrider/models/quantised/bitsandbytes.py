@@ -48,6 +48,10 @@ class EightBits(Format):
     def stays(self) -> bool:
         return True
 
+    @property
+    def packs(self) -> bool:
+        return True
+
     def matrix(self, parts: Parts) -> Quantised:
         codes, scales = parts[".weight"], parts[".SCB"].float().view(-1, 1) / 127
         return Quantised(codes, scales, codes.shape[1], 8)
@@ -74,6 +78,10 @@ class FourBits(Format):
 
     @property
     def stays(self) -> bool:
+        return False
+
+    @property
+    def packs(self) -> bool:
         return False
 
     def matrix(self, parts: Parts) -> Quantised | None:

@@ -75,6 +75,10 @@ class Compressed(Format):
     def stays(self) -> bool:
         return not self.is_float and not self.act_order
 
+    @property
+    def packs(self) -> bool:
+        return not self.act_order
+
     def matrix(self, parts: Parts) -> Quantised:
         codes, scales = self._codes(parts), parts[".weight_scale"]
         if codes.dtype == torch.float8_e4m3fn:

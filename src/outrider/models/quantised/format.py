@@ -51,6 +51,11 @@ class Format(ABC):
     def stays(self) -> bool:
         """Whether a CPU multiplies the codes as they are: whole numbers, in groups of neighbours (``stored.py``)."""
 
+    @property
+    @abstractmethod
+    def packs(self) -> bool:
+        """Whether a GPU multiplies the codes as they are (``packed_rows.py``)."""
+
     @abstractmethod
     def matrix(self, parts: Parts) -> Quantised | None:
         """The matrix as codes and scales; None for codes that no product here takes as they are."""

@@ -50,6 +50,10 @@ class FP8(Format):
     def stays(self) -> bool:
         return False
 
+    @property
+    def packs(self) -> bool:
+        return True
+
     def matrix(self, parts: Parts) -> Quantised:
         return float_matrix(parts[".weight"], parts[self.names.marker], self.block)
 

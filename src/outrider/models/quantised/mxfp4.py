@@ -49,6 +49,10 @@ class MXFP4(Format):
     def stays(self) -> bool:
         return False
 
+    @property
+    def packs(self) -> bool:
+        return False
+
     def matrix(self, parts: Parts) -> Quantised | None:
         del parts  # experts are multiplied in 16 bits
         return None

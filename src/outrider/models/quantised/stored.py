@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-import warnings
+from collections.abc import Mapping
 from typing import final
 
 import numpy as np
@@ -26,8 +26,8 @@ from outrider.models.decoder_weights import STORED_ROWS
 from outrider.models.gguf.stored import SPAN
 from outrider.models.gguf.stored import STORED as GGUF_TYPES
 from outrider.models.quantised.folder import QuantisedFolder
+from outrider.models.quantised.kept import KeptFolder
 from outrider.models.quantised.matrix import Quantised
-from outrider.models.weights import TensorSource
 
 OWN = ("Q4_Z", "Q4_F", "Q8_F", "F16", "BF16")
 """Types that no GGUF file has here, in the order in which ``native/stored_types.hpp`` numbers them, after those of GGUF."""
@@ -35,7 +35,6 @@ TYPES = {name: 1 + number for number, name in enumerate((*GGUF_TYPES, *OWN))}
 FLOATS = {torch.float16: "F16", torch.bfloat16: "BF16"}
 MOST_BYTES = 37
 """Of a block of 32 weights, whatever its type."""
-_JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _ENDS = ("embed_tokens.weight", "lm_head.weight")
 
 
@@ -69,62 +68,27 @@ class RowMemory:
 
 
 @final
-class StoredFolder(TensorSource):
+class StoredFolder(KeptFolder):
     """The tensors of a quantised checkpoint, its matrices as rows of ``memory`` where a type holds them exactly."""
 
+    instead = "float32"
+
     def __init__(self, folder: QuantisedFolder) -> None:
-        self.origin, self._folder = folder.origin, folder
+        super().__init__(folder)
         self.memory = RowMemory(-(-folder.num_parameters // SPAN) * 2 * SPAN)
-        self._ready: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
-        self.num_dequantised = 0
-
-    @property
-    def names(self) -> frozenset[str]:
-        return self._folder.names
-
-    def read(self, name: str) -> Tensor:
-        return self._folder.read(name)
 
     def take(self, name: str, *shape: int) -> Tensor:
-        if name.endswith(_ENDS) and name in self.names and name not in self._folder.quantised_names:
-            return self._end(name, shape)
-        if name not in self._folder.quantised_names:
-            return super().take(name, *shape)
-        if name not in self._ready:
-            self._prepare(_beside(name))
-        tensor, found = self._ready.pop(name)
-        self.check_shape(name, found, shape)
-        return tensor
+        tensor = super().take(name, *shape)
+        if not name.endswith(_ENDS) or tensor.dtype not in FLOATS or shape[1] % SPAN:
+            return tensor
+        return self.memory.table(tensor.contiguous().view(torch.uint8), FLOATS[tensor.dtype])
 
-    def warn(self) -> None:
-        """Say how many quantised matrices had to be dequantised."""
-        if self.num_dequantised:
-            total, form = len(self._folder.quantised_names), self._folder.form.title
-            warnings.warn(
-                f"{self.origin}: {self.num_dequantised} of {total} quantised matrices ({form}) are multiplied in float32",
-                stacklevel=4,
-            )
-
-    def _prepare(self, names: list[str]) -> None:
-        """Matrices that the decoder joins: all of them stay, or none."""
-        quantised = self._folder.quantised_names
-        found = {name: self._folder.matrix(name) if name in quantised else None for name in names if name in self.names}
-        kinds = {name: None if matrix is None else type_of(matrix) for name, matrix in found.items()}
-        for name, matrix in found.items():
-            kind = kinds[name]
-            if matrix is None or kind is None or None in kinds.values():
-                self.num_dequantised += name in quantised
-                whole = self._folder.read(name)
-                self._ready[name] = whole, tuple(whole.shape)
-            else:
-                self._ready[name] = self.memory.table(rows_of(matrix, kind), kind), matrix.shape
-
-    def _end(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Embedding or head in the 16 bits that it has."""
-        whole = super().take(name, *shape)
-        if whole.dtype not in FLOATS or shape[1] % SPAN:
-            return whole.float()
-        return self.memory.table(whole.contiguous().view(torch.uint8).view(len(whole), -1), FLOATS[whole.dtype])
+    def keep(self, matrices: Mapping[str, Quantised]) -> dict[str, Tensor] | None:
+        kinds = {name: type_of(matrix) for name, matrix in matrices.items()}
+        found = {name: (matrix, kind) for name, matrix in matrices.items() if (kind := kinds[name]) is not None}
+        if len(found) < len(matrices):
+            return None
+        return {name: self.memory.table(rows_of(matrix, kind), kind) for name, (matrix, kind) in found.items()}
 
 
 def type_of(matrix: Quantised) -> str | None:
@@ -162,10 +126,3 @@ def _per_block(matrix: Quantised, values: Tensor) -> Tensor:
     """[out, blocks] from [out, groups]."""
     blocks = matrix.shape[1] // SPAN
     return values.repeat_interleave(-(-blocks // values.shape[1]), 1)[:, :blocks].contiguous()
-
-
-def _beside(name: str) -> list[str]:
-    """A matrix and those that the decoder joins it with."""
-    before, _, stem = name.removesuffix(".weight").rpartition(".")
-    joined = next((group for group in _JOINED if stem in group), (stem,))
-    return [f"{before}.{other}.weight" for other in joined]
