@@ -101,13 +101,13 @@ def batch_of(chance: random.Random, size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def text_config(width: int, num_layers: int) -> LlamaConfig:
-    ends = {"bos_token_id": IDS["<s>"], "eos_token_id": IDS["</s>"], "pad_token_id": IDS["<pad>"]}
-    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": num_layers}
+    ends: dict[str, Any] = {"bos_token_id": IDS["<s>"], "eos_token_id": IDS["</s>"], "pad_token_id": IDS["<pad>"]}
+    sizes: dict[str, Any] = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": num_layers}
     return LlamaConfig(**sizes, **ends, num_attention_heads=4, vocab_size=len(WORDS), max_position_embeddings=128)
 
 
 def new_target() -> Any:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
     eyes = CLIPVisionConfig(**sizes, image_size=SIDE * CELL, patch_size=CELL, projection_dim=64)
     config = LlavaConfig(
         vision_config=eyes, text_config=text_config(96, 3), image_token_index=IDS["<image>"], vision_feature_layer=-1
