@@ -5,7 +5,12 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean gpu-test
+.PHONY: help demo test test-fast coverage check format lock wheels clean gpu-test
+
+# The contract core: the shape of the code, the proofs of the rules, every method on a tiny model, and the first minutes of a user.
+FAST := tests/arch tests/contract/test_rules_exact.py tests/contract/test_rules_vectorised.py tests/contract/test_tree_rules.py \
+	tests/contract/test_methods.py tests/contract/test_copying.py tests/unit/test_api.py tests/unit/test_mistakes.py \
+	tests/unit/test_native_isa.py tests/unit/test_wrapped_target.py tests/unit/test_prebuilt.py
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -14,16 +19,31 @@ $(READY): pyproject.toml scripts/setup.sh
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash scripts/setup.sh
 
 demo: $(READY)  ## the bundled pair continues a prompt, plain and speculative side by side
-	@$(BIN)/outrider generate "Once upon a time, there was a little fox who" --max-tokens 120 --show --compare
+	@$(BIN)/outrider demo
 
 test: $(READY)  ## run the tests, as many at a time as there are cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+test-fast: $(READY)  ## the contract core alone, for every change
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(FAST)
+
+coverage: $(READY)  ## run the tests and count the lines they reach, by folder (TESTS=... for some of them)
+	$(BIN)/python -m pip --disable-pip-version-check --quiet install coverage pytest-cov
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --cov=outrider --cov-report=json:build/coverage.json $(TESTS)
+	$(BIN)/python scripts/coverage_table.py build/coverage.json
 
 check: $(READY)  ## lint, format and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
 format: $(READY)  ## fix what can be fixed by a tool
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+lock: $(READY)  ## write the versions of this environment to requirements-dev.lock
+	$(BIN)/python scripts/lock.py
+
+wheels: $(READY)  ## wheels with the native pass inside, for x86-64 and aarch64, each checked without a compiler
+	$(BIN)/python scripts/wheels.py --machine x86_64 aarch64
+	for wheel in dist/*-manylinux_*.whl; do $(BIN)/python scripts/check_wheel.py $$wheel; done
 
 gpu-test:  ## the tests that need a CUDA device, with the Python that is there (no set-up)
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu

@@ -5,8 +5,8 @@
 Three runs of `outrider serve --replicas N` with the bundled model, one after the other. Each gets the same mixed requests:
 whole and streamed, greedy and sampled, over a few dozen beginnings that several requests share.
 
-1. faults: after a third of the answers one replica is killed with SIGKILL, after two thirds the draft's folder gets noisy
-   weights and the fleet a SIGHUP. Every request must end with its text or with an error that can be retried. Texts must be
+1. faults: after a quarter of the answers the draft's folder gets noisy weights and the fleet a SIGHUP, after half of them one
+   replica is killed with SIGKILL. Every request must end with its text or with an error that can be retried. Texts must be
    those of plain decoding, asked afterwards. Seconds are counted from the kill to the next answer of a request that was sent
    after it, and until all replicas answer again.
 2. and 3. routing by prefix and at random, without faults: the share of prompt tokens that was found in a prefix cache.
@@ -207,22 +207,22 @@ async def until(load: Load, answers: int) -> None:
 
 
 async def strike(served: Served, load: Load, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Kill a replica, wait for the fleet to be whole, then replace the drafts."""
-    await until(load, arguments.requests // 3)
-    victim = served.replica_pids()[0]
-    os.kill(victim, signal.SIGKILL)
-    killed = time.monotonic()
-    async with httpx.AsyncClient(base_url=served.address, timeout=30) as http:
-        while victim in served.replica_pids() or (await http.get("/health")).json()["replicas"] < arguments.replicas:
-            await asyncio.sleep(0.1)
-    whole_s = time.monotonic() - killed
-    await until(load, 2 * arguments.requests // 3)
+    """Replace the drafts, then kill a replica and wait until the fleet is whole."""
+    await until(load, arguments.requests // 4)
     add_noise(folder)
     swapped = time.monotonic()
     served.process.send_signal(signal.SIGHUP)
     while not any("draft with the new model" in line for line in served.lines):
         await asyncio.sleep(0.05)
-    return {"killed": killed, "whole_s": whole_s, "swap_s": time.monotonic() - swapped}
+    told = {"swap_s": time.monotonic() - swapped, "swap_said": served.lines[-1].strip()}
+    await until(load, arguments.requests // 2)
+    victim = served.replica_pids()[0]
+    os.kill(victim, signal.SIGKILL)
+    killed, unanswered = time.monotonic(), arguments.requests - sum(load.counts.values())
+    async with httpx.AsyncClient(base_url=served.address, timeout=30) as http:
+        while victim in served.replica_pids() or (await http.get("/health")).json()["replicas"] < arguments.replicas:
+            await asyncio.sleep(0.1)
+    return {**told, "killed": killed, "unanswered": unanswered, "whole_s": time.monotonic() - killed}
 
 
 def add_noise(folder: Path) -> None:
@@ -257,7 +257,8 @@ async def faults(served: Served, arguments: argparse.Namespace, folder: Path) ->
         **dict(sorted(load.counts.items())),
         "different": await wrong_texts(served.address, load.texts),
         "asked_again": counted.get("fleet_repeated_total", 0),
-        "draft_swaps": counted.get("draft_swaps_total", 0),
+        "asked_when_killed": told["unanswered"],
+        "swap_said": told["swap_said"],
         "next_answer_s": round(min(after), 3) if after else None,
         "all_replicas_s": round(told["whole_s"], 2),
         "swap_s": round(told["swap_s"], 2),
@@ -285,6 +286,7 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--routing", nargs="*", default=["prefix", "random"], help="what is compared after the faults")
     parser.add_argument("--out", type=Path, help="write the JSON here too")
     arguments = parser.parse_args()
     told: dict[str, Any] = {"replicas": arguments.replicas, "clients": arguments.clients}
@@ -294,7 +296,7 @@ def main() -> int:
         with Served(arguments, folder, "prefix") as served:
             told["faults"] = asyncio.run(faults(served, arguments, folder))
         print(told["faults"], file=sys.stderr, flush=True)
-        for routing in ("prefix", "random"):
+        for routing in arguments.routing:
             with Served(arguments, folder, routing) as served:
                 told[routing] = asyncio.run(hit_rate(served, arguments))
             print(routing, told[routing], file=sys.stderr, flush=True)

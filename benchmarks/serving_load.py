@@ -26,15 +26,8 @@ from typing import Any
 import httpx
 
 from outrider.bench.stats import Estimate, pooled
+from outrider.bench.suites import BEGINNINGS
 
-_PROMPTS = (
-    "Once upon a time",
-    "One day, a little girl",
-    "Tom and his dog",
-    "There was a big red",
-    "The old man",
-    "Lily liked to",
-)
 _RAMP_S = 0.4
 """Time until all clients are in the middle of something."""
 _MODES = ("off", "fixed", "auto")
@@ -108,7 +101,7 @@ async def run(address: str, mode: str, count: int, *, temperature: float, second
 
     async def client(http: httpx.AsyncClient) -> None:
         while not is_over:
-            body = {"prompt": rng.choice(_PROMPTS), "max_tokens": rng.randint(32, 96), "seed": rng.randrange(1000)}
+            body = {"prompt": rng.choice(BEGINNINGS), "max_tokens": rng.randint(32, 96), "seed": rng.randrange(1000)}
             body |= {"temperature": temperature, "speculation": wanted, "ignore_eos": True}
             sent = time.perf_counter()
             answer = await http.post("/v1/completions", json=body)

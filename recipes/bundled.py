@@ -127,25 +127,12 @@ def smoke_recipe() -> Recipe:
 
 
 def model_config(shape: LlamaShape) -> dict[str, object]:
-    """The shape in Hugging Face terms."""
+    """A bundled model's shape in Hugging Face terms, with its special tokens."""
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.mlp,
-        "max_position_embeddings": shape.context,
-        "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
+        **shape.config(),
         "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default"},
-        "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "tie_word_embeddings": True,
         "bos_token_id": 0,
         "eos_token_id": [0, 4],
         "dtype": "bfloat16",

@@ -39,6 +39,25 @@ class LlamaShape:
     rope_theta: float
     norm_eps: float
 
+    def config(self) -> dict[str, object]:
+        """The shape in Hugging Face terms."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.mlp,
+            "max_position_embeddings": self.context,
+            "rms_norm_eps": self.norm_eps,
+            "rope_theta": self.rope_theta,
+            "hidden_act": "silu",
+            "tie_word_embeddings": True,
+        }
+
 
 @dataclass(frozen=True)
 class SamplerConfig:

@@ -163,25 +163,8 @@ def held_out(model: Llama, tokens: Tokens, recipe: ImageRecipe, *, count: int = 
 
 def export(model: Llama, codebook: Codebook, folder: Path, *, num_classes: int, notes: dict[str, object]) -> None:
     """A Llama folder with a codebook beside its weights."""
-    shape = model.shape
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.mlp,
-        "max_position_embeddings": shape.context,
-        "rope_theta": shape.rope_theta,
-        "rms_norm_eps": shape.norm_eps,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-        "dtype": "bfloat16",
-        "outrider": {"kind": "image", "num_classes": num_classes},
-    }
+    own = {"dtype": "bfloat16", "outrider": {"kind": "image", "num_classes": num_classes}}
+    config = {**model.shape.config(), **own}
     write_checkpoint(folder, model.weights(), config=config, notes=notes)
     codebook.save(folder)
 

@@ -40,11 +40,11 @@ class InflatedShape:
     """Sizes to inflate to; each must be at least the small model's."""
 
     hidden: int
+    mlp: int
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
-    mlp: int
     vocab: int
     context: int = 16384
     family: str = "llama"

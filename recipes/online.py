@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -111,6 +111,11 @@ class Service:
         self.llm, self.online = llm, online_draft(draft, llm.target, settings_of(arguments))
         self.model: Target = draft.served(llm.target.dtype)
         self.params, self.learning = SamplingParams(max_tokens=arguments.max_tokens), 0.0
+
+    @property
+    def draft(self) -> DraftLM:
+        """The newest draft, as modules."""
+        return cast("DraftLM", self.online.module)
 
     def serve(self, prompts: list[list[int]]) -> list[Served]:
         """With the newest draft."""
@@ -223,13 +228,13 @@ def main() -> None:
         done, tokens = done + len(ended), tokens + sum(len(request.prompt) + len(request.tokens) for request in ended)
         if done % arguments.measure_every < arguments.at_once:
             judged = service.online.judgements
-            row = {"requests": done, "tokens": tokens, **shift.row(service.online.module)}
+            row = {"requests": done, "tokens": tokens, **shift.row(service.draft)}
             row |= {"updates": len(judged), "swaps": sum(judgement.swapped for judgement in judged)}
             row |= {"last": [judged[-1].served, judged[-1].learned] if judged else []}
             row |= {"learning": service.learning, "seconds": time.monotonic() - began}
             print(json.dumps(row), flush=True)
     if arguments.save is not None:
-        service.online.module.save(arguments.save, {"recipe": "recipes/online.py", "requests": done, "tokens": tokens})
+        service.draft.save(arguments.save, {"recipe": "recipes/online.py", "requests": done, "tokens": tokens})
 
 
 if __name__ == "__main__":

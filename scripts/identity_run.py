@@ -22,19 +22,12 @@ from typing import Any
 import httpx
 
 from outrider import LLM
+from outrider.bench.suites import BEGINNINGS
 from outrider.methods import METHODS, RULES
 from outrider.server.app import create_app
 from outrider.server.service import Service
 from outrider.server.settings import ServerSettings
 
-BEGINNINGS = (
-    "Once upon a time",
-    "One day, a little girl",
-    "Tom and his dog",
-    "There was a big red",
-    "The old man",
-    "Lily liked to",
-)
 WORDS = "cat dog tree house ball sun rain bird friend mother boat garden apple story happy small red ran said".split()
 
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from outrider import opening
 from outrider.bundled import bundled_path
 from outrider.captured import Rounds
-from outrider.codecs.grammar import GrammarCompiler
+from outrider.codecs.grammar import GrammarCompiler, grammar_source
 from outrider.codecs.load import load_codec
 from outrider.codecs.translation import TextTranslation
 from outrider.core.errors import OptionError
@@ -35,7 +35,7 @@ from outrider.core.trace import Round
 from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.step import Engine
-from outrider.methods import METHODS, compose, rows_of
+from outrider.methods import METHODS, compose
 from outrider.models.heads import Head
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
@@ -65,6 +65,7 @@ class LLM:
         trust_remote_code: bool = False,
         tensor_parallel: int = 1,
         draft_process: bool = False,
+        draft_dtype: str | None = None,
         keep_prompt: float = 1.0,
         **options: Any,
     ) -> None:
@@ -74,11 +75,10 @@ class LLM:
         (left out: 8 on a CPU, on a GPU what memory holds). ``max_len`` opens the target for so many tokens; ``revision`` is a
         branch, tag or commit on the hub; ``trust_remote_code`` lets a checkpoint run Python code of its own;
         ``tensor_parallel`` divides the target among processes; ``draft_process`` gives every draft model a process of its own
-        (for ``pearl``); ``keep_prompt`` below 1 is LOSSY: the target reads only that share of every prompt, chosen by the
-        draft model (docs/sparse_prompts.md). ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider
-        methods`` lists them). Names and options are checked before anything is loaded."""
-        if max_batch_size is not None and max_batch_size < 1:
-            raise OptionError(f"max_batch_size = {max_batch_size} is not valid; use at least 1")
+        (for ``pearl``), ``draft_dtype`` a type of its own ("int8"); ``keep_prompt`` below 1 is LOSSY: the target reads only
+        that share of every prompt, chosen by the draft model (docs/sparse_prompts.md). ``options`` are the method's own
+        (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are checked before anything is loaded."""
+        opening.check_batch_size(max_batch_size)
         self.max_batch_size = max_batch_size
         names = [opening.name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
         if model is None and not names and (method is None or keep_prompt != 1 or opening.needs_draft(method, options)):
@@ -101,6 +101,7 @@ class LLM:
         if keep_prompt != 1:
             self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
         self.rounds = Rounds(self.target)
+        load = partial(load, dtype=draft_dtype or dtype)
         self.drafts = [opening.elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
         self._by_name, self._heads = dict[str, Method](), dict[str, Head]()
@@ -113,13 +114,7 @@ class LLM:
         options = opening.with_token_texts(self.codec, name, options)
         if opening.needs_draft(name, options):
             opening.check_vocabularies(self.codec, self.draft_codecs, name, self.model_name)
-        headed = next((part for part, row in rows_of(name, options).items() if "heads" in row.needs), None)
-        if headed:
-            options.setdefault("ends", self.model_name)
-        if headed in self._heads:
-            options.setdefault("heads", self._heads[headed])
-        if headed and opening.has_bundled_heads(self.model_name, headed):
-            options.setdefault("heads", bundled_path(f"heads/{headed}"))
+        options = opening.with_heads(self.model_name, name, options, self._heads)
         return compose(
             name,
             self.target,
@@ -195,10 +190,18 @@ class LLM:
         every round reports its tree (``Progress.trace``)."""
         return self.rounds.run(self._method_of(method), requests, max_batch_size=self.max_batch_size, traced=traced)
 
-    def warm_up(self, *, method: Method | None = None, num_tokens: int = 1024, progress: bool = False) -> None:
-        """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for.
-        Only a GPU has anything to prepare."""
-        self.rounds.warm_up(method or self.method, {1, self.max_batch_size or 8}, num_tokens=num_tokens, progress=progress)
+    def warm_up(
+        self,
+        *,
+        method: Method | None = None,
+        num_tokens: int = 1024,
+        batch_sizes: Sequence[int] | None = None,
+        progress: bool = False,
+    ) -> None:
+        """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for, in
+        batches of these sizes: 1 and ``max_batch_size`` if not given. Only a GPU has anything to prepare."""
+        sizes = set(batch_sizes or {1, self.max_batch_size or 8})
+        self.rounds.warm_up(method or self.method, sizes, num_tokens=num_tokens, progress=progress)
 
     def stream(
         self,
@@ -234,13 +237,10 @@ class LLM:
         self, *, json_schema: Mapping[str, Any] | str | None = None, regex: str | None = None, ebnf: str | None = None
     ) -> Grammar:
         """A grammar for ``SamplingParams(grammar=...)``: exactly one of a JSON schema, a regular expression, an EBNF text."""
-        if sum(source is not None for source in (json_schema, regex, ebnf)) != 1:
-            raise OptionError("grammar() takes exactly one of json_schema=, regex= and ebnf=")
+        source = grammar_source(json_schema=json_schema, regex=regex, ebnf=ebnf)
         if self._grammars is None:
             self._grammars = GrammarCompiler(self.codec)
-        if json_schema is not None:
-            return self._grammars.json_schema(json_schema)
-        return self._grammars.regex(regex) if regex is not None else self._grammars.ebnf(ebnf or "")
+        return self._grammars.compile(source)
 
     def beam_search(
         self,
@@ -281,8 +281,6 @@ class LLM:
 
     def _method_of(self, method: Method | str | None) -> Method:
         """A method by name is composed once, so that what it learns is kept."""
-        if not isinstance(method, str):
-            return method or self.method
-        if method not in self._by_name:
+        if isinstance(method, str) and method not in self._by_name:
             self._by_name[method] = self.compose(method)
-        return self._by_name[method]
+        return self._by_name[method] if isinstance(method, str) else method or self.method

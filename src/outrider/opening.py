@@ -19,6 +19,7 @@ from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Target
 from outrider.core.layered_target import LayeredTarget
 from outrider.methods import METHODS, TABLES, rows_of
+from outrider.models.heads import Head
 from outrider.models.importance import ImportantTokens, PromptShare
 from outrider.models.source import Source, local_path
 from outrider.vision.load import can_see, load_vision
@@ -51,6 +52,20 @@ def has_bundled_heads(model_name: str, method: str) -> bool:
     return model_name == bundled_path("target") and has_bundled(f"heads/{method}")
 
 
+def with_heads(model_name: str, method: str, options: Mapping[str, Any], loaded: Mapping[str, Head]) -> dict[str, Any]:
+    """Options of a method with what heads need beside their folder. Where no folder is given, the heads are those ``loaded``
+    by kind, or the bundled ones."""
+    found = dict(options)
+    headed = next((part for part, row in rows_of(method, options).items() if "heads" in row.needs), None)
+    if headed:
+        found.setdefault("ends", model_name)
+    if headed and headed in loaded:
+        found.setdefault("heads", loaded[headed])
+    if headed and has_bundled_heads(model_name, headed):
+        found.setdefault("heads", bundled_path(f"heads/{headed}"))
+    return found
+
+
 def can_run(method: str, model_name: str, target: Target, drafts: Sequence[Target]) -> bool:
     """Whether a method, with nothing but its defaults, can run on these models."""
     row = METHODS[method]
@@ -58,6 +73,12 @@ def can_run(method: str, model_name: str, target: Target, drafts: Sequence[Targe
     divided = drafts[:1] if row.needs_draft else [target]
     has_layers = not row.needs_layers or all(isinstance(model, LayeredTarget) for model in divided)
     return not missing and not row.foreign and has_layers and (bool(drafts) or not row.needs_draft)
+
+
+def check_batch_size(size: int | None) -> None:
+    """Refuse a batch without a place. None leaves the size to the device."""
+    if size is not None and size < 1:
+        raise OptionError(f"max_batch_size = {size} is not valid; use at least 1")
 
 
 def check_share(keep: float, drafts: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("methods", "captured", "outputs", "vision"),
     ("opening", "requests"),
     ("api", "transformers", "vllm_plugin", "images"),
-    ("server", "bench", "train", "viz", "async_api", "conversation"),
+    ("server", "bench", "train", "viz", "async_api", "conversation", "offline"),
     ("cli",),
     ("__main__",),
 )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import pytest
+from test_methods import serve as serve_all
+from test_methods import tokens
 from tiny_pair import VOCAB, tiny_model
 
 from outrider.acceptance import Coupled, Delta
@@ -15,7 +17,6 @@ from outrider.core.errors import CompositionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
-from outrider.core.request import Request, RequestState
 from outrider.drafters.copying.datastore import Datastore
 from outrider.drafters.copying.datastore_build import build_datastore
 from outrider.drafters.copying.ngram_cache import NgramCacheDrafter, NgramCacheOptions
@@ -25,8 +26,6 @@ from outrider.drafters.copying.rest import RestDrafter
 from outrider.drafters.copying.suffix import SuffixDecoding, SuffixOptions
 from outrider.drafters.copying.suffix_memory import LEAD_IN, SuffixMemory
 from outrider.drafters.plain import NullDrafter
-from outrider.engine.generate import run
-from outrider.engine.step import Engine
 from outrider.policies.fixed import Fixed, FixedOptions
 
 EOS = frozenset({VOCAB - 1})
@@ -136,16 +135,7 @@ def said(target) -> Callable[[SamplingParams], list[list[int]]]:
 
 
 def serve(target: Target, method: Method, params: SamplingParams, *, batch: int = 1, prompts: Sequence[list[int]] = PROMPTS):
-    requests = [Request(prompt, params, EOS) for prompt in prompts]
-    done: dict[int, RequestState] = {}
-    for step in run(Engine(target, method), requests, max_batch_size=batch):
-        if step.state.is_finished:
-            done[step.request] = step.state
-    return [done[i] for i in range(len(prompts))]
-
-
-def tokens(states: list[RequestState]) -> list[list[int]]:
-    return [state.output_ids for state in states]
+    return serve_all(target, method, prompts, params, batch=batch)
 
 
 @pytest.mark.parametrize("rule", [Coupled, Delta])

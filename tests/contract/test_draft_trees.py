@@ -65,16 +65,6 @@ POLICY = Fixed(FixedOptions(num_draft_tokens=4, num_tree_nodes=14))
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def draft() -> Target:
-    return tiny_model(0.15)
-
-
-@pytest.fixture(scope="module")
 def expected(target) -> dict[str, list[list[int]]]:
     from outrider.methods import compose
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from test_lossy_rules import BareLaw, greedy_law
-from test_rules_vectorised import VOCAB_SIZE, case_of, random_law, row_verdict
+from test_lossy_rules import BareLaw, greedy_law, judged_rows
+from test_rules_vectorised import VOCAB_SIZE, assert_forms_agree, case_of, random_law
 from torch import Tensor
 from toy_laws import Experiment, by_draws, chain, distance, grow, toy_pair
 
@@ -17,14 +16,11 @@ from outrider.acceptance.delta import Delta
 from outrider.acceptance.distance import enumerated_law, measure, one_guess_draft
 from outrider.acceptance.gsd import Grouped, GroupedOptions, GroupedPartition, PartitionOptions
 from outrider.acceptance.lantern import Lantern, LanternOptions, LanternPlus, LanternPlusOptions
-from outrider.acceptance.lossy import judged_law
 from outrider.acceptance.neighbours import Neighbourhood
 from outrider.acceptance.rejection import Rejection
 from outrider.acceptance.relaxed import RelaxedRule
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import RowDraft
-from outrider.core.random_source import NoiseSource
 from outrider.core.rng import Noise
 from outrider.methods import RULES as TABLE
 
@@ -45,13 +41,7 @@ EXACT_ENDS: dict[str, RelaxedRule] = {
     "gsd-partition": GroupedPartition(PartitionOptions(num_groups=VOCAB_SIZE)),
 }
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def pairs(seed: int, count: int = 40) -> tuple[Tensor, Tensor]:
@@ -163,12 +153,7 @@ def test_delta_does_not_bound_the_loss() -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_walk_is_walk_row(name: str) -> None:
-    lengths = set()
-    for seed in range(40):
-        for batched, scalar in case_of(seed, is_chain=True).verdicts(RULES[name]):
-            assert batched == scalar, f"seed {seed}"
-            lengths.add(len(scalar.path))
-    assert lengths >= {0, 1, 2, 3}, "the cases are too easy"
+    assert_forms_agree(RULES[name], num_cases=40, is_chain=True)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -178,11 +163,7 @@ def test_temperature_0(name: str) -> None:
     for seed in range(20):
         case = case_of(seed, is_chain=True)
         law = greedy_law(case, seed)
-        verdict, judged = rule.walk(case.draft, law, case.noise), judged_law(law)
-        for row, size in enumerate(case.sizes):
-            one = RowDraft.of(case.draft, law, row)
-            scalar = rule.judge_row(one, judged[row, :size], NoiseSource(case.noise, row))
-            assert row_verdict(verdict, row) == scalar, f"seed {seed}"
+        for row, one, scalar in judged_rows(rule, case, law):
             if row % 2 == 0:
                 nodes = [0, *scalar.path]
                 assert scalar.next_token == int(law.adjusted[row, nodes[-1]].argmax())

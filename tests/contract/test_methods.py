@@ -35,16 +35,6 @@ EVERYTHING = SamplingParams(
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def draft() -> Target:
-    return tiny_model(0.15)
-
-
-@pytest.fixture(scope="module")
 def make(target, draft, tmp_path_factory):
     """``compose`` with what some rows need besides the models."""
     store = tmp_path_factory.mktemp("datastore") / "store"

@@ -28,14 +28,7 @@ from outrider.core.verdict import RowVerdict, Verdict
 RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal]
 VOCAB_SIZE = 5
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors of a few numbers: more threads only get in each other's way."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random_law(chance: random.Random, num_nodes: int, *, kind: str) -> Tensor:
@@ -112,6 +105,16 @@ def law_of(p: Tensor, tree: TokenTree, noise: Noise) -> Law:
     params = SamplingParams(temperature=1.0)
     rows = [RequestState.of(Request([0], params)) for _ in range(len(p))]
     return Sampler(rows, p.shape[-1], torch.device("cpu")).law(p.log(), tree, noise)
+
+
+def assert_forms_agree(rule: AcceptanceRule, *, num_cases: int, is_chain: bool) -> None:
+    """``walk`` gives what ``walk_row`` gives, on cases that accept any number of guesses from none to three."""
+    lengths = set()
+    for seed in range(num_cases):
+        for batched, scalar in case_of(seed, is_chain=is_chain).verdicts(rule):
+            assert batched == scalar, f"seed {seed}"
+            lengths.add(len(scalar.path))
+    assert lengths >= {0, 1, 2, 3}, "the cases are too easy"
 
 
 def row_verdict(verdict: Verdict, row: int) -> RowVerdict:

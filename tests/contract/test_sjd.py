@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar, final
 
 import pytest
@@ -38,13 +38,7 @@ from outrider.policies.fixed import Fixed, FixedOptions
 EXACT = 1e-12
 SAMPLED = SamplingParams(max_tokens=3, temperature=1.0, seed=0)
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @final

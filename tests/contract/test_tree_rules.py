@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
+from planted_bugs import assert_caught
 from test_rules_mutations import BIASED, DOCUMENTED, EXACT, IID, NUM_SEEDS, WITHOUT, Case, drafted
 from test_rules_vectorised import case_of, row_verdict
 from toy_laws import (
@@ -137,24 +137,13 @@ GALLERY: dict[str, tuple[Case, Case]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def table() -> Iterator[list[str]]:
-    rows = ["", "| bug | mean TV | max TV | correct twin, max TV |", "|---|---|---|---|"]
-    yield rows
-    print("\n".join(rows))
-
-
 @pytest.mark.parametrize("name", GALLERY)
 def test_the_check_rejects(name: str, table: list[str]) -> None:
     (bug, wrong_draft), (twin, right_draft) = GALLERY[name]
     pairs = [toy_pair("random", seed, 3) for seed in range(NUM_SEEDS)]
-    wrong = torch.tensor([distance(bug, wrong_draft(pair)) for pair in pairs])
+    wrong = [distance(bug, wrong_draft(pair)) for pair in pairs]
     right = max(distance(twin, right_draft(pair)) for pair in pairs)
-    measured = f"| {name} | {wrong.mean():.4f} | {wrong.max():.4f} |"
-    table.append(f"{measured} {right:.0e} |")
-    assert right < EXACT
-    assert wrong.max() > BIASED
-    assert measured in DOCUMENTED, "docs/lossless.md has another number; run this file with -s and copy the table"
+    assert_caught(name, wrong, right, table=table, documented=DOCUMENTED, exact=EXACT, biased=BIASED)
 
 
 def test_the_exchangeable_rules_are_the_real_ones() -> None:

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_two_replicas_answer_alike_and_are_counted_apart() -> None:
     asked = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
     with Served("--replicas", "2", "--log-level", "error") as served, httpx.Client(base_url=served.address, timeout=60) as http:

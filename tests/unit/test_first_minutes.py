@@ -72,7 +72,12 @@ def test_every_option_is_explained_and_shows_its_default(capsys, command: str) -
         main([command, "--help"])
     words = " ".join(capsys.readouterr().out.split())
     if command == "generate":
-        for text in ("most tokens to write (default: 128)", "0 is greedy (default: 0.0)", "(default: 8)", "(default: fast)"):
+        for text in (
+            "most tokens to write (default: 128)",
+            "0 is greedy (default: 0.0)",
+            "(default: 8; on a GPU, what fits)",
+            "(default: fast)",
+        ):
             assert text in words
 
 

@@ -155,7 +155,7 @@ def test_a_dead_rank_is_named_and_ends_the_job(folders: dict[str, str]) -> None:
     lines = llm.stream(PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True))
     next(lines)
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
-    llm.target.tell_loss(told.put)
+    parallel(llm).tell_loss(told.put)
     follower = parallel(llm).team.followers[0].process
     os.kill(follower.pid, signal.SIGKILL)
     began = time.monotonic()

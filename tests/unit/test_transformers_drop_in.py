@@ -8,18 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_transformers import (
-    FAMILIES,
-    GREEDY,
-    MASK,
-    PROCESSORS,
-    RAGGED,
-    VOCAB,
-    both,
-    noisy,
-    random_model,
-    shared,
-)
+from tiny_transformers import FAMILIES, GREEDY, MASK, PROCESSORS, RAGGED, VOCAB, both, noisy, random_model, shared
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace

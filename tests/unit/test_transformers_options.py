@@ -6,19 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_transformers import (
-    GREEDY,
-    LLAMA,
-    MASK,
-    RAGGED,
-    SAMPLED,
-    SIZES,
-    VOCAB,
-    both,
-    noisy,
-    random_model,
-    shared,
-)
+from tiny_transformers import GREEDY, LLAMA, MASK, RAGGED, SAMPLED, SIZES, VOCAB, both, noisy, random_model, shared
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,

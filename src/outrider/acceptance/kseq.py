@@ -18,51 +18,40 @@ with min(q, p / rho)(v) kept / beta <= p(v), as kept / beta <= rho and min(q, p 
 from __future__ import annotations
 
 import math
-from typing import ClassVar, final
+from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import Tensor
 
-from outrider.acceptance.paths import path_of, row_at, tree_verdict
-from outrider.acceptance.residual import draw, draw_row, ratio
-from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.interfaces import AcceptanceRule, RowDraft
+from outrider.acceptance.paths import row_at, tree_verdict
+from outrider.acceptance.residual import draw, ratio
+from outrider.acceptance.together import TogetherRule
+from outrider.core.draft import Draft
+from outrider.core.interfaces import RowDraft
 from outrider.core.random_source import RandomSource
 from outrider.core.rng import Noise, Purpose
 from outrider.core.sampling import Law
 from outrider.core.twins import first_twins
-from outrider.core.verdict import RowVerdict, Verdict
+from outrider.core.verdict import Verdict
 
 _PRECISION = 1e-7
 """How close to rho* the upper end of the bisection comes. Not a matter of exactness: any rho above rho* is exact."""
 
 
 @final
-class KSeq(AcceptanceRule):
+class KSeq(TogetherRule):
     """Accept the first of k guesses that passes a common test."""
 
-    exact_for: ClassVar = (Draws.IID,)
-    shape: ClassVar = Shape.TREE
-    lossless: ClassVar = True
-
-    def walk_row(self, row: RowDraft, source: RandomSource) -> RowVerdict:
-        reached = [0]  # nodes that spell the accepted tokens; the first stands for all
-        while True:
-            end = reached[0]
-            guesses = sorted(child for node in reached for child in row.children(node))
-            p = row.p[end]
-            q = p if row.q is None else row.q[end]
-            rho = _smallest_factor_row(p.tolist(), q.tolist(), len(guesses))
-            accepted = None
-            for child in guesses:
-                token = row.tokens[child]
-                if source.bernoulli(ratio(float(p[token]), rho * float(q[token])), child):
-                    accepted = token
-                    break
-            if accepted is None:
-                owed = _missing_part(p, q, rho=p.new_tensor(rho), count=p.new_tensor(len(guesses)))
-                return RowVerdict(path_of(row, end), draw_row(owed, p, source), rejected=bool(row.children(end)))
-            reached = [child for child in guesses if row.tokens[child] == accepted]
+    def accept_row(self, row: RowDraft, end: int, guesses: Sequence[int], source: RandomSource) -> tuple[int | None, Tensor]:
+        p = row.p[end]
+        q = p if row.q is None else row.q[end]
+        rho = _smallest_factor_row(p.tolist(), q.tolist(), len(guesses))
+        for child in guesses:
+            token = row.tokens[child]
+            if source.bernoulli(ratio(float(p[token]), rho * float(q[token])), child):
+                return token, p
+        return None, _missing_part(p, q, rho=p.new_tensor(rho), count=p.new_tensor(len(guesses)))
 
     def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
         tree, p = draft.tree, law.probs

@@ -24,48 +24,41 @@ duplicates kept. At one position it accepts at least as often as ``kseq`` and ``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from outrider.acceptance.paths import path_of, row_at, tree_verdict
-from outrider.acceptance.residual import draw, draw_row, ratio, surplus
-from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.interfaces import AcceptanceRule, RowDraft
+from outrider.acceptance.paths import row_at, tree_verdict
+from outrider.acceptance.residual import draw, ratio, surplus
+from outrider.acceptance.together import TogetherRule
+from outrider.core.draft import Draft
+from outrider.core.interfaces import RowDraft
 from outrider.core.random_source import RandomSource
 from outrider.core.rng import Noise, Purpose
 from outrider.core.sampling import Law
 from outrider.core.twins import first_twins
-from outrider.core.verdict import RowVerdict, Verdict
+from outrider.core.verdict import Verdict
 
 _TINY = torch.finfo(torch.float64).tiny
 
 
 @final
-class Transport(AcceptanceRule):
+class Transport(TogetherRule):
     """Keep the best of k independent guesses. Lane 2 n gives guess n its place, lane 2 n + 1 accepts it if it has won."""
 
-    exact_for: ClassVar = (Draws.IID,)
-    shape: ClassVar = Shape.TREE
-    lossless: ClassVar = True
-
-    def walk_row(self, row: RowDraft, source: RandomSource) -> RowVerdict:
-        reached = [0]  # nodes that spell the accepted tokens; the first stands for all
-        while True:
-            end = reached[0]
-            guesses = sorted(child for node in reached for child in row.children(node))
-            p = row.p[end]
-            if not guesses:
-                return RowVerdict(path_of(row, end), draw_row(p, p, source), rejected=False)
-            plan = _Plan.of(p, p if row.q is None else row.q[end], p.new_tensor(len(guesses)))
-            winner = _first_place(plan, row, guesses, source)
-            token = row.tokens[winner]
-            if not source.bernoulli(ratio(float(plan.p[token]), float(plan.wins[token])), 2 * winner + 1):
-                owed = surplus(plan.p, plan.wins)
-                return RowVerdict(path_of(row, end), draw_row(owed, p, source), rejected=bool(row.children(end)))
-            reached = [child for child in guesses if row.tokens[child] == token]
+    def accept_row(self, row: RowDraft, end: int, guesses: Sequence[int], source: RandomSource) -> tuple[int | None, Tensor]:
+        p = row.p[end]
+        if not guesses:
+            return None, p
+        plan = _Plan.of(p, p if row.q is None else row.q[end], p.new_tensor(len(guesses)))
+        winner = _first_place(plan, row, guesses, source)
+        token = row.tokens[winner]
+        if source.bernoulli(ratio(float(plan.p[token]), float(plan.wins[token])), 2 * winner + 1):
+            return token, p
+        return None, surplus(plan.p, plan.wins)
 
     def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict:
         tree, p = draft.tree, law.probs
@@ -166,7 +159,7 @@ def _norm(weights: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True).clamp(min=_TINY)
 
 
-def _first_place(plan: _Plan, row: RowDraft, guesses: list[int], source: RandomSource) -> int:
+def _first_place(plan: _Plan, row: RowDraft, guesses: Sequence[int], source: RandomSource) -> int:
     """The guess that wins; places are asked for only where there is more than one."""
     if len(guesses) == 1:
         return guesses[0]

@@ -22,6 +22,15 @@ Message = Mapping[str, Any]
 _TEXT_KEYS = ("prompt", "text", "question", "instruction", "input")
 SPEC_BENCH_TASKS = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 """Categories that Spec-Bench counts as one task, multi-turn conversation (they are MT-Bench's)."""
+BEGINNINGS = (
+    "Once upon a time",
+    "One day, a little girl",
+    "Tom and his dog",
+    "There was a big red",
+    "The old man",
+    "Lily liked to",
+)
+"""Beginnings of stories, for loads of many short requests."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from outrider.core.errors import OptionError, OutriderError, RankError, nearest
 from outrider.core.version import VERSION
 
 COMMANDS = {
+    "demo": "watch the bundled models write, plain and speculative",
     "generate": "continue a prompt",
     "chat": "talk to a model in the terminal",
     "imagine": "draw an image, and show how its codes were accepted",
@@ -33,6 +34,7 @@ COMMANDS = {
     "inspect": "say what a folder of heads is",
     "export": "write a folder of heads in another layout",
     "trim": "let a draft model or heads say the commonest tokens only",
+    "prune": "make a draft model out of parts of a larger one",
     "datastore": "build or inspect a corpus to copy from",
     "viz": "replay a recorded trace in a page",
 }

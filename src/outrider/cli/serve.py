@@ -16,6 +16,8 @@ from outrider.cli.options import add_model_options
 from outrider.cli.serve_fleet import add_replicas, serve_fleet
 from outrider.cli.serve_models import add_models, load_all
 from outrider.core.errors import OptionError
+from outrider.core.watched_target import WatchedTarget
+from outrider.engine.device_lane import num_slots
 from outrider.engine.grouping import GROUPINGS
 from outrider.server.settings import ServerSettings
 from outrider.viz.page import live_page
@@ -58,6 +60,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--name", help="what the model is called in the API")
     parser.add_argument("--replica", default=defaults["replica"], help="which of several servers this is, for its metrics")
     _add_access(parser)
+    text = (
+        "capture rounds for requests of up to so many tokens, prompt included, before any request comes (GPU; 0: as they come)"
+    )
+    parser.add_argument("--warm-up", type=int, default=0, metavar="TOKENS", help=text)
     text = "let the draft model or the heads learn from requests; a copy of them, used once it is better"
     parser.add_argument("--learn", action="store_true", help=text)
     text = "share of the time that learning may take while requests are served (default: %(default)s)"
@@ -120,6 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
         return serve_fleet(arguments, settings, listener)
     with ExitStack() as kept:
         first, *others = load_all(arguments, kept)
+        for one in (first, *others):
+            _warm_up(one.llm, arguments)
         lessons = _lessons(first.llm, arguments) if arguments.learn else {}
         spans = exported_to(arguments.otlp_endpoint, replica=settings.replica) if arguments.otlp_endpoint else None
         service = Service(first.llm, settings, name=first.name, spans=spans, **lessons)
@@ -128,6 +136,16 @@ def run(arguments: argparse.Namespace) -> int:
         lost = [_watched(one.llm) for one in (service, *more)]
         serve(service, listener, page=live_page(), on_ready=_teller([service, *more]), others=more)
     return 1 if any(lost) else 0
+
+
+def _warm_up(llm: LLM, arguments: argparse.Namespace) -> None:
+    """Capture rounds of every number of rows that the server forms: powers of two, up to ``max_rows``."""
+    if arguments.warm_up < 0:
+        raise OptionError(f"--warm-up {arguments.warm_up} is not valid; use a number of tokens, or 0")
+    if arguments.warm_up and arguments.memory_budget is None:  # with a budget no round is captured
+        sizes = [1 << power for power in range(arguments.max_rows.bit_length())]
+        num_tokens = min(arguments.warm_up, llm.target.max_len)
+        llm.warm_up(num_tokens=num_tokens, batch_sizes=sorted({*sizes, num_slots(arguments.max_rows)}), progress=True)
 
 
 def _lessons(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -165,5 +183,6 @@ def _watched(llm: LLM) -> list[str]:
         print(f"outrider: {rank}; the server ends", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    llm.target.tell_loss(end)
+    if isinstance(llm.target, WatchedTarget):
+        llm.target.tell_loss(end)
     return lost

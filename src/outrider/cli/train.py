@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from outrider.bundled import bundled_path
+from outrider.cli.offline import add_ray
 from outrider.cli.progress import waiting
 from outrider.cli.train_options import check_names, filled, read_options
 from outrider.cli.train_tasks import run_judge, run_regenerate
@@ -56,6 +57,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument(
         "--method-of-writing", default=None, metavar="METHOD", help="speculation while writing (default: the usual)"
     )
+    add_ray(parser)
     parser.set_defaults(run=run)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 from tqdm import tqdm
 
 from outrider.api import LLM
 from outrider.bundled import bundled_path
+from outrider.cli.offline import Regenerated, run_job, settings_of
 from outrider.cli.progress import waiting
 from outrider.cli.train_options import check_names, filled, read_options
 from outrider.core.method_rows import option_names
@@ -45,17 +48,26 @@ def run_judge(arguments: argparse.Namespace) -> int:
 def run_regenerate(arguments: argparse.Namespace) -> int:
     """``outrider train regenerate``: let the target write training texts."""
     method = arguments.method_of_writing
-    llm = LLM(
-        arguments.target, method=method, device=arguments.device, max_batch_size=None if arguments.device == "cuda" else 32
-    )
+    llm = LLM(arguments.target, method=method, device=arguments.device)
+    llm.max_batch_size = 32 if llm.target.device.type == "cpu" else None
     local_path(llm.model_name)
     documents = read_documents(arguments.data, llm.codec, max_len=llm.target.max_len, min_len=2)
     room = llm.target.max_len - arguments.max_tokens - 1
     prompts = [prompt[:room] for prompt in prompts_of(documents, prompt_len=arguments.prompt_len)]
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=arguments.temperature, seed=0)
     out = arguments.out if arguments.out.suffix == ".jsonl" else arguments.out / "regenerated.jsonl"
+    if arguments.ray:
+        return _regenerate_on_ray(arguments, prompts, out, params)
     with tqdm(total=len(prompts), disable=not sys.stderr.isatty(), unit="text") as bar:
         for count in regenerate(llm, prompts, out, params=params):
             bar.update(count - bar.n)
     print(f"{out}: {len(prompts)} texts")
+    return 0
+
+
+def _regenerate_on_ray(arguments: argparse.Namespace, prompts: list[tuple[int, ...]], out: Path, params: SamplingParams) -> int:
+    opening = partial(Regenerated, arguments.target, arguments.method_of_writing, arguments.device, params)
+    settings = settings_of(arguments, ("target", "method_of_writing", "max_tokens", "temperature"))
+    count = run_job(arguments, [list(prompt) for prompt in prompts], opening, out, settings)
+    print(f"{out}: {count} texts")
     return 0

@@ -125,6 +125,15 @@ class GrammarCompiler:
         return TokenGrammar(matcher, end_ids=self._end_ids)
 
 
+def grammar_source(*, json_schema: Mapping[str, Any] | str | None, regex: str | None, ebnf: str | None) -> GrammarSource:
+    """The one grammar among the three that is given."""
+    if sum(source is not None for source in (json_schema, regex, ebnf)) != 1:
+        raise OptionError("grammar() takes exactly one of json_schema=, regex= and ebnf=")
+    if json_schema is not None:
+        return json_schema_source(json_schema)
+    return regex_source(regex) if regex is not None else ebnf_source(ebnf or "")
+
+
 def not_valid(source: GrammarSource, error: str) -> OptionError:
     return OptionError(f"the {source.noun} is not valid: {first_line(error)}; correct it")
 

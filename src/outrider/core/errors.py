@@ -55,6 +55,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return f"{closest(name, names)}valid: {', '.join(names)}"
 
 
+def check_one_of(option: str, value: str, valid: Iterable[str]) -> None:
+    """Refuse an option whose value is none of the valid names."""
+    if value not in valid:
+        raise OptionError(f"{option} = {value!r} is not valid; {nearest(str(value), valid)}")
+
+
 def closest(name: str, valid: Iterable[str]) -> str:
     """``did you mean 'x'? ``, or nothing where no valid name is near."""
     found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)

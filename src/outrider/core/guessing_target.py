@@ -66,14 +66,7 @@ class GuessingTarget(Target, ABC):
 
     @abstractmethod
     def guess_tree(
-        self,
-        rows: Sequence[Sequence[int]],
-        cache: Cache,
-        *,
-        search: TreeSearch,
-        plan: Plan,
-        tempering: Tempering,
-        noise: Noise,
+        self, rows: Sequence[Sequence[int]], cache: Cache, *, search: TreeSearch, plan: Plan, tempering: Tempering, noise: Noise
     ) -> tuple[TokenTree, Tensor] | None:
         """The best trees within the plan, root first, and [B, N] the number of each node among those fed after the root, from
         1, or 0. What was fed after the root is left uncommitted."""

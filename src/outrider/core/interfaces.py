@@ -14,7 +14,7 @@ What only some parts can do has files of its own: ``layered_target.py``, ``guess
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -127,10 +127,6 @@ class Target(ABC):
     def can_read_out(self) -> bool:
         """``logits`` turns states of the last layer into scores; some models have more behind it than a norm and a head."""
         return True
-
-    def tell_loss(self, tell: Callable[[str], None]) -> None:
-        """Call ``tell`` with the name of a process that this target needs, once one dies. In one process nothing happens."""
-        del tell
 
     @abstractmethod
     def new_cache(self, batch_size: int) -> Cache:

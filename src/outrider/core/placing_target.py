@@ -13,13 +13,11 @@ from outrider.core.interfaces import Target
 class PlacingTarget(Target, ABC):
     """A target whose tokens need not stand side by side."""
 
+    has_windows: bool
+    """Some layers see only the last so many slots, which are further away where tokens were left out."""
+
     @abstractmethod
     def placed(self, positions: Sequence[int] | Tensor) -> Target:
         """The same weights, for rows whose first tokens have these positions; the token in slot s behind them has position s.
         Rotary positions may be below 0: scores depend on the distances alone. A tensor [S, D / 2] gives every rotated pair of
         dimensions a position of its own, as models with several axes of positions need."""
-
-    @property
-    @abstractmethod
-    def has_windows(self) -> bool:
-        """Some layers see only the last so many slots, which are further away where tokens were left out."""

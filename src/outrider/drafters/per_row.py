@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, final
 
-from outrider.core.interfaces import RowState
+from outrider.core.interfaces import Context, RowState
 
 
 class RowMemory(Protocol):
@@ -40,3 +40,19 @@ class PerRow(RowState, Generic[Memory]):
 
     def join(self, other: PerRow[Memory]) -> PerRow[Memory]:
         return PerRow([*self.rows, *other.rows])
+
+
+@final
+@dataclass
+class PerRowInContext(RowState, Generic[Memory]):
+    """One memory per row, and the context of the round being scored."""
+
+    rows: list[Memory]
+    context: Context | None = None
+    """The target's laws and choices are made with its sampler and noise; None between rounds."""
+
+    def fork(self, rows: Sequence[int]) -> PerRowInContext[Memory]:
+        return PerRowInContext(forked(self.rows, rows))
+
+    def join(self, other: PerRowInContext[Memory]) -> PerRowInContext[Memory]:
+        return PerRowInContext([*self.rows, *other.rows])

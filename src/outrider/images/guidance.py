@@ -22,6 +22,7 @@ from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache, Target
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
+from outrider.core.wrapped_target import WrappedTarget
 
 Item = TypeVar("Item")
 
@@ -67,26 +68,15 @@ def _pairs(rows: Sequence[int]) -> list[int]:
 
 
 @final
-class Guided(Target):
+class Guided(WrappedTarget):
     """A class-conditional model steered towards its class."""
 
     def __init__(self, inner: Target, *, scale: float, classes: range, nothing: int) -> None:
         """``classes`` are the tokens that name classes; ``nothing`` is the token that names none."""
         if not scale >= 0:
             raise OptionError(f"guidance = {scale} is not valid; use 0 (no class), 1 (no guidance) or more")
-        self.inner, self.scale = inner, scale
-        self._classes, self._nothing = classes, nothing
-        self.vocab_size, self.max_len, self.num_layers = inner.vocab_size, inner.max_len, inner.num_layers
-        self.device, self.dtype = inner.device, inner.dtype
-        self.gumbel_stream, self.choose, self.is_invariant = inner.gumbel_stream, inner.choose, inner.is_invariant
-
-    @property
-    def pads(self) -> bool:
-        return self.inner.pads
-
-    @property
-    def has_own_threads(self) -> bool:
-        return self.inner.has_own_threads
+        super().__init__(inner)
+        self.scale, self._classes, self._nothing = scale, classes, nothing
 
     @property
     def can_read_out(self) -> bool:

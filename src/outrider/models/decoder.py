@@ -33,7 +33,7 @@ from outrider.models.joint import Joint, SummedLinear, SummedMlp
 from outrider.models.layers import AnyLayer, GatedMlp, Layer, Mlp, ParallelLayer, Pass, PlainMlp, PostNormLayer, SelfAttention
 from outrider.models.linear import Linear, linear_of
 from outrider.models.norms import norm_of, query_norm_of
-from outrider.models.prefill import chunks_of, joined_taps
+from outrider.models.prefill import read_in_chunks
 from outrider.models.rope import RotaryTable
 
 _CHUNK = 512
@@ -52,6 +52,7 @@ class Decoder(LayeredTarget, PlacingTarget):
         """``page_len`` keeps keys and values in pages of so many tokens, which rows can share; ``bits`` 8 rounds the matrices
         of a bfloat16 model (on a CPU). With a ``joint``, config and weights are one rank's share of a model."""
         self.config = config
+        self.has_windows = any(window is not None for window in config.windows)
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         twofold = sum(tensor.numel() for tensor in weights.tensors) <= _TWOFOLD
@@ -78,15 +79,13 @@ class Decoder(LayeredTarget, PlacingTarget):
         return ContiguousCache.empty(self.num_layers, shape, dtype=self.dtype, device=self.device)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
-        pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
-        for tree in chunks_of(rows, _CHUNK, self.device):
+        def run(tree: TokenTree) -> Mapping[int, Tensor]:
             cache.reserve(tree.num_nodes)
             with torch.inference_mode():
-                _, tapped = self._climb(self._entry(tree), self._pass(tree, cache), taps=taps)
-            cache.commit([range(size) for size in tree.sizes])
-            pieces.append((tree, tapped))
+                return self._climb(self._entry(tree), self._pass(tree, cache), taps=taps)[1]
+
         empty = torch.zeros(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
-        return joined_taps(pieces, taps, num_rows=len(rows), empty=empty)
+        return read_in_chunks(rows, cache, run, chunk_len=_CHUNK, taps=taps, empty=empty)
 
     def score(
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
@@ -115,10 +114,6 @@ class Decoder(LayeredTarget, PlacingTarget):
         twin = copy(self)
         twin._tables = [table.placed(positions) for table in self._tables]
         return twin
-
-    @property
-    def has_windows(self) -> bool:
-        return any(window is not None for window in self.config.windows)
 
     def queries(self, layer: int, hidden: Tensor, begin: int) -> Tensor:
         """[Hq, N, D] what a layer's heads look for at the tokens from ``begin`` on of a row, from the [N, H] that enter it."""

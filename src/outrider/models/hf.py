@@ -25,7 +25,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.attention.padded import padded_bias
 from outrider.models.hf_cache import HFCache
 from outrider.models.hf_check import AdaptedModel, check_model
-from outrider.models.prefill import chunks_of, joined_taps
+from outrider.models.prefill import read_in_chunks
 from outrider.models.quantised.formats import method_of, unknown_method
 
 _CHUNK = 512
@@ -82,13 +82,11 @@ class HFModel(AdaptedModel):
         return HFCache([0] * batch_size)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
-        pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
-        for tree in chunks_of(rows, _CHUNK, self.device):
-            tapped = self._forward(tree, cache, taps, num_logits=1).taps
-            cache.commit([range(size) for size in tree.sizes])
-            pieces.append((tree, tapped))
+        def run(tree: TokenTree) -> Mapping[int, Tensor]:
+            return self._forward(tree, cache, taps, num_logits=1).taps
+
         empty = torch.zeros(0, self.hidden_size, dtype=self.dtype, device=self.device)
-        return joined_taps(pieces, taps, num_rows=len(rows), empty=empty)
+        return read_in_chunks(rows, cache, run, chunk_len=_CHUNK, taps=taps, empty=empty)
 
     def score(
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None

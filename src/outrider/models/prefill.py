@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from outrider.core.interfaces import Cache
 from outrider.core.tree import TokenTree
 
 
@@ -17,6 +18,24 @@ def chunks_of(rows: Sequence[Sequence[int]], chunk_len: int, device: torch.devic
         longest = max(len(piece) for piece in pieces)
         tokens = [[*piece, *[0] * (longest - len(piece))] for piece in pieces]
         yield TokenTree.chain(torch.tensor(tokens, device=device), [len(piece) for piece in pieces])
+
+
+def read_in_chunks(
+    rows: Sequence[Sequence[int]],
+    cache: Cache,
+    run: Callable[[TokenTree], Mapping[int, Tensor]],
+    *,
+    chunk_len: int,
+    taps: Sequence[int],
+    empty: Tensor,
+) -> dict[int, list[Tensor]]:
+    """Put rows through a model chunk by chunk and commit each; ``run`` makes a pass and returns its taps."""
+    pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
+    for tree in chunks_of(rows, chunk_len, empty.device):
+        tapped = run(tree)
+        cache.commit([range(size) for size in tree.sizes])
+        pieces.append((tree, tapped))
+    return joined_taps(pieces, taps, num_rows=len(rows), empty=empty)
 
 
 def joined_taps(

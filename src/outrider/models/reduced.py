@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ModelError, OptionError
-from outrider.core.interfaces import Cache, Target
+from outrider.core.interfaces import Cache
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.resume import Resume
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
+from outrider.core.wrapped_target import WrappedTarget
 from outrider.models.checkpoint import write_checkpoint
 from outrider.models.weights import SafetensorsFolder, TensorSource
 
@@ -32,38 +33,27 @@ _SIZE, _OFFSETS = "draft_vocab_size", "d2t"
 
 
 @final
-class ReducedDraft(Target):
+class ReducedDraft(WrappedTarget):
     """A decoder whose output matrix has the rows of some tokens, over the whole vocabulary."""
 
-    says_all = False
-
     def __init__(self, inner: LayeredTarget, ids: Tensor, vocab_size: int) -> None:
-        self._inner, self._ids = inner, ids.to(inner.device)
-        self.vocab_size, self.max_len, self.num_layers = vocab_size, inner.max_len, inner.num_layers
-        self.device, self.dtype, self.is_invariant = inner.device, inner.dtype, inner.is_invariant
-
-    @property
-    def pads(self) -> bool:
-        return self._inner.pads
-
-    @property
-    def has_own_threads(self) -> bool:
-        return self._inner.has_own_threads
+        super().__init__(inner)
+        self._ids, self.vocab_size, self.says_all = ids.to(inner.device), vocab_size, False
 
     def new_cache(self, batch_size: int) -> Cache:
-        return self._inner.new_cache(batch_size)
+        return self.inner.new_cache(batch_size)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
-        return self._inner.prefill(rows, cache, taps=taps)
+        return self.inner.prefill(rows, cache, taps=taps)
 
     def score(
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
     ) -> Scores:
-        scores = self._inner.score(tree, cache, taps=taps, start=start, resume=resume)
+        scores = self.inner.score(tree, cache, taps=taps, start=start, resume=resume)
         return Scores(self._spread(scores.logits), scores.taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._spread(self._inner.logits(hidden))
+        return self._spread(self.inner.logits(hidden))
 
     def _spread(self, logits: Tensor) -> Tensor:
         full = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)

@@ -75,14 +75,7 @@ class RemoteModel(GuessingTarget):
         return self._guessed("guess", cache, ([list(row) for row in rows], _sizes(plan), law))
 
     def guess_tree(
-        self,
-        rows: Sequence[Sequence[int]],
-        cache: Cache,
-        *,
-        search: TreeSearch,
-        plan: Plan,
-        tempering: Tempering,
-        noise: Noise,
+        self, rows: Sequence[Sequence[int]], cache: Cache, *, search: TreeSearch, plan: Plan, tempering: Tempering, noise: Noise
     ) -> tuple[TokenTree, Tensor] | None:
         law = (tempering, noise.seeds.cpu(), noise.positions.cpu())
         return self._guessed("guess_tree", cache, ([list(row) for row in rows], _sizes(plan), law, search))

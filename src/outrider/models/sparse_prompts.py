@@ -27,6 +27,7 @@ from outrider.core.interfaces import Cache, Target
 from outrider.core.placing_target import PlacingTarget
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
+from outrider.core.wrapped_target import WrappedTarget
 
 
 @dataclass(frozen=True)
@@ -77,30 +78,15 @@ class SparseCache(Cache):
 
 
 @final
-class SparsePrompts(Target):
+class SparsePrompts(WrappedTarget):
     """LOSSY: a model that reads some tokens of every prompt and leaves the others out."""
 
-    reads_whole = True
     why_together = " (it reads a part of the prompt)"
 
     def __init__(self, inner: Target, choose_kept: Callable[[Sequence[int]], Sequence[int]]) -> None:
         """``choose_kept`` gives the positions of a prompt that are read, in order: ``ImportantTokens``, or any other way."""
-        self.inner, self.choose_kept = _placing(inner), choose_kept
-        self.vocab_size, self.max_len, self.num_layers = inner.vocab_size, inner.max_len, inner.num_layers
-        self.device, self.dtype = inner.device, inner.dtype
-        self.gumbel_stream, self.choose, self.is_invariant = inner.gumbel_stream, inner.choose, inner.is_invariant
-
-    @property
-    def pads(self) -> bool:
-        return self.inner.pads
-
-    @property
-    def has_own_threads(self) -> bool:
-        return self.inner.has_own_threads
-
-    @property
-    def can_read_out(self) -> bool:
-        return self.inner.can_read_out
+        super().__init__(inner)
+        self._placing, self.choose_kept, self.reads_whole = _placing(inner), choose_kept, True
 
     def new_cache(self, batch_size: int) -> SparseCache:
         return SparseCache(self.inner.new_cache(batch_size), [_Hole()] * batch_size)
@@ -123,7 +109,7 @@ class SparsePrompts(Target):
         """A row of its own that holds what is kept of a prompt, and tapped states [len, H] for all of it."""
         kept, cache = self.choose_kept(prompt), self.inner.new_cache(1)
         num_missing = len(prompt) - len(kept)
-        reading = self.inner.placed([position - num_missing for position in kept]) if num_missing else self.inner
+        reading = self._placing.placed([position - num_missing for position in kept]) if num_missing else self.inner
         tapped = reading.prefill([[prompt[position] for position in kept]], cache, taps=taps)
         before = torch.searchsorted(torch.tensor(list(kept)), torch.arange(len(prompt)), right=True).sub_(1).clamp_(min=0)
         states = {tap: of_rows[0][before.to(self.device)] for tap, of_rows in tapped.items()}

@@ -156,6 +156,11 @@ class OnlineLearner(Learner):
         """The draft that serves, as modules: to be saved."""
         return self._served
 
+    @property
+    def is_learning(self) -> bool:
+        """An update is under way, or done and not fetched by ``maybe_update`` yet."""
+        return self._future is not None
+
     def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
         tokens, begin = (*prompt_ids, *token_ids), len(prompt_ids)
         rejected = [begin + i for i, origin in enumerate(origins) if origin is Origin.RECOVERED]

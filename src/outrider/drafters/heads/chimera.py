@@ -11,6 +11,7 @@ Lossless under every rule that is exact for the draws.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import final
 
@@ -107,7 +108,7 @@ class _NodeAttending(Attending):
         return attend_part(queries, all_keys, all_values, scale=config.query_scale, sight=sight).seen
 
 
-def _last(row: list[int]) -> list[int]:
+def _last(row: Sequence[int]) -> list[int]:
     """A text's last three tokens; its first one stands for those before it."""
     return [*[row[0]] * (NUM_TOKENS - len(row)), *row[-NUM_TOKENS:]]
 

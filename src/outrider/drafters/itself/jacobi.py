@@ -20,11 +20,11 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.errors import OptionError, nearest
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.errors import check_one_of
+from outrider.core.interfaces import Context, Drafter, Observation, Plan
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.per_row import forked
+from outrider.drafters.per_row import PerRowInContext
 
 _FILLS = ("follow", "repeat")
 
@@ -38,8 +38,7 @@ class JacobiOptions:
     guess before it again, so that only the iteration itself finds anything."""
 
     def __post_init__(self) -> None:
-        if self.fill not in _FILLS:
-            raise OptionError(f"fill = {self.fill!r} is not valid; {nearest(str(self.fill), _FILLS)}")
+        check_one_of("fill", self.fill, _FILLS)
 
 
 @dataclass
@@ -66,17 +65,7 @@ class _Row:
         return _Row(list(self.guesses), dict(self.follower), self.num_read)
 
 
-@dataclass
-class _State(RowState):
-    rows: list[_Row]
-    context: Context | None = None
-    """That of the round being scored: the target's choices are made with its sampler and noise."""
-
-    def fork(self, rows: Sequence[int]) -> _State:
-        return _State(forked(self.rows, rows))
-
-    def join(self, other: _State) -> _State:
-        return _State([*self.rows, *other.rows])
+_State = PerRowInContext[_Row]
 
 
 @final

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Shape
-from outrider.core.errors import OptionError, nearest
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.errors import check_one_of
+from outrider.core.interfaces import Context, Drafter, Observation, Plan
 from outrider.core.rng import Noise, Purpose
 from outrider.core.tree import TokenTree
-from outrider.drafters.per_row import forked
+from outrider.drafters.per_row import PerRowInContext
 
 _FILLS = ("last", "uniform", "point")
 
@@ -33,8 +33,7 @@ class WindowOptions:
     tested as a point mass, as published."""
 
     def __post_init__(self) -> None:
-        if self.fill not in _FILLS:
-            raise OptionError(f"fill = {self.fill!r} is not valid; {nearest(str(self.fill), _FILLS)}")
+        check_one_of("fill", self.fill, _FILLS)
 
 
 @dataclass
@@ -50,17 +49,7 @@ class _Row:
         return _Row(list(self.guesses), list(self.laws), self.last)
 
 
-@dataclass
-class _State(RowState):
-    rows: list[_Row]
-    context: Context | None = None
-    """That of the round being scored: the target's laws are made with its sampler."""
-
-    def fork(self, rows: Sequence[int]) -> _State:
-        return _State(forked(self.rows, rows))
-
-    def join(self, other: _State) -> _State:
-        return _State([*self.rows, *other.rows])
+_State = PerRowInContext[_Row]
 
 
 class JacobiWindow(Drafter, ABC):

@@ -9,7 +9,6 @@ compare it with p. Either way q is shaped by the request's own sampling paramete
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast, final
 
 import torch
@@ -18,27 +17,17 @@ from torch import Tensor
 from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.guessing_target import GuessingTarget
-from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
+from outrider.drafters.model.cached_rows import CachedRows
 from outrider.drafters.model.catch_up import catch_up, fit, missing_from, room
 from outrider.drafters.trees.chain import grow_chain
 
 
-@dataclass
-class _State(RowState):
-    cache: Cache
-    base: list[int] = field(default_factory=list)
-    """Committed tokens in the cache before this round's guesses went in."""
-
-    def fork(self, rows: Sequence[int]) -> _State:
-        return _State(self.cache.fork(rows))
-
-    def narrow(self, rows: Sequence[int]) -> _State:
-        return _State(self.cache.narrow(rows))
-
-    def join(self, other: _State) -> _State:
-        return _State(self.cache.join(other.cache))
+@final
+class _State(CachedRows):
+    """The draft model's cache."""
 
 
 @final

@@ -26,13 +26,14 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
-from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, StopRule, Target
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, StopRule, Target
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.resume import Resume
 from outrider.core.route import Route
 from outrider.core.sampling import Law
 from outrider.core.tree import TokenTree
+from outrider.drafters.model.cached_rows import CachedRows
 from outrider.drafters.model.catch_up import fit, room
 from outrider.drafters.trees.chain import grow_chain
 
@@ -74,23 +75,13 @@ class SortedOptions:
                 raise OptionError(f"{name} = {vars(self)[name]!r} is not valid; use a number from 0 to 1")
 
 
+@final
 @dataclass
-class _State(RowState):
-    cache: Cache
-    """Tokens that have been through all layers. Those that wait stand behind them, as far as they got."""
+class _State(CachedRows):
+    """The cache holds the tokens that have been through all layers. Those that wait stand behind them, as far as they got."""
+
     reached: list[Tensor] = field(default_factory=list)
     """[B, M, H] at every exit but the last: the states of the first M waiting tokens. M falls from exit to exit."""
-    base: list[int] = field(default_factory=list)
-    """Committed tokens of each row when this round's guesses began."""
-
-    def fork(self, rows: Sequence[int]) -> _State:
-        return _State(self.cache.fork(rows))
-
-    def narrow(self, rows: Sequence[int]) -> _State:
-        return _State(self.cache.narrow(rows))
-
-    def join(self, other: _State) -> _State:
-        return _State(self.cache.join(other.cache))
 
 
 @final
@@ -119,8 +110,8 @@ class SortedDraft(Drafter):
         return _State(self.model.new_cache(len(rows)))
 
     def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
-        depths = [room(self.model, tokens, depth) for tokens, depth in zip(context.tokens, plan.max_depth, strict=True)]
-        if not any(depths):
+        wanted = [room(self.model, tokens, depth) for tokens, depth in zip(context.tokens, plan.max_depth, strict=True)]
+        if not any(wanted):
             return context.without_guesses(self.draws)
         state.base = [min(len(tokens), self.model.max_len) for tokens in context.tokens]
         self._read_long(state, context)
@@ -132,7 +123,7 @@ class SortedDraft(Drafter):
             stop.unsure = leaving.rows.tolist()
             return fit(leaving.logits[:, None], self.vocab_size)
 
-        return grow_chain(context, depths, logits_after, draws=self.draws, stops=[plan.stop, stop])
+        return grow_chain(context, wanted, logits_after, draws=self.draws, stops=[plan.stop, stop])
 
     def observe(self, state: _State, observation: Observation) -> None:
         """Keep the guesses that were accepted, in the cache and among those that wait."""

@@ -3,7 +3,8 @@
 The sources are small and need no headers but the compiler's, so this takes a few seconds, and only the first time: the result
 is named after the sources, the compiler, the processor and the instruction set (``OUTRIDER_ISA``), and lies in the user's cache
 folder (``OUTRIDER_CACHE`` moves it).
-Where there is no compiler, or ``OUTRIDER_NATIVE=0``, everything runs in PyTorch instead.
+Where there is no compiler, the library that a wheel brings along is used (``prebuilt.py``). Where there is neither, or with
+``OUTRIDER_NATIVE=0``, everything runs in PyTorch instead.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 import torch
 
 from outrider.models.native.instruction_sets import isa_here
+from outrider.models.native.prebuilt import prebuilt_library
 
 _FOLDER = Path(__file__).parent
 _SOURCE = _FOLDER / "decoder.cpp"
@@ -48,7 +50,7 @@ class Build:
                 return
             compiler = _compiler()
             if compiler is None:
-                self._is_done = True
+                self._library, self._is_done = _open_prebuilt(), True
                 return
             path = _path(compiler)
             if path.is_file():
@@ -103,8 +105,8 @@ def ready_to_measure() -> None:
 
 
 def can_build() -> bool:
-    """The native pass is wanted, and there is a compiler for it."""
-    return _is_wanted() and _find_compiler() is not None
+    """The native pass is wanted and can be had: from a compiler, or from the wheel."""
+    return _is_wanted() and (_find_compiler() is not None or prebuilt_library() is not None)
 
 
 def _is_wanted() -> bool:
@@ -121,7 +123,7 @@ def _compiler() -> str | None:
     if not _is_wanted():
         return None
     found = _find_compiler()
-    if found is None:
+    if found is None and prebuilt_library() is None:
         warnings.warn(
             "no C++ compiler was found, so the CPU runs in PyTorch, which is slower for small models; install g++ "
             "(or set OUTRIDER_NATIVE=0 to silence this)",
@@ -171,6 +173,16 @@ def _compile(compiler: str, path: Path) -> None:
 def _open(path: Path) -> ctypes.CDLL | None:
     library = ctypes.CDLL(str(path))
     return library if library.outrider_init() else None
+
+
+def _open_prebuilt() -> ctypes.CDLL | None:
+    """The library that the wheel brought, where it is wanted and this system can load it."""
+    path = prebuilt_library() if _is_wanted() else None
+    try:
+        return None if path is None else _open(path)
+    except OSError as error:
+        warnings.warn(f"the native CPU pass of the wheel could not be loaded ({error}); running in PyTorch", stacklevel=3)
+        return None
 
 
 def _reason(error: Exception) -> str:

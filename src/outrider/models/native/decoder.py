@@ -37,7 +37,7 @@ from outrider.models.native.choices import choose, gumbel_stream
 from outrider.models.native.packed_model import PackedModel
 from outrider.models.native.structs import ChainStruct, PassStruct, TreeStruct, cut_array
 from outrider.models.native.sums import SumsOverRanks
-from outrider.models.prefill import chunks_of, joined_taps
+from outrider.models.prefill import read_in_chunks
 from outrider.models.rope import RotaryTable
 
 _CHUNK = 256
@@ -90,6 +90,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
     ) -> None:
         """``bits`` (16, 8) of the matrices of a bfloat16 model. With a ``joint``, config and weights are one rank's share."""
         self.config = config
+        self.has_windows = any(window is not None for window in config.windows)
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.dtype
         self._call, self._chain, self._tree = library.outrider_pass, library.outrider_chain, library.outrider_tree
@@ -124,14 +125,12 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         return ContiguousCache.empty(self.num_layers, shape, dtype=self.dtype, device=self.device)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
-        pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
-        for tree in chunks_of(rows, _CHUNK, self.device):
+        def run(tree: TokenTree) -> Mapping[int, Tensor]:
             cache.reserve(tree.num_nodes)
-            _, tapped = self._run(tree, cache, 0, _Wanted(last=self.num_layers, taps=taps))
-            cache.commit([range(size) for size in tree.sizes])
-            pieces.append((tree, tapped))
+            return self._run(tree, cache, 0, _Wanted(last=self.num_layers, taps=taps))[1]
+
         empty = torch.zeros(0, self.config.hidden_size, dtype=self.dtype)
-        return joined_taps(pieces, taps, num_rows=len(rows), empty=empty)
+        return read_in_chunks(rows, cache, run, chunk_len=_CHUNK, taps=taps, empty=empty)
 
     def score(
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
@@ -160,10 +159,6 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         twin = copy(self)
         twin._tables = [table.placed(positions) for table in self._tables]
         return twin
-
-    @property
-    def has_windows(self) -> bool:
-        return any(window is not None for window in self.config.windows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] from the last layer's output [..., H], the final norm included."""
@@ -215,14 +210,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         return Guesses(tokens[:, : max(made)], made, chain.believed(made))
 
     def guess_tree(
-        self,
-        rows: Sequence[Sequence[int]],
-        cache: Cache,
-        *,
-        search: TreeSearch,
-        plan: Plan,
-        tempering: Tempering,
-        noise: Noise,
+        self, rows: Sequence[Sequence[int]], cache: Cache, *, search: TreeSearch, plan: Plan, tempering: Tempering, noise: Noise
     ) -> tuple[TokenTree, Tensor]:
         depth, sizes = max(plan.max_depth), [n if d else 0 for n, d in zip(plan.max_nodes, plan.max_depth, strict=True)]
         capacity = 1 + max(sizes)

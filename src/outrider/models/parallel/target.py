@@ -25,12 +25,13 @@ from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
+from outrider.core.watched_target import WatchedTarget
 from outrider.models.parallel.rank import Opening, Rank
 from outrider.models.parallel.team import Team, watch
 
 
 @final
-class ParallelTarget(LayeredTarget):
+class ParallelTarget(LayeredTarget, WatchedTarget):
     """A model divided among processes of this machine, led by this one."""
 
     def __init__(self, opening: Opening) -> None:

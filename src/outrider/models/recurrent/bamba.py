@@ -43,19 +43,11 @@ def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
     attention, is_attention = keys.attention("llama", _ROTARY), _is_attention(keys)
     return RecurrentConfig(
         family="bamba",
-        vocab_size=attention.vocab_size,
-        hidden_size=attention.hidden_size,
-        max_len=attention.max_len,
-        norm_eps=attention.norm_eps,
-        is_attention=is_attention,
         scan=_scan(keys, is_attention.count(False)),
-        attention=attention,
-        tied_head=attention.tied_head,
         time_step_limit=keys.time_step_limit,
         mixer_bias=keys.flag("mamba_proj_bias"),
         conv_bias=keys.flag("mamba_conv_bias"),
-        eos_ids=keys.eos_ids,
-        dtype=keys.dtype,
+        **keys.of_attention(attention, is_attention),
     )
 
 

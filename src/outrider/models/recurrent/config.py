@@ -117,6 +117,20 @@ class Keys:
             raise ModelError(f"config.json asks for rotary scaling {kind!r}, which is not known; fetch the file again")
         return config
 
+    def of_attention(self, attention: ModelConfig, is_attention: tuple[bool, ...]) -> dict[str, Any]:
+        """The part of a ``RecurrentConfig`` that a family with attention layers has from those, and from its file."""
+        return {
+            "vocab_size": attention.vocab_size,
+            "hidden_size": attention.hidden_size,
+            "max_len": attention.max_len,
+            "norm_eps": attention.norm_eps,
+            "is_attention": is_attention,
+            "attention": attention,
+            "tied_head": attention.tied_head,
+            "eos_ids": self.eos_ids,
+            "dtype": self.dtype,
+        }
+
 
 def _number(value: Any) -> float:
     """A bound, also where it is written as a word or as an object that holds one."""

@@ -22,7 +22,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.attention import SightMaker
 from outrider.models.layers import Pass
 from outrider.models.linear import linear_of
-from outrider.models.prefill import chunks_of, joined_taps
+from outrider.models.prefill import read_in_chunks
 from outrider.models.recurrent.config import RecurrentConfig
 from outrider.models.recurrent.convolution import windows_of
 from outrider.models.recurrent.families import FAMILIES
@@ -66,13 +66,11 @@ class RecurrentDecoder(Target):
         return RecurrentCache.empty(config.scan, keys, dtype=sums_dtype(self.dtype))
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
-        pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
-        for tree in chunks_of(rows, _CHUNK, self.device):
-            _, tapped = self._run(tree, cache, taps=taps)
-            cache.commit([range(size) for size in tree.sizes])
-            pieces.append((tree, tapped))
+        def run(tree: TokenTree) -> Mapping[int, Tensor]:
+            return self._run(tree, cache, taps=taps)[1]
+
         empty = torch.zeros(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
-        return joined_taps(pieces, taps, num_rows=len(rows), empty=empty)
+        return read_in_chunks(rows, cache, run, chunk_len=_CHUNK, taps=taps, empty=empty)
 
     def score(
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None

@@ -55,17 +55,9 @@ def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
     attention, is_attention = keys.attention("qwen3", rotary), _is_attention(keys)
     return RecurrentConfig(
         family="qwen3_next",
-        vocab_size=attention.vocab_size,
-        hidden_size=attention.hidden_size,
-        max_len=attention.max_len,
-        norm_eps=attention.norm_eps,
-        is_attention=is_attention,
         scan=_scan(keys, is_attention.count(False)),
-        attention=attention,
         experts=_experts(keys),
-        tied_head=attention.tied_head,
-        eos_ids=keys.eos_ids,
-        dtype=keys.dtype,
+        **keys.of_attention(attention, is_attention),
     )
 
 

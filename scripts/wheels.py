@@ -1,0 +1,88 @@
+"""Build wheels with the native pass inside: ``python scripts/wheels.py [--machine x86_64 aarch64] [--out dist]``.
+
+A wheel of a machine holds one library per instruction set, so it needs no compiler where it is installed. aarch64 is
+cross-compiled on x86-64 by ``aarch64-linux-gnu-g++``. The wheel's tag names the oldest C library that its libraries run
+on, which is read out of them. Other machines install the source distribution and compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NATIVE = ROOT / "src" / "outrider" / "models" / "native"
+FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-Wno-psabi", "-static-libstdc++", "-static-libgcc")
+SETS = {
+    "x86_64": {
+        "amx": ("-march=sapphirerapids",),
+        "avx512": ("-march=skylake-avx512",),
+        "avx2": ("-march=haswell",),
+        "generic": ("-march=x86-64", "-DOUTRIDER_ISA_GENERIC"),
+    },
+    "aarch64": {"neon": ("-march=armv8-a",), "generic": ("-march=armv8-a", "-DOUTRIDER_ISA_GENERIC")},
+}
+"""Flags of each set that hold for every processor that has it."""
+
+
+def compiler_for(machine: str) -> str:
+    """A compiler that makes libraries for ``machine``."""
+    names = ["g++", "c++"] if machine == platform.machine() else [f"{machine}-linux-gnu-g++"]
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        raise SystemExit(f"there is no compiler for {machine}; install {names[0]} (Debian: g++-{machine}-linux-gnu)")
+    return found
+
+
+def compile_sets(machine: str, folder: Path) -> list[Path]:
+    """The libraries of every set of a machine, in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for isa, flags in SETS[machine].items():
+        out = folder / f"{machine}-{isa}.so"
+        print(f"compiling {out.name}", flush=True)
+        subprocess.run([compiler_for(machine), *FLAGS, *flags, str(NATIVE / "decoder.cpp"), "-o", str(out)], check=True)
+        made.append(out)
+    return made
+
+
+def oldest_libc(libraries: list[Path]) -> tuple[int, int]:
+    """The version of glibc that the libraries need, as their symbols say."""
+    text = b"".join(path.read_bytes() for path in libraries)
+    found = {(int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", text)}
+    return max(found)
+
+
+def build_wheel(machine: str, out: Path) -> Path:
+    """A wheel for one machine. It is built from a copy of the tree, so that no other machine's libraries get into it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary) / "outrider"
+        ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "prebuilt", "__pycache__")
+        shutil.copytree(ROOT, copy, ignore=ignored)
+        made = compile_sets(machine, copy / "src" / "outrider" / "models" / "native" / "prebuilt")
+        major, minor = oldest_libc(made)
+        tag = f"--build-option=--plat-name=manylinux_{major}_{minor}_{machine}"
+        command = [sys.executable, "-m", "pip", "wheel", str(copy), "--no-deps", "--wheel-dir", str(out)]
+        subprocess.run([*command, f"--config-settings={tag}"], check=True)
+    return max(out.glob(f"*{machine}.whl"), key=lambda path: path.stat().st_mtime)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--machine", nargs="+", default=[platform.machine()], choices=list(SETS), help="default: this one")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", metavar="DIR")
+    arguments = parser.parse_args()
+    for machine in arguments.machine:
+        wheel = build_wheel(machine, arguments.out)
+        print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

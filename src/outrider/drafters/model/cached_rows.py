@@ -1,0 +1,28 @@
+"""State of drafters that run a draft model: its cache, and how far the cache had got before this round's guesses."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from outrider.core.interfaces import Cache, RowState
+
+
+@dataclass
+class CachedRows(RowState, ABC):
+    """A cache that forks and joins with its rows. What else a round works with is scratch, and does not follow the rows."""
+
+    cache: Cache
+    base: list[int] = field(default_factory=list)
+    """Committed tokens of each row when this round's guesses began; empty between rounds."""
+
+    def fork(self, rows: Sequence[int]) -> Self:
+        return type(self)(self.cache.fork(rows))
+
+    def narrow(self, rows: Sequence[int]) -> Self:
+        return type(self)(self.cache.narrow(rows))
+
+    def join(self, other: Self) -> Self:
+        return type(self)(self.cache.join(other.cache))

@@ -1,0 +1,30 @@
+"""Libraries of the native pass that a wheel brings along, for machines without a compiler.
+
+``scripts/wheels.py`` compiles one library per instruction set into the folder ``prebuilt/``, which a checkout does not have. A
+library is named after the machine and the set: ``x86_64-avx2.so``. A machine takes the best one that it can run. A compiler on
+the machine is still preferred, because it knows the very processor.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+from outrider.models.native.instruction_sets import isa_here, sets_here
+
+FOLDER = Path(__file__).parent / "prebuilt"
+
+
+def prebuilt_library(folder: Path = FOLDER) -> Path | None:
+    """The best library in the folder that this machine can run; None where there is none."""
+    if platform.system() != "Linux":
+        return None
+    names = [isa.name for isa in sets_here()]
+    lesser = names[names.index(isa_here().name) :]
+    paths = (folder / file_name(platform.machine(), name) for name in lesser)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def file_name(machine: str, isa: str) -> str:
+    """How the library for a machine and an instruction set is called."""
+    return f"{machine.lower()}-{isa}.so"

@@ -1,0 +1,38 @@
+"""Fixtures that several contract tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tiny_pair import tiny_model
+
+from outrider.core.interfaces import Target
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors of a few numbers: more threads only get in each other's way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[list[str]]:
+    """Rows of the table of planted bugs, printed at the end of the module: run with -s to copy them to docs/lossless.md."""
+    rows = ["", "| bug | mean TV | max TV | correct twin, max TV |", "|---|---|---|---|"]
+    yield rows
+    print("\n".join(rows))
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def draft() -> Target:
+    return tiny_model(0.15)
