@@ -8,6 +8,7 @@ With a real checkpoint, an image is a path, bytes or a PIL image: {"prompt": "<i
 from __future__ import annotations
 
 import tempfile
+from typing import Any
 
 import torch
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
@@ -15,7 +16,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from outrider import LLM, SamplingParams
 
 PLACEHOLDER = 99
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def random_llava(folder: str) -> None:

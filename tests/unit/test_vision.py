@@ -12,6 +12,7 @@ from tiny_vision import IMAGE, expected, image, new_draft, new_folder, opened
 
 from outrider import LLM, OptionError, RequestError, SamplingParams
 from outrider.cache.prefixes import prefix_tree
+from outrider.cli.main import main
 from outrider.core.request import RequestState
 from outrider.engine.job import Job, Slots
 from outrider.engine.scheduler import Scheduler
@@ -143,6 +144,14 @@ def test_axes_of_positions_are_those_of_transformers(folders: Any) -> None:
     turned = turned_positions(spans, [2, 3, 3])
     assert turned.shape == (13, 8) and turned[0].tolist() == [13.0 - following] * 8
     assert turned[-1].tolist() == [float(positions[axis, -1] + 13 - following) for axis in (0, 0, 1, 1, 1, 2, 2, 2)]
+
+
+def test_info_says_what_runs_a_model(folders: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(folders("llava"))]) == 0
+    shown = capsys.readouterr().out
+    assert "lean decoder; images through transformers' vision tower" in shown and "llava" in shown
+    assert main(["info", str(folders("draft"))]) == 0
+    assert "vision tower" not in capsys.readouterr().out
 
 
 def test_mistakes_are_told(llms: Any, folders: Any) -> None:

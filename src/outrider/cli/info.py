@@ -8,6 +8,8 @@ from dataclasses import asdict
 
 from outrider.bundled import bundled_path
 from outrider.models.info import describe_model
+from outrider.models.source import local_path
+from outrider.vision.info import with_vision
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,7 +20,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    info = asdict(describe_model(arguments.model or bundled_path("target")))
+    name = arguments.model or bundled_path("target")
+    info = asdict(with_vision(describe_model(name), local_path(name)))
     if arguments.json:
         print(json.dumps(info, indent=2))
         return 0

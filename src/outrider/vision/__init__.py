@@ -7,5 +7,5 @@ them where the placeholders stand, and goes on with text. Only the prompt knows 
     hf_tower.py  pixels to embeddings                           positions.py  several axes of positions (Qwen2-VL)
     book.py      embeddings under token ids of their own        target.py     a decoder that reads such ids
     prompts.py   token ids and images to a prompt               messages.py   images of a conversation
-    load.py      a folder to a target and what it sees with
+    load.py      a folder to a target and what it sees with     info.py       what `outrider info` says of it
 """

@@ -1,0 +1,55 @@
+"""The grid-caption recipe: scenes, captions and labels agree, and a short run trains, saves and measures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("grid_captions", ROOT / "recipes" / "grid_captions.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+grid = _load()
+
+
+def test_a_caption_names_every_cell() -> None:
+    scene = [("red", "dot"), None, None, None, ("blue", "bar"), None, None, None, None]
+    assert grid.caption_of(scene, 0) == (
+        "row 1 : red dot , blank , blank ; row 2 : blank , blue bar , blank ; row 3 : blank , blank , blank . "
+        "there are 2 things . </s>"
+    )
+    assert grid.caption_of(scene, 1).startswith("first line : red dot , nothing , nothing ; second line :")
+    pixels = grid.picture_of(scene)
+    assert pixels.shape == (3, 24, 24) and pixels[:, :8, 8:].abs().sum() == 0
+    assert torch.equal(pixels[:, 3, 4], torch.tensor([1.0, -1.0, -1.0])) and pixels[2, 11, 10] == 1
+
+
+def test_labels_are_the_captions_alone() -> None:
+    pixels, tokens, labels = grid.batch_of(random.Random(3), 4)
+    assert len(pixels) == 4 and tokens.shape == labels.shape
+    assert (tokens == grid.IDS["<image>"]).sum(1).tolist() == [grid.NUM_PLACES] * 4
+    kept = labels != -100
+    assert torch.equal(labels[kept], tokens[kept]) and not (labels == grid.IDS["<pad>"]).any()
+    assert [grid.WORDS[row[keep][-1]] for row, keep in zip(labels, kept, strict=True)] == ["</s>"] * 4
+
+
+def test_a_short_run_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--out", str(tmp_path), "--steps", "3", "--batch", "2", "--scenes", "2", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["grid_captions.py", *flags])
+    grid.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["scenes"] == 2 and all(found[name]["tokens_per_pass"] >= 1 for name in grid.METHODS)
