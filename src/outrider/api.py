@@ -41,6 +41,7 @@ from outrider.models.importance import ImportantTokens, PromptShare
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
+from outrider.rehearsal import Rehearsal, weight_of
 
 
 @final
@@ -121,7 +122,7 @@ class LLM:
             options.setdefault("ends", self.model_name)
         if headed and self._has_bundled_heads(headed):
             options.setdefault("heads", bundled_path(f"heads/{headed}"))
-        return compose(
+        method = compose(
             name,
             self.target,
             draft=self.drafts or None,
@@ -130,6 +131,9 @@ class LLM:
             options=options,
             translation=TextTranslation(self.codec, self.draft_codecs[0]) if self.drafts and METHODS[name].foreign else None,
         )
+        label = {"models": [weight_of(model) for model in (self.model_name, *self.draft_names)], "method": name, **options}
+        method.policy.expect(Rehearsal(self.target, method.drafter, label))
+        return method
 
     def replace_draft(self, draft: Target) -> None:
         """Draft with another model of the same vocabulary from now on; methods composed before keep theirs."""
