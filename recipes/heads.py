@@ -65,6 +65,12 @@ HEADS: dict[str, tuple[dict[str, Any], HeadSettings]] = {
     "eagle3": ({"intermediate_size": 1280}, HeadSettings(num_depths=5, loss="mixed")),
 }
 OTHERS: dict[str, tuple[dict[str, Any], HeadSettings]] = {
+    "fspad": ({"intermediate_size": 1280}, HeadSettings(num_depths=3, loss="mixed", feature_weight=0.5, noise=0.02)),
+    "falcon": (
+        {"intermediate_size": 1280},
+        HeadSettings(num_depths=4, loss="mixed", feature_weight=0.5, noise=0.02, glance=0.4),
+    ),
+    "chimera": ({"num_heads": 4, "own_readouts": False}, HeadSettings(num_depths=4, loss="mixed")),
     "mlp-speculator": ({"num_heads": 4, "scale_input": True}, HeadSettings(num_depths=4, loss="mixed")),
     "redrafter": ({"exit_dim": 256, "num_blocks": 2}, HeadSettings(num_depths=5, loss="mixed")),
     "mtp": ({"num_heads": 4}, HeadSettings(num_depths=4, loss="mixed")),

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Origin
 from outrider.train.distill import CHUNK
 from outrider.train.draft_lm import DraftLM
-from outrider.train.online import OnlineDraft, OnlineSettings
+from outrider.train.online import OnlineSettings, online_draft
 
 
 def conversations(file: Path, count: int) -> list[list[int]]:
@@ -108,9 +108,14 @@ class Service:
     """Requests served in turn, and the draft that learns from them."""
 
     def __init__(self, llm: LLM, draft: DraftLM, arguments: argparse.Namespace) -> None:
-        self.llm, self.online = llm, OnlineDraft(draft, llm.target, settings_of(arguments))
+        self.llm, self.online = llm, online_draft(draft, llm.target, settings_of(arguments))
         self.model: Target = draft.served(llm.target.dtype)
         self.params, self.learning = SamplingParams(max_tokens=arguments.max_tokens), 0.0
+
+    @property
+    def draft(self) -> DraftLM:
+        """The newest draft, as modules."""
+        return cast("DraftLM", self.online.module)
 
     def serve(self, prompts: list[list[int]]) -> list[Served]:
         """With the newest draft."""
@@ -223,13 +228,13 @@ def main() -> None:
         done, tokens = done + len(ended), tokens + sum(len(request.prompt) + len(request.tokens) for request in ended)
         if done % arguments.measure_every < arguments.at_once:
             judged = service.online.judgements
-            row = {"requests": done, "tokens": tokens, **shift.row(service.online.module)}
+            row = {"requests": done, "tokens": tokens, **shift.row(service.draft)}
             row |= {"updates": len(judged), "swaps": sum(judgement.swapped for judgement in judged)}
             row |= {"last": [judged[-1].served, judged[-1].learned] if judged else []}
             row |= {"learning": service.learning, "seconds": time.monotonic() - began}
             print(json.dumps(row), flush=True)
     if arguments.save is not None:
-        service.online.module.save(arguments.save, {"recipe": "recipes/online.py", "requests": done, "tokens": tokens})
+        service.draft.save(arguments.save, {"recipe": "recipes/online.py", "requests": done, "tokens": tokens})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compile the GPU's kernels for Hopper on a machine without a GPU: what does not compile is found before a device is at hand.
 
-    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families]
+    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families] [quantised]
 
 Needs triton. Launches are replaced by compilation alone, so results mean nothing and nothing is compared; tests/unit interprets
 the same kernels for that, and tests/gpu runs them.
@@ -116,8 +116,33 @@ def families() -> None:
         print(f"{name}: {sum(COMPILED.values())} launches of {len(COMPILED)} kernels compile", flush=True)
 
 
+def quantised() -> None:
+    """Products with the matrices of quantised checkpoints, through the ring and without, and their numbers in 16 bits."""
+    from outrider.models.gpu.grouped import sixteen_bits
+    from outrider.models.gpu.skinny import Tile, product
+    from outrider.models.packed import Packed
+
+    outputs, depth = 512, 1024
+    nibbles, codes = torch.zeros(outputs, depth // 2, dtype=torch.uint8), torch.zeros(outputs, depth, dtype=torch.int8)
+    floats, zeros = codes.to(torch.float8_e4m3fn), torch.zeros(depth // 128, outputs, dtype=torch.bfloat16)
+    few = zeros.half()
+    forms = [Packed(nibbles, few), Packed(nibbles, few, zeros), Packed(nibbles, few.float(), zeros)]
+    forms += [Packed(floats, torch.ones(1, outputs)), Packed(floats, few.float()), Packed(codes, few)]
+    x = torch.zeros(64, depth, dtype=torch.bfloat16)
+    for packed in forms:
+        for bm, bn, bk, warps in ((8, 64, 256, 4), (16, 64, 128, 4), (64, 128, 128, 8)):
+            for ringed in (True, False):
+                tile = Tile(bn, bk, warps, 3, max(bm, 8 if ringed else 16), 2, ringed=ringed)
+                product(x[:bm], packed, tile=tile)
+                product(x[:bm], packed, tile=replace(tile, num_parts=1), gated=True)
+        sixteen_bits(packed, torch.bfloat16)
+    small = torch.zeros(depth // 32, outputs, dtype=torch.bfloat16)
+    product(x, Packed(nibbles, small.half(), small), tile=Tile(64, 128, bm=64))
+    sixteen_bits(Packed(nibbles, small.half(), small), torch.bfloat16)
+
+
 def main() -> None:
-    parts = {"sampler": sampler, "families": families}
+    parts = {"sampler": sampler, "families": families, "quantised": quantised}
     driver.set_active(NoDevice())
     JITFunction.__getitem__ = compile_only
     for name in sys.argv[1:] or parts:

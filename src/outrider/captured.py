@@ -7,9 +7,12 @@ grammar, a processor), takes the engine, whose passes are graphs too. The text i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast, final
 from weakref import WeakKeyDictionary
+
+import torch
+from tqdm import tqdm
 
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
@@ -24,6 +27,15 @@ if TYPE_CHECKING:
     from outrider.engine.graphs import RoundGraphs
 
 
+_ON_A_CPU = 8
+"""Requests at once where a pass costs what its rows cost, or nobody knows what a row takes."""
+_MOST = 512
+_SHARE = 0.4
+"""Of the free memory that keys may take: memory that grows is copied, so it is held twice for a moment."""
+_SPARE = 320
+"""Tokens a row has room for beyond its text."""
+
+
 @final
 class Rounds:
     """Runs requests on one target, the fastest way there is for a method."""
@@ -33,12 +45,23 @@ class Rounds:
         self._graphs: WeakKeyDictionary[Method, RoundGraphs | None] = WeakKeyDictionary()
 
     def run(
-        self, method: Method, requests: Sequence[Request], *, max_batch_size: int, traced: bool = False
+        self, method: Method, requests: Sequence[Request], *, max_batch_size: int | None = None, traced: bool = False
     ) -> Iterator[Progress]:
-        """As ``engine.generate.run``. With ``traced`` every round reports its tree, which captured rounds cannot: the host runs
-        them then."""
+        """As ``engine.generate.run``; without ``max_batch_size``, as many at once as pay. With ``traced`` every round reports
+        its tree, which captured rounds cannot: the host runs them then."""
         lane = None if traced else self.lane
+        max_batch_size = max_batch_size or self._most_rows(requests)
         yield from run(Engine(self._target, method), requests, max_batch_size=max_batch_size, device_lane=lane)
+
+    def _most_rows(self, requests: Sequence[Request]) -> int:
+        """A few on a CPU. A GPU takes all that its memory holds when each becomes as long as the longest may."""
+        if self._target.device.type != "cuda" or not self._target.can_be_captured:
+            return _ON_A_CPU
+        longest = max((len(request.prompt_ids) + request.params.max_tokens for request in requests), default=1)
+        token_bytes = cast(Any, self._target).token_bytes
+        free, _ = torch.cuda.mem_get_info(self._target.device)
+        room = int(free * _SHARE / (token_bytes * (min(longest, self._target.max_len) + _SPARE)))
+        return max(1, min(_MOST, 1 << max(0, room.bit_length() - 1)))
 
     def lane(self, method: Method) -> DeviceLane | None:
         """A new lane of the method's captured rounds; None where they cannot be captured."""
@@ -57,10 +80,20 @@ class Rounds:
         if graphs is None or graphs.is_held_by_another(self):
             return
         from outrider.engine.device_lane import num_slots
+        from outrider.engine.device_seats import NUM_PIECES
 
         guesses = [*range(graphs.most_guesses + 1)] if self._varies(method) else [graphs.most_guesses]
-        for count, _ in enumerate(graphs.prepare(num_slots(batch_size), num_tokens, guesses=guesses), 1):
-            yield count, len(guesses)
+        pieces = NUM_PIECES if batch_size > 1 else NUM_PIECES[:1]  # nobody arrives while one alone runs
+        for count, _ in enumerate(graphs.prepare(num_slots(batch_size), num_tokens, guesses=guesses, pieces=pieces), 1):
+            yield count, len(guesses) * len(pieces)
+
+    def warm_up(self, method: Method, sizes: Collection[int], *, num_tokens: int, progress: bool) -> None:
+        """Prepare rounds of so many requests, the most first: memory that grows moves."""
+        with tqdm(disable=not progress, unit="round", desc="preparing") as bar:
+            for size in sorted(sizes, reverse=True):
+                for _, total in self.prepare(method, batch_size=size, num_tokens=num_tokens):
+                    bar.total = total * len(sizes)
+                    bar.update()
 
     @staticmethod
     def _varies(method: Method) -> bool:

@@ -20,6 +20,7 @@ from outrider.acceptance.lenient import Lenient, LenientOptions
 from outrider.acceptance.threshold import ThresholdRule, ThresholdRuleOptions
 from outrider.acceptance.top_k_rule import TopK, TopKOptions
 from outrider.acceptance.typical import Typical, TypicalOptions
+from outrider.acceptance.unverified import Unverified, UnverifiedOptions
 from outrider.core.catalog import Catalog
 from outrider.core.choice import Choice, Tables
 from outrider.core.draft import Draws
@@ -32,10 +33,13 @@ from outrider.core.translation import Translation
 from outrider.drafters import plain
 from outrider.drafters.copying import ngram_cache, prompt_lookup, reference, rest, suffix
 from outrider.drafters.heads import (
+    chimera,
     dflash,
     dspark,
     eagle1,
     eagle3,
+    falcon,
+    fspad,
     hydra,
     l_mtp,
     longspec,
@@ -104,6 +108,9 @@ METHODS: Catalog[MethodRow] = Catalog(
         "hydra": hydra.ROW,
         "eagle1": eagle1.ROW,
         "eagle3": eagle3.ROW,
+        "fspad": fspad.ROW,
+        "falcon": falcon.ROW,
+        "chimera": chimera.ROW,
         "mlp-speculator": mlp_speculator.ROW,
         "redrafter": redrafter.ROW,
         "mtp": mtp.ROW,
@@ -140,7 +147,10 @@ RULES: Catalog[RuleRow] = Catalog(
         "lenient": RuleRow(Lenient, "rejection sampling with q scaled down", "arXiv 2211.17192", LenientOptions),
         "top-k": RuleRow(TopK, "keeps guesses among the target's k likeliest", "arXiv 1811.03115", TopKOptions),
         "threshold": RuleRow(ThresholdRule, "keeps guesses that are likely enough", "docs/lossy.md", ThresholdRuleOptions),
-        "judge": RuleRow(Judge, "keeps guesses that a trained head finds harmless", "arXiv 2501.19309", JudgeOptions),
+        "judge": RuleRow(
+            Judge, "keeps guesses that a trained head finds harmless", "arXiv 2501.19309", JudgeOptions, needs=("judge",)
+        ),
+        "unverified": RuleRow(Unverified, "keeps what a drafter went on from", "arXiv 2504.08850", UnverifiedOptions),
         "divergence": RuleRow(Divergence, "keeps guesses where q is near p", "arXiv 2502.20704", DivergenceOptions),
         "lantern": RuleRow(Lantern, "keeps a guess for its neighbours in the codebook", "arXiv 2410.03355", LanternOptions),
         "lantern++": RuleRow(LanternPlus, "as lantern, in proportion to the guess", "arXiv 2502.06352", LanternPlusOptions),

@@ -66,9 +66,8 @@ class Rehearsal(PriceSource):
         target = self.target
         shape = [type(target).__name__, target.num_layers, target.vocab_size, target.max_len, str(target.dtype)]
         machine = [processor(), isa_here().flags, torch.get_num_threads(), os.environ.get("OUTRIDER_NATIVE", "")]
-        key = json.dumps(
-            [VERSION, torch.__version__, machine, shape, type(self.drafter).__name__, dict(self.label)], default=str
-        )
+        label = {name: value for name, value in self.label.items() if isinstance(value, str | int | float | list)}
+        key = json.dumps([VERSION, torch.__version__, machine, shape, type(self.drafter).__name__, label], default=str)
         return self.folder / f"prices-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
 
     def read(self, nodes_of: Callable[[int], int]) -> Prices | None:

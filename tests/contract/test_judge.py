@@ -16,7 +16,7 @@ from outrider.acceptance.discrepancy import tv
 from outrider.acceptance.distance import enumerated_law, one_guess_draft
 from outrider.acceptance.judge import Judge, JudgeOptions
 from outrider.cli.main import main
-from outrider.core.errors import ModelError, OptionError
+from outrider.core.errors import CompositionError, ModelError, OptionError
 from outrider.core.interfaces import RowDraft
 from outrider.core.params import SamplingParams
 from outrider.core.random_source import NoiseSource
@@ -115,6 +115,8 @@ def test_questions_answers_and_mistakes(tmp_path: Path) -> None:
         read_questions([path], codec)
     with pytest.raises(OptionError, match="outrider train judge"):
         Judge()
+    with pytest.raises(CompositionError, match=r"rule 'judge' needs the option 'judge'; see docs/judge.md"):
+        compose("draft-model", tiny_model(), draft=tiny_model(0.6), acceptance="judge")
     with pytest.raises(OptionError, match="judge_threshold = 2"):
         JudgeOptions(judge_threshold=2)
     (tmp_path / "config.json").write_text("{}")

@@ -51,11 +51,13 @@ def random_predictor(target: LayeredTarget, folder: Path, *, seed: int = 3) -> s
     return str(folder)
 
 
-def texts(target: LayeredTarget, name: str, *, temperature: float = 0.0, **options: object) -> tuple[list[list[int]], int]:
+def texts(
+    target: LayeredTarget, name: str, *, temperature: float = 0.0, acceptance: str | None = None, **options: object
+) -> tuple[list[list[int]], int]:
     """What is said, and how many guesses were accepted."""
     asked = [Request(p, SamplingParams(max_tokens=20, temperature=temperature, seed=i)) for i, p in enumerate(PROMPTS)]
     done = {}
-    for step in run(Engine(target, compose(name, target, options=options)), asked, max_batch_size=4):
+    for step in run(Engine(target, compose(name, target, options=options, acceptance=acceptance)), asked, max_batch_size=4):
         done[step.request] = step.state
     states = [done[i] for i in range(len(asked))]
     return [list(state.output_ids) for state in states], sum(state.stats.num_accepted for state in states)

@@ -118,6 +118,23 @@ def test_trees_in_captured_rounds_say_what_plain_decoding_says(
     assert abs(ours - theirs) <= 0.05 * theirs  # the same trees, walked the same way
 
 
+@pytest.mark.parametrize(("name", "options"), [*METHODS, *TREES], ids=[name for name, _ in [*METHODS, *TREES]])
+def test_text_does_not_depend_on_how_a_prompt_was_cut(llm: LLM, name: str, options: dict[str, Any]) -> None:
+    """More requests than slots, of 2 to 300 tokens: whoever comes later is read inside the rounds of the others."""
+    words = llm.codec.encode(" ".join(PROMPTS) + " ") * 12
+    prompts = [words[start : start + size] for start, size in enumerate((2, 300, 33, 65, 7, 150, 32, 34, 90, 3, 210, 64))]
+    params = [SamplingParams(max_tokens=9 + 5 * (n % 4), temperature=0.8 * (n % 2), seed=n) for n in range(len(prompts))]
+    expected = [
+        llm.generate(p, q, method=llm.compose("plain"), trace=True)[0].token_ids for p, q in zip(prompts, params, strict=True)
+    ]
+    llm.max_batch_size, old = 4, llm.max_batch_size
+    try:
+        got = llm.generate(prompts, params, method=llm.compose(name, **options))
+    finally:
+        llm.max_batch_size = old
+    assert [o.token_ids for o in got] == expected
+
+
 @pytest.mark.parametrize("length", [60, 250, 300])
 def test_a_node_of_a_tree_scores_as_plain_decoding_of_its_path(llm: LLM, length: int) -> None:
     """Bit for bit, where the tree begins in the middle of a tile, crosses a tile, crosses a piece."""
@@ -243,7 +260,7 @@ def test_what_is_prepared_is_not_captured_again() -> None:
     llm.warm_up(num_tokens=200)
     captured, real = [], graphs.RoundGraph
     try:
-        graphs.RoundGraph = lambda *given: captured.append(given) or real(*given)  # type: ignore[assignment, misc]
+        graphs.RoundGraph = lambda *given, **more: captured.append(given) or real(*given, **more)  # type: ignore[assignment, misc]
         assert [o.token_ids for o in llm.generate(PROMPTS, params)] == expected
     finally:
         graphs.RoundGraph = real  # type: ignore[misc]

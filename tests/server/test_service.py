@@ -85,13 +85,17 @@ class _Pupil(Learner):
         assert len(token_ids) == len(origins)
         self.ended.append((len(prompt_ids), len(token_ids)))
 
-    def maybe_update(self) -> Target | None:
+    def maybe_update(self, *, is_idle: bool = True) -> Target | None:
+        del is_idle
         if len(self.ended) < 2 * (self.num_given + 1):
             return None
         if self._is_broken:
             raise RuntimeError("planted")
         self.num_given += 1
         return load_model(bundled_path("draft"))
+
+    def close(self) -> None:
+        """Nothing runs beside it."""
 
 
 @pytest.mark.parametrize("is_broken", [False, True])

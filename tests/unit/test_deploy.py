@@ -28,10 +28,11 @@ def commands() -> dict[str, list[str]]:
         "Dockerfile": json.loads(re.findall(r"^CMD (.*)$", docker, re.MULTILINE)[-1]),
         "compose.yaml": documents("compose.yaml")[0]["services"]["outrider"]["command"],
         "kubernetes.yaml": container["args"],
+        "kuberay.yaml": documents("kuberay.yaml")[0]["spec"]["entrypoint"].split()[1:],
     }
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "kubernetes.yaml"])
+@pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "kubernetes.yaml", "kuberay.yaml"])
 def test_commands_are_understood(name: str) -> None:
     words = commands()[name]
     arguments = _parser(words[0]).read(words)
@@ -44,6 +45,20 @@ def test_grace_periods_are_longer_than_the_drain() -> None:
     assert pod["terminationGracePeriodSeconds"] > drain
     compose = documents("compose.yaml")[0]["services"]["outrider"]
     assert int(compose["stop_grace_period"].removesuffix("s")) > drain
+
+
+def test_a_worker_of_the_fleet_has_room_for_a_replica() -> None:
+    job, service = documents("kuberay.yaml")
+    arguments = _parser("serve").read(commands()["kuberay.yaml"])
+    cluster = job["spec"]["rayClusterSpec"]
+    workers = cluster["workerGroupSpecs"][0]
+    least, most = map(int, arguments.replicas.split(":"))
+    assert (workers["minReplicas"], workers["maxReplicas"]) == (least, most)
+    pod = workers["template"]["spec"]
+    assert float(pod["containers"][0]["resources"]["requests"]["cpu"]) >= arguments.replica_cpus
+    head = cluster["headGroupSpec"]["template"]
+    assert head["metadata"]["labels"] == service["spec"]["selector"]
+    assert min(pod["terminationGracePeriodSeconds"], head["spec"]["terminationGracePeriodSeconds"]) > arguments.drain_s
 
 
 def test_the_dashboard_shows_metrics_that_exist() -> None:

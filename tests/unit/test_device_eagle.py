@@ -11,6 +11,7 @@ from test_device_tree import frame_of
 from tiny_heads import CHANGES
 from triton_interpreter import DEVICE
 
+from outrider.core.device_round import PIECE_LEN, Pieces
 from outrider.core.interfaces import Context, Plan
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
@@ -113,6 +114,38 @@ def test_eagles_tree_is_that_of_its_twin(kind: str, shape: str) -> None:
         drafter.take(before, torch.stack(found), path)
         rows = [frame.tokens[slot, : int(frame.lengths[slot])].tolist() for slot in range(2)]
         assert len(rows[0]) >= int(before[0]) + 3
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_a_head_reads_prompts_in_pieces(kind: str) -> None:
+    config = tiny_config(**SHAPE)
+    target, head = FastDecoder(config, tiny_weights(config, device=str(DEVICE))), small_head(kind)
+    rows = [[2, 8, 4], [(7 * place) % 61 for place in range(40)]]
+    found: list[list[list[int]]] = []
+    for in_pieces in (False, True):
+        _, drafter, _ = drafters(head, target, "static")
+        assert drafter.tree_size is not None
+        frame = frame_of(rows, TEMPERATURES, capacity=128)
+        nodes = torch.zeros(2, drafter.tree_size[0], dtype=torch.int64, device=DEVICE)
+        nodes[:, 0] = torch.tensor([row[-1] for row in rows])
+        drafter.seat([0], rows[:1], batch_size=2, capacity=96)
+        states = target.prefill([rows[1][:-1]], target.new_cache(1), taps=drafter.taps)
+        features = torch.cat([states[tap][0] for tap in drafter.taps], -1)
+        with torch.inference_mode():
+            if in_pieces:
+                drafter.open([1], batch_size=2, capacity=96)
+                for start in (0, PIECE_LEN):
+                    piece = torch.zeros(2, PIECE_LEN, features.shape[-1], device=DEVICE)
+                    part = features[start : start + PIECE_LEN]
+                    piece[1, : len(part)] = part
+                    table = torch.tensor([[-1, 1], [0, start]], device=DEVICE)
+                    drafter.propose(frame, nodes.clone())  # a slot that stands still
+                    drafter.read(frame, Pieces(*table), piece)
+            else:
+                drafter.seat([1], rows[1:], batch_size=2, capacity=96)
+            drafter.propose(frame, nodes)
+        found.append(nodes.tolist())
+    assert found[0] == found[1]
 
 
 def follow(choices: torch.Tensor, nodes: torch.Tensor, tree: TokenTree, row: int, count: int) -> None:

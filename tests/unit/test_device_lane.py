@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.core.device_round import PIECE_LEN
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
@@ -45,11 +46,14 @@ class FakeGraph:
 
     logprobs = None
 
-    def __init__(self, graphs: FakeGraphs, size: int, num_guesses: int) -> None:
-        self._graphs, self._size, self.num_guesses = graphs, size, num_guesses
+    def __init__(self, graphs: FakeGraphs, size: int, num_guesses: int, num_pieces: int) -> None:
+        self._graphs, self._size, self.num_guesses, self.num_pieces = graphs, size, num_guesses, num_pieces
         self._notes: list[list[list[int]]] = []
 
-    def launch(self) -> int:
+    def launch(self, pieces: Sequence[tuple[int, int]]) -> int:
+        assert len(pieces) <= self.num_pieces
+        for slot, start in pieces:
+            self._graphs.take_piece(self._size, slot, start)
         self._notes.append([self._play(slot) for slot in range(self._size)])
         return len(self._notes) - 1
 
@@ -57,7 +61,7 @@ class FakeGraph:
         return self._notes[number]
 
     def _play(self, slot: int) -> list[int]:
-        held = self._graphs.slots.get((self._size, slot))
+        held = self._graphs.slots.get((self._size, slot)) if (self._size, slot) in self._graphs.started else None
         choices: list[int] = []
         if held is not None:
             tokens, limit = held
@@ -77,6 +81,10 @@ class FakeGraphs:
     def __init__(self, target: Decoder, method: Method) -> None:
         self.target, self.policy = target, method.policy
         self.slots: dict[tuple[int, int], tuple[list[int], int]] = {}
+        self.started: set[tuple[int, int]] = set()
+        self.num_read: dict[tuple[int, int], int] = {}
+        self.num_read_in_rounds = 0
+        self.seats = self
         self.sizes: list[int] = []
         self._holder: object = None
 
@@ -92,6 +100,7 @@ class FakeGraphs:
     def let_go(self) -> None:
         self._holder = None
         self.slots.clear()
+        self.started.clear()
 
     def _of(self, state: RequestState) -> tuple[list[int], int]:
         return list(state.tokens), len(state.request.prompt_ids) + state.params.max_tokens
@@ -99,20 +108,43 @@ class FakeGraphs:
     def resize(self, old: int, new: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
         self.sizes.append(new)
         self.slots = {(new, place): self._of(state) for place, state in enumerate(states)}
+        self.num_read = {(new, place): self.num_read[old, slot] for place, slot in enumerate(slots)}
+        self.started.clear()
         assert len(slots) == len(states) and old != new
 
     def seat(self, size: int, slots: Sequence[int], states: Sequence[RequestState], caches: Sequence[Any]) -> None:
         for slot, state, cache in zip(slots, states, caches, strict=True):
             assert (size, slot) not in self.slots and cache.lengths == [len(state.tokens) - 1]
-            self.slots[size, slot] = self._of(state)
+            self.slots[size, slot], self.num_read[size, slot] = self._of(state), len(state.tokens) - 1
+            self.started.add((size, slot))
+
+    def open(self, size: int, slot: int, state: RequestState, prefix: Any) -> None:
+        assert (size, slot) not in self.slots
+        self.slots[size, slot], self.num_read[size, slot] = self._of(state), 0 if prefix is None else prefix.lengths[0]
+
+    def take_piece(self, size: int, slot: int, start: int) -> None:
+        """Pieces come in order, of slots that do not run yet."""
+        assert (size, slot) not in self.started and self.num_read[size, slot] == start
+        self.num_read[size, slot] = min(start + PIECE_LEN, len(self.slots[size, slot][0]) - 1)
+        self.num_read_in_rounds += 1
+
+    def start(self, size: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
+        for slot, state in zip(slots, states, strict=True):
+            assert self.num_read[size, slot] == len(state.tokens) - 1 or self.slots[size, slot][0] == state.tokens
+            self.started.add((size, slot))
+
+    def cache_of(self, size: int, slot: int, length: int) -> object:
+        assert self.num_read[size, slot] == length
+        return None
 
     def stop(self, size: int, slots: Sequence[int]) -> None:
         for slot in slots:
             del self.slots[size, slot]
+            self.started.discard((size, slot))
 
-    def round(self, size: int, num_guesses: int, stages: int, *, logprobs: bool) -> FakeGraph:
+    def round(self, size: int, num_guesses: int, stages: int, *, num_pieces: int, logprobs: bool) -> FakeGraph:
         del stages, logprobs
-        return FakeGraph(self, size, num_guesses)
+        return FakeGraph(self, size, num_guesses, num_pieces)
 
 
 @pytest.fixture
@@ -136,7 +168,7 @@ def text_of(prompt: Sequence[int], count: int) -> list[int]:
 def test_requests_come_and_go_and_everyone_gets_its_text(world: tuple[Scheduler, FakeGraphs]) -> None:
     scheduler, graphs = world
     rng = random.Random(0)
-    prompts = {n: [rng.randrange(VOCAB) for _ in range(rng.randint(2, 12))] for n in range(40)}
+    prompts = {n: [rng.randrange(VOCAB) for _ in range(rng.choice((2, 5, 12, 33, 64, 65, 150)))] for n in range(40)}
     counts = {n: rng.randint(1, 30) for n in prompts}
     said: dict[int, list[int]] = {n: [] for n in prompts}
     waiting, states = list(prompts), dict[int, RequestState]()
@@ -151,6 +183,7 @@ def test_requests_come_and_go_and_everyone_gets_its_text(world: tuple[Scheduler,
         scheduler.check_integrity()
     assert said == {n: text_of(prompts[n], counts[n]) for n in prompts}
     assert all(state.is_finished and state.stats.num_tokens == counts[n] for n, state in states.items())
+    assert graphs.num_read_in_rounds > 20
     assert max(graphs.sizes) > 4 and graphs.slots == {} and not graphs.is_held_by_another(None)
 
 

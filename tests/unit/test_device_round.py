@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 from triton_interpreter import DEVICE
 
-from outrider.core.device_round import Frame
+from outrider.core.device_round import PIECE_LEN, Frame, Pieces
 from outrider.core.rng import Noise
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.prompt_lookup import NgramIndex, PromptLookupOptions
+from outrider.models.attention.tree_tiles import Sights
 from outrider.models.gpu.chain import DeviceChain, Seats
 from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder
@@ -147,3 +149,62 @@ def test_slots_hold_pages_for_the_whole_text_and_give_them_back() -> None:
     assert model.pool.num_used == 1 and set(table.flatten().tolist()) == {spare[0]}
     seats.seat([0], [[5, 9]], batch_size=2, capacity=20)  # a longer text: captured rounds hold another table
     assert seats.places(2).shape == (2, 5) and seats.version != version
+
+
+def scored(model: FastDecoder, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
+    """Logits of a chain behind a cache."""
+    tree = TokenTree.chain(tokens)
+    cache.reserve(tree.num_nodes)
+    return model.forward(tokens, model.step_of(tree, cache))[0]
+
+
+def pieces_of(*pieces: tuple[int, int]) -> Pieces:
+    """Slots, and tokens before each piece."""
+    return Pieces(*torch.tensor(list(zip(*pieces, strict=True)), device=DEVICE))
+
+
+@pytest.mark.parametrize("page_len", [0, 16])
+def test_prompts_are_read_in_pieces_beside_the_trees_of_others(page_len: int) -> None:
+    config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256)
+    model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=page_len)
+    generator = random.Random(page_len)
+    rows = [[5, 9, 1, 33, 7], [generator.randrange(64) for _ in range(50)]]
+    frame = frame_of(rows, prompt_lens=[3, 50], temperatures=[0.0, 0.0], capacity=128)
+    seats = Seats(model)
+    seats.seat([0], [rows[0]], batch_size=2, capacity=96)
+    seats.open([1], batch_size=2, capacity=96)
+    nodes = torch.tensor([[7, 3, 8], [rows[1][-1], 0, 0]], device=DEVICE)
+    for pieces in (pieces_of((1, 0), (-1, 0)), pieces_of((-1, 0), (1, PIECE_LEN))):  # the second sees the first's keys
+        trees = model.step((2, 3), seats.rows(frame.lengths - 1), Sights(None, None), num_slots=96)
+        beside = model.step((2, PIECE_LEN), seats.piece_rows(pieces, 2), Sights(None, None), num_slots=96)
+        logits, tapped = model.forward_beside([(nodes, trees), (pieces.tokens(frame), beside)], taps=[1])
+        assert tapped[0][1].shape == (2, 3, config.hidden_size) and tapped[1][1].shape == (2, PIECE_LEN, config.hidden_size)
+    cache = model.new_cache(1)
+    model.prefill([rows[0][:-1]], cache)
+    assert torch.allclose(logits[:1], scored(model, nodes[:1], cache), atol=1e-5)
+    found, read = seats.cache_of(2, 1, len(rows[1]) - 1), model.new_cache(1)
+    model.prefill([rows[1][:-1]], read)
+    ending = torch.tensor([[rows[1][-1], 4]], device=DEVICE)
+    assert torch.allclose(scored(model, ending, found), scored(model, ending, read), atol=1e-5)
+
+
+def test_a_draft_model_reads_prompts_in_pieces() -> None:
+    config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256)
+    model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)))
+    rows = [[2, 8, 4], [(7 * place) % 61 for place in range(40)]]
+    frame = frame_of(rows, prompt_lens=[3, 40], temperatures=[0.0, 0.0], capacity=128)
+    chains: list[list[list[int]]] = []
+    for in_pieces in (False, True):
+        drafter = DeviceChain(model, vocab_size=64)
+        drafter.seat([0], rows[:1], batch_size=2, capacity=96)
+        if in_pieces:
+            drafter.open([1], batch_size=2, capacity=96)
+            for start in (0, PIECE_LEN):
+                drafter.propose(frame, torch.zeros(2, 4, dtype=torch.int64, device=DEVICE))  # a slot that stands still
+                drafter.read(frame, pieces_of((-1, 0), (1, start)), None)
+        else:
+            drafter.seat([1], rows[1:], batch_size=2, capacity=96)
+        chain = torch.zeros(2, 4, dtype=torch.int64, device=DEVICE)
+        drafter.propose(frame, chain)
+        chains.append(chain.tolist())
+    assert chains[0] == chains[1]

@@ -32,12 +32,12 @@ from outrider.models.random_decoder import tiny_config, tiny_weights
 SHAPES = [(2, 2), ((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0))]
 
 
-def frame_of(rows: list[list[int]], temperatures: list[float]) -> Frame:
-    frame = Frame.empty(len(rows), 64, DEVICE)
+def frame_of(rows: list[list[int]], temperatures: list[float], capacity: int = 64) -> Frame:
+    frame = Frame.empty(len(rows), capacity, DEVICE)
     for slot, row in enumerate(rows):
         frame.tokens[slot, : len(row)] = torch.tensor(row)
     frame.lengths.copy_(torch.tensor([len(row) for row in rows]))
-    frame.limits.fill_(64)
+    frame.limits.fill_(capacity)
     frame.prompt_lens.copy_(frame.lengths - 1)
     frame.seeds.copy_(torch.tensor([7, -3]))
     frame.temperatures.copy_(torch.tensor(temperatures))

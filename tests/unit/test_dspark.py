@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from killed_run import assert_goes_on_exactly
 from safetensors.torch import load_file, save_file
 from test_head_export import exported
 from test_head_formats import DEPTHS, PLACE, block_states, ours, same
 from test_heads import TARGET, TEXT, packed
 from test_methods import PROMPTS, serve, tokens
-from test_train import CORPUS, SMALL, Killed
 from tiny_heads import random_head, random_heads
 from torch import Tensor
 
@@ -27,7 +27,6 @@ from outrider.models.heads.dspark import DsparkHead
 from outrider.models.heads.ends import Ends
 from outrider.models.heads.export import export_head
 from outrider.models.heads.inspect import inspect_folder
-from outrider.train.loop import train
 from outrider.train.objective import HeadObjective, HeadSettings, acceptance_chance
 
 FORMS = ("vanilla", "gated", "rnn")
@@ -165,23 +164,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
         head.freeze()
         return HeadObjective(head, TARGET, HeadSettings(num_depths=3, confidence_weight=1.0, noise=0.1))
 
-    whole, killed, resumed, calls = objective(), objective(), objective(), 0
-    train([whole], TARGET, CORPUS, tmp_path / "whole", settings=SMALL)
-    inner = killed._noisy
-
-    def dies(batch):
-        nonlocal calls
-        calls += 1
-        if calls == 6:
-            raise Killed
-        return inner(batch)
-
-    killed._noisy = dies  # type: ignore[method-assign]
-    with pytest.raises(Killed):
-        train([killed], TARGET, CORPUS, tmp_path / "killed", settings=SMALL)
-    train([resumed], TARGET, CORPUS, tmp_path / "killed", settings=SMALL)
-    for (name, a), b in zip(whole.head.named_parameters(), resumed.head.parameters(), strict=True):
-        assert torch.equal(a, b), name
+    assert_goes_on_exactly(objective, tmp_path)
 
 
 def test_doubt_keeps_the_guesses_that_are_worth_it() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from killed_run import assert_goes_on_exactly
 from test_heads import TARGET, TEXT, packed
 from test_methods import PROMPTS, serve, tokens
-from test_train import CORPUS, SMALL, Killed
+from test_train import CORPUS
 from tiny_heads import random_head, random_heads
 from tiny_pair import VOCAB
 
@@ -120,23 +121,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
         head.freeze()
         return HeadObjective(head, TARGET, HeadSettings(num_depths=3))
 
-    whole, killed, resumed, calls = objective(), objective(), objective(), 0
-    train([whole], TARGET, CORPUS, tmp_path / "whole", settings=SMALL)
-    inner = killed._noisy
-
-    def dies(batch):
-        nonlocal calls
-        calls += 1
-        if calls == 6:
-            raise Killed
-        return inner(batch)
-
-    killed._noisy = dies  # type: ignore[method-assign]
-    with pytest.raises(Killed):
-        train([killed], TARGET, CORPUS, tmp_path / "killed", settings=SMALL)
-    train([resumed], TARGET, CORPUS, tmp_path / "killed", settings=SMALL)
-    for (name, a), b in zip(whole.head.named_parameters(), resumed.head.parameters(), strict=True):
-        assert torch.equal(a, b), name
+    assert_goes_on_exactly(objective, tmp_path)
     with pytest.raises(OptionError, match="without store"):
         train([objective()], TARGET, CORPUS, tmp_path / "s", settings=Settings(max_steps=1, store=str(tmp_path / "store")))
 

@@ -44,6 +44,7 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"method": "draft-model", "draft": "/no/such/folder"}, ModelError, ("no such folder",)),
         ({"method": "rest"}, CompositionError, ("needs the option 'datastore'",)),
         ({"method": "eagle3"}, CompositionError, ("needs the option 'heads'",)),
+        ({"method": "draft-model", "draft": DRAFT, "acceptance": "judge"}, CompositionError, ("needs the option 'judge'",)),
         ({"method": "plain", "revision": "main"}, OptionError, ("revision", "on this machine")),
     ],
 )

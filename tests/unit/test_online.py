@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_heads import random_head
 from tiny_pair import _RAW, VOCAB, tiny_model
 
 from outrider.core.errors import CompositionError, ModelError, OptionError
@@ -19,9 +20,13 @@ from outrider.engine.exchange import exchange
 from outrider.engine.step import Batch, Engine
 from outrider.methods import compose
 from outrider.models.config import config_of
+from outrider.models.heads import KINDS
 from outrider.train.data import Document
 from outrider.train.draft_lm import DraftLM
-from outrider.train.online import OnlineDraft, OnlineSettings, _Sample
+from outrider.train.online import OnlineSettings, online_draft, online_heads, online_sorted_draft
+from outrider.train.pace import Pace
+from outrider.train.taught_states import TaughtStates
+from outrider.train.uniform_sample import UniformSample
 
 TARGET = tiny_model()
 QUICK = OnlineSettings(
@@ -67,7 +72,7 @@ def accepted(rows: list[RequestState]) -> float:
 def test_more_is_accepted_after_updates_and_the_text_stays() -> None:
     draft = new_draft()
     engine = Engine(TARGET, method_with(draft.served(torch.float32)))
-    online, swaps = OnlineDraft(draft, TARGET, QUICK), 0
+    online, swaps = online_draft(draft, TARGET, QUICK), 0
     first = accepted(serve(engine, requests(12, 0.0, 900)))
     for turn in range(9):
         for row in serve(engine, requests(6, 0.0, turn * 6)):
@@ -112,7 +117,7 @@ def test_a_draft_that_gets_worse_is_not_swapped_in() -> None:
     settings = OnlineSettings(
         update_every=10, held_every=2, learning_rate=30.0, margin=0.3, patience=1, prompts=False, replay=0
     )
-    online = OnlineDraft(new_draft(), TARGET, settings)
+    online = online_draft(new_draft(), TARGET, settings)
     engine = Engine(TARGET, method_with(tiny_model(0.5)))
     for row in serve(engine, requests(12, 0.0)):
         online.observe(row.request.prompt_ids, row.output_ids, row.origins)
@@ -124,7 +129,7 @@ def test_a_draft_that_gets_worse_is_not_swapped_in() -> None:
 
 
 def test_only_rejected_places_count() -> None:
-    online = OnlineDraft(new_draft(), TARGET, OnlineSettings(update_every=10, rejected_only=True))
+    online = online_draft(new_draft(), TARGET, OnlineSettings(update_every=10, rejected_only=True))
     kinds = [Origin.ACCEPTED, Origin.RECOVERED, Origin.BONUS, Origin.RECOVERED]
     online.observe([1, 2, 3], [4, 5, 6, 7], kinds)
     assert [document.counted for document in online._memory] == [(4, 6)]
@@ -136,12 +141,12 @@ def test_only_rejected_places_count() -> None:
 def test_text_without_drafts_is_learnt_from_too() -> None:
     """A policy stops drafting where the draft is bad, so there are no rejections to learn from."""
     plain = [Origin.BONUS] * 6
-    online = OnlineDraft(new_draft(), TARGET, OnlineSettings(**{**vars(QUICK), "update_every": 40}))
+    online = online_draft(new_draft(), TARGET, OnlineSettings(**{**vars(QUICK), "update_every": 40}))
     for text in range(12):
         online.observe([1, 2, text], [3, 4, 5, 6, 7, 8], plain)
     online.maybe_update()
     assert len(online.judgements) == 1
-    strict = OnlineDraft(new_draft(), TARGET, OnlineSettings(**{**vars(QUICK), "rejected_only": True}))
+    strict = online_draft(new_draft(), TARGET, OnlineSettings(**{**vars(QUICK), "rejected_only": True}))
     for text in range(12):
         strict.observe([1, 2, text], [3, 4, 5, 6, 7, 8], plain)
     assert strict.maybe_update() is None and not strict.judgements
@@ -149,7 +154,7 @@ def test_text_without_drafts_is_learnt_from_too() -> None:
 
 def test_prompts_count_too_unless_told_otherwise() -> None:
     for prompts, places in ((True, [0, 1, 2, 3, 4]), (False, [3, 4])):
-        online = OnlineDraft(new_draft(), TARGET, OnlineSettings(update_every=10, prompts=prompts))
+        online = online_draft(new_draft(), TARGET, OnlineSettings(update_every=10, prompts=prompts))
         online.observe([1, 2, 3], [4, 5], [Origin.ACCEPTED, Origin.RECOVERED])
         assert online._packed(list(online._memory)).supervised.nonzero()[:, 1].tolist() == places
     assert OnlineSettings().prompts
@@ -158,7 +163,7 @@ def test_prompts_count_too_unless_told_otherwise() -> None:
 def test_what_is_served_is_the_mean_of_what_was_learned() -> None:
     """After two steps: a a w0 + a (1 - a) w1 + (1 - a) w2; the first step is a tenth of a step."""
     settings = OnlineSettings(update_every=1, num_steps=1, margin=-9.0, learning_rate=1e-2, average=0.75)
-    online, weights = OnlineDraft(new_draft(), TARGET, settings), []
+    online, weights = online_draft(new_draft(), TARGET, settings), []
     weights.append(online._learner.model.norm.weight.detach().clone())
     for turn in range(10):
         online.observe([1, 2, turn], [4, 5, 6], [Origin.RECOVERED] * 3)
@@ -174,7 +179,7 @@ def test_what_is_served_is_the_mean_of_what_was_learned() -> None:
 def test_replay_mixes_in_what_was_served_long_ago() -> None:
     """The latest four, and a sample of all that came; of every step the wanted share is from the sample."""
     settings = OnlineSettings(memory=4, reservoir=12, replay=0.25, batch_size=4, held_every=2, num_steps=3)
-    online, seen = OnlineDraft(new_draft(), TARGET, settings), list[list[int]]()
+    online, seen = online_draft(new_draft(), TARGET, settings), list[list[int]]()
     for turn in range(200):
         online.observe([1, 2, turn // 10], [4, 5, 6], [Origin.RECOVERED] * 3)
     assert [document.tokens[2] for document in online._memory] == [19] * 4
@@ -192,7 +197,7 @@ def test_the_sample_is_uniform() -> None:
     """Each of 40 requests is kept with chance 10 / 40, whenever it came: in 400 samples 100 times, give or take 9."""
     counts = torch.zeros(40)
     for seed in range(400):
-        sample = _Sample(10, seed)
+        sample = UniformSample(10, seed)
         for index in range(40):
             sample.add(Document((index,)))
         counts[[document.tokens[0] for document in sample.kept]] += 1
@@ -201,7 +206,7 @@ def test_the_sample_is_uniform() -> None:
 
 def test_learning_in_the_background() -> None:
     settings = OnlineSettings(**{**vars(QUICK), "background": True, "update_every": 20, "margin": -5.0})
-    online = OnlineDraft(new_draft(), TARGET, settings)
+    online = online_draft(new_draft(), TARGET, settings)
     for row in serve(Engine(TARGET, method_with(tiny_model(0.5))), requests(16, 0.0)):
         online.observe(row.request.prompt_ids, row.output_ids, row.origins)
     found = online.maybe_update()
@@ -215,14 +220,77 @@ def test_learning_in_the_background() -> None:
 
 def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ModelError, match="same vocabulary"):
-        OnlineDraft(new_draft(), tiny_model(vocab_size=40))
+        online_draft(new_draft(), tiny_model(vocab_size=40))
     with pytest.raises(OptionError, match="held_every = 1"):
         OnlineSettings(held_every=1)
     with pytest.raises(OptionError, match="update_every = 0"):
         OnlineSettings(update_every=0)
-    from tiny_heads import random_head
-
     drafter = Medusa(random_head("medusa"))
     engine = Engine(TARGET, method_with(tiny_model(0.3)))
     with pytest.raises(CompositionError, match="states of the target that are gone"):
-        exchange(engine, None, Method(drafter, engine.method.rule, engine.method.policy))
+        exchange(engine, engine.start(requests(1, 0.0)), Method(drafter, engine.method.rule, engine.method.policy))
+    with pytest.raises(OptionError, match="busy_share = 0"):
+        OnlineSettings(busy_share=0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_of_every_kind_learn(kind: str) -> None:
+    """More guesses are accepted in requests that were never learned from, and the target's own parts stay as they are."""
+    head = random_head(kind)
+    settings = OnlineSettings(**{**vars(QUICK), "num_steps": 10, "batch_size": 4, "num_held": 4, "learning_rate": 1e-2})
+    online = online_heads(head, TARGET, settings)
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    for row in serve(Engine(TARGET, compose("plain", TARGET)), requests(16, 0.0)):
+        online.observe(row.request.prompt_ids, row.output_ids, row.origins)
+    better = online.maybe_update()
+    assert better is not None and better.config.kind == kind and not better.training
+    assert online.judgements[0].learned > online.judgements[0].served
+    after = better.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and not changed & set(head.frozen)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in head.state_dict().items())
+
+
+def test_a_draft_with_exits_learns_at_each() -> None:
+    raw = {**_RAW, "num_hidden_layers": 2}
+    config = config_of(raw)
+    assert config is not None
+    torch.manual_seed(0)
+    draft = DraftLM(config, raw, Path())
+    settings = OnlineSettings(**{**vars(QUICK), "margin": -9.0})
+    online = online_sorted_draft(draft, TARGET, settings, dtype=torch.float32, exits=(1, 2))
+    for row in serve(Engine(TARGET, compose("plain", TARGET)), requests(8, 0.0)):
+        online.observe(row.request.prompt_ids, row.output_ids, row.origins)
+    model = online.maybe_update()
+    assert model is not None and model.num_layers == 2
+    assert online._pupil.objective(online.module).exits == (1, 2)
+
+
+def test_texts_are_read_by_the_target_once() -> None:
+    documents = [Document(tuple(range(1, size))) for size in (5, 9, 7)]
+    states = TaughtStates(TARGET, (1,), 10**9)
+    first, again = states.packed(documents), states.packed(documents[::-1])
+    assert torch.equal(first.last.sum(), again.last.sum()) and first.features.shape[-1] == first.last.shape[-1]
+    known = states.num_bytes
+    states.packed(documents[:1])
+    assert states.num_bytes == known > 0
+    fresh = TaughtStates(TARGET, (1,), 10**9).packed(documents[1:2])
+    assert torch.equal(fresh.last, states.packed(documents[1:2]).last)
+    forgetful = TaughtStates(TARGET, (1,), 0)
+    assert torch.equal(forgetful.packed(documents).last, first.last) and forgetful.num_bytes == 0
+
+
+def test_learning_pauses_while_requests_are_served() -> None:
+    """The pause is the work's length times 1 / share - 1, and ends when nothing is served any more."""
+    pace, waited = Pace(0.25), list[float | None]()
+    pace._is_free.wait = waited.append  # type: ignore[method-assign]
+    with pace.working() as work:
+        time.sleep(0.01)
+    assert work.seconds >= 0.01 and waited == [pytest.approx(3 * work.seconds)]
+    pace.tell(is_idle=False)
+    assert not pace._is_free.is_set()
+    pace.tell(is_idle=True)
+    assert pace._is_free.is_set()
+    pace.end()
+    pace.tell(is_idle=False)
+    assert pace._is_free.is_set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import time
 from collections.abc import Iterator
@@ -153,6 +154,8 @@ def test_a_dead_rank_is_named_and_ends_the_job(folders: dict[str, str]) -> None:
     llm = LLM(folders["target"], method="plain", dtype="float32", device="cpu", tensor_parallel=2)
     lines = llm.stream(PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True))
     next(lines)
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    parallel(llm).tell_loss(told.put)
     follower = parallel(llm).team.followers[0].process
     os.kill(follower.pid, signal.SIGKILL)
     began = time.monotonic()
@@ -160,6 +163,7 @@ def test_a_dead_rank_is_named_and_ends_the_job(folders: dict[str, str]) -> None:
         for _ in lines:
             pass
     assert time.monotonic() - began < 60, "a dead rank must not be waited for"
+    assert "rank 1 of 2" in told.get(timeout=60), "who asked to be told is told"
     with pytest.raises(RankError, match="rank 1 of 2"):
         llm.generate(PROMPTS[0], GREEDY)
     assert all(one.process.returncode is not None for one in parallel(llm).team.followers)

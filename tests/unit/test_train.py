@@ -56,8 +56,9 @@ def objective(kind: str, **settings) -> HeadObjective:
 
 @pytest.mark.parametrize("kind", list(CHANGES))
 def test_heads_learn(kind: str, tmp_path: Path) -> None:
-    own = {"eagle1": {"feature_weight": 0.5, "noise": 0.05}, "dspark": {"confidence_weight": 1.0, "loss": "l1-kl"}}
-    more = own.get(kind, {})
+    features = {"feature_weight": 0.5, "noise": 0.05}
+    own = {"eagle1": features, "fspad": features, "falcon": {**features, "glance": 0.4, "glance_steps": 20}}
+    more = {**own, "dspark": {"confidence_weight": 1.0, "loss": "l1-kl"}}.get(kind, {})
     settings = Settings(max_steps=40, batch_size=8, row_len=48, judge_every=20, learning_rate=5e-3, warmup_steps=2)
     run = train([objective(kind, **more)], TARGET, CORPUS, tmp_path, settings=settings, notes={"data": "toy"})[0]
     begin = train([objective(kind, **more)], TARGET, CORPUS, tmp_path / "x", settings=Settings(max_steps=1, batch_size=1))[0]

@@ -13,7 +13,9 @@ from outrider.core.tree import TokenTree
 from outrider.models.attention.sdpa import SightMaker, attend
 from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words, rotate_and_write
+from outrider.models.experts import gated
 from outrider.models.gpu import skinny, tuned
+from outrider.models.gpu.gates import gated_rows
 from outrider.models.gpu.skinny import Norm, Tile, product, reference_product
 from outrider.models.gpu.sums import add_norm
 from outrider.models.gpu.tiles import Kind, num_parts, tile_for
@@ -210,3 +212,9 @@ def test_choices_measured_on_the_device_are_kept_and_taken(tmp_path: Path, monke
         assert not cut_for(1, 8, invariant=False, **sizes).side_by_side  # pages, or a type that kernel does not know
     finally:
         tuned.choices.cache_clear()
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "clamped"])
+def test_the_gate_of_a_wide_product(activation: str) -> None:
+    y = torch.randn(3, 2 * 2100, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    assert torch.allclose(gated_rows(y, activation), gated(activation, *y.chunk(2, -1)), atol=1e-5)

@@ -279,10 +279,11 @@ def test_every_tensor_is_forgotten_once_read(folder: Path) -> None:
     assert not source._tensors
 
 
-def test_quantised_and_unknown_checkpoints_go_to_the_adapter(folder: Path) -> None:
+def test_unknown_checkpoints_go_to_the_adapter(folder: Path) -> None:
     raw = json.loads((folder / "config.json").read_text())
     assert config_of(raw) is not None
-    assert config_of({**raw, "quantization_config": {"quant_method": "gptq"}}) is None
+    assert config_of({**raw, "quantization_config": {"quant_method": "gptq"}}) is not None
+    assert config_of({**raw, "quantization_config": {"quant_method": "hqq"}}) is None
     assert config_of({**raw, "model_type": "mamba"}) is None
     assert config_of({**raw, "hidden_act": "relu"}) is None
     assert config_of({**raw, "rope_parameters": {"rope_type": "mrope", "rope_theta": 1.0}}) is None

@@ -2,8 +2,10 @@
 
 A replica that is busy all the time lets requests wait for ever, so only a share of its speed is planned for. Everything else
 is division. The speed is a measured one (``outrider bench``), or a projection (``outrider simulate``): the answer is as good.
+Reading prompts takes a replica's time too. ``replay.py`` lets requests arrive and wait, which checks the share.
 
-    replicas = ceil(load / (utilisation x speed)),        cost of a million tokens = 1e6 x price / (3600 x utilisation x speed)
+    replicas = ceil(requests a second x (output / speed + prompt / prompt speed) / utilisation)
+    cost of a million tokens = 1e6 x price / (3600 x utilisation x speed)
 """
 
 from __future__ import annotations
@@ -26,30 +28,36 @@ class Capacity:
     """Share of a replica's speed that is planned for."""
     price: float = 0.0
     """Of one replica's hour, in any currency."""
+    prompt_tokens: float = 0.0
+    """Of a request, without what a prefix cache saves."""
 
     def __post_init__(self) -> None:
-        if not (self.requests_per_second > 0 and self.tokens_per_request > 0 and 0 < self.utilisation <= 1 and self.price >= 0):
+        above = self.requests_per_second > 0 and self.tokens_per_request > 0 and self.price >= 0 and self.prompt_tokens >= 0
+        if not (above and 0 < self.utilisation <= 1):
             raise OptionError(
-                f"a load of {self.requests_per_second} requests/s of {self.tokens_per_request} tokens at utilisation "
-                f"{self.utilisation} and price {self.price} is not valid; use numbers above 0, and a utilisation up to 1"
+                f"a load of {self.requests_per_second} requests/s of {self.prompt_tokens} and {self.tokens_per_request} tokens "
+                f"at utilisation {self.utilisation} and price {self.price} is not valid; use numbers above 0 and a utilisation "
+                "up to 1"
             )
 
     @property
     def tokens_per_second(self) -> float:
         return self.requests_per_second * self.tokens_per_request
 
-    def replicas(self, speed: float) -> int:
-        """For a replica of ``speed`` tokens per second."""
-        return max(1, math.ceil(self.tokens_per_second / (self.utilisation * speed) - 1e-9))
+    def replicas(self, speed: float, prompt_speed: float = math.inf) -> int:
+        """For a replica that writes ``speed`` tokens per second, or reads so many prompt tokens."""
+        seconds = self.tokens_per_second / speed + self.requests_per_second * self.prompt_tokens / prompt_speed
+        return max(1, math.ceil(seconds / self.utilisation - 1e-9))
 
     def million_tokens(self, speed: float) -> float:
         """Price of a million tokens on replicas of this speed."""
         return 1e6 * self.price / (3600 * self.utilisation * speed)
 
-    def compared(self, plain: float, fast: float) -> str:
+    def compared(self, plain: float, fast: float, prompt_speed: float = math.inf) -> str:
         """One line: plain decoding beside speculation."""
-        counts = f"{self.replicas(plain)} replicas plain, {self.replicas(fast)} with speculation"
+        before, after = (self.replicas(speed, prompt_speed) for speed in (plain, fast))
+        counts = f"{before} replicas plain, {after} with speculation"
         if not self.price:
             return counts
-        before, after = self.million_tokens(plain), self.million_tokens(fast)
-        return f"{counts}; a million tokens {before:.2f} and {after:.2f} (saves {before - after:.2f})"
+        prices = self.million_tokens(plain), self.million_tokens(fast)
+        return f"{counts}; a million tokens {prices[0]:.2f} and {prices[1]:.2f} (saves {prices[0] - prices[1]:.2f})"

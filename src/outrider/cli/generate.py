@@ -8,15 +8,17 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from outrider.api import LLM, RequestOutput
+from outrider.cli.offline import Answers, add_ray, job_seed, run_job, settings_of
 from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of, with_grammar
 from outrider.cli.progress import waiting
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
 from outrider.cli.verdict import acceptance_of, share_text, verdict
-from outrider.core.errors import RequestError
+from outrider.core.errors import OptionError, RequestError
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Origin
@@ -42,17 +44,21 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--show", action="store_true", help="colour every token by where it came from")
     group.add_argument("--compare", action="store_true", help="run plain decoding too, in turns, and print the speed-up")
     group.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    group.add_argument("--batch-size", type=int, default=8, help="requests that share target passes")
+    group.add_argument("--batch-size", type=int, help="requests that share target passes (default: 8; on a GPU, what fits)")
     group = parser.add_argument_group("beam search (deterministic; takes --max-tokens and none of the other sampling options)")
     group.add_argument("--num-beams", type=int, default=1, help="keep this many texts and print them, best first")
     group.add_argument("--length-penalty", type=float, default=1.0, help="above 0 favours long texts")
     group.add_argument("--early-stopping", choices=list(_STOPPING), default="no", help="when enough texts are finished")
+    group.add_argument("--out", type=Path, metavar="FILE", help="with --ray: where the answers go, a JSON line for each prompt")
+    add_ray(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     params = sampling_of(arguments)
     texts = _read_prompts(arguments)
+    if arguments.ray:
+        return _on_ray(arguments, texts)
     if arguments.compare:
         ready_to_measure()
     llm = load_llm(arguments, max_batch_size=arguments.batch_size)
@@ -71,6 +77,33 @@ def run(arguments: argparse.Namespace) -> int:
     shown = texts[0] + ("\n\n" if arguments.chat else "")
     output = _stream(llm, prompts[0], shown, params, show=arguments.show)
     print(dim(_stats_line(llm.method_name, [output])), file=sys.stderr)
+    return 0
+
+
+def _on_ray(arguments: argparse.Namespace, texts: list[str]) -> int:
+    if arguments.out is None:
+        raise OptionError("--ray writes its answers to a file, so that it can be resumed; name it with --out FILE")
+    if arguments.num_beams > 1 or arguments.compare:
+        raise OptionError("--ray generates texts; --num-beams and --compare are for one process, so leave them out")
+    arguments.job_seed = job_seed(arguments, arguments.out)
+    own = argparse.Namespace(**{**vars(arguments), "run": None})
+    left_out = (
+        "run",
+        "prompt",
+        "file",
+        "lines",
+        "out",
+        "show",
+        "json",
+        "ray",
+        "workers",
+        "worker_gpus",
+        "ray_address",
+        "batch_size",
+    )
+    settings = settings_of(arguments, [name for name in sorted(vars(arguments)) if name not in left_out])
+    count = run_job(arguments, texts, partial(Answers, own), arguments.out, settings)
+    print(f"{arguments.out}: {count} answers")
     return 0
 
 

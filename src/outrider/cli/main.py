@@ -33,6 +33,7 @@ COMMANDS = {
     "inspect": "say what a folder of heads is",
     "export": "write a folder of heads in another layout",
     "trim": "let a draft model or heads say the commonest tokens only",
+    "prune": "make a draft model out of parts of a larger one",
     "datastore": "build or inspect a corpus to copy from",
     "viz": "replay a recorded trace in a page",
 }

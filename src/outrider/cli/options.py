@@ -48,6 +48,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
     text = "divide the model among so many processes, a GPU each where there are enough"
     group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help=text)
     group.add_argument("--draft-process", action="store_true", help="give the draft model a process of its own (for pearl)")
+    group.add_argument("--draft-dtype", metavar="DTYPE", help="of draft models, where it differs: int8 drafts in fewer bytes")
     text = "LOSSY: read only this share of every prompt, chosen by the draft model (default: 1, all of it)"
     group.add_argument("--keep-prompt", type=float, default=1.0, metavar="SHARE", help=text)
     group.add_argument("--revision", metavar="REV", help="branch, tag or commit of a model on the hub")
@@ -139,6 +140,7 @@ def _load(name: str | None, arguments: argparse.Namespace, config: dict[str, Any
         max_len=arguments.max_len,
         tensor_parallel=arguments.tensor_parallel,
         draft_process=arguments.draft_process,
+        draft_dtype=arguments.draft_dtype,
         keep_prompt=arguments.keep_prompt,
         revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,

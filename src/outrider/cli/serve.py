@@ -9,16 +9,16 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.api import LLM
 from outrider.cli.options import add_model_options
+from outrider.cli.serve_fleet import add_replicas, serve_fleet
 from outrider.cli.serve_models import add_models, load_all
 from outrider.core.errors import OptionError
-from outrider.engine.exchange import Learner
+from outrider.core.watched_target import WatchedTarget
+from outrider.engine.device_lane import num_slots
 from outrider.engine.grouping import GROUPINGS
-from outrider.models.load import load_model
-from outrider.models.parallel import ParallelTarget, watch
 from outrider.server.settings import ServerSettings
 from outrider.viz.page import live_page
 
@@ -32,6 +32,8 @@ _FLAGS = (
     ("max_tokens", int, "most tokens a request may ask for"),
     ("default_tokens", int, "tokens of a chat answer that names no limit"),
     ("max_body_bytes", int, "largest request body"),
+    ("max_image_pixels", int, "largest image of a prompt"),
+    ("max_images", int, "most images of one prompt"),
     ("timeout_s", float, "longest a request may take"),
     ("drain_s", float, "time for running requests after SIGTERM"),
     ("header_timeout_s", float, "longest that the headers of a request may take"),
@@ -58,12 +60,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--name", help="what the model is called in the API")
     parser.add_argument("--replica", default=defaults["replica"], help="which of several servers this is, for its metrics")
     _add_access(parser)
-    parser.add_argument(
-        "--learn", action="store_true", help="let the draft model learn from requests; a copy of it, used once it is better"
+    text = (
+        "capture rounds for requests of up to so many tokens, prompt included, before any request comes (GPU; 0: as they come)"
     )
+    parser.add_argument("--warm-up", type=int, default=0, metavar="TOKENS", help=text)
+    text = "let the draft model or the heads learn from requests; a copy of them, used once it is better"
+    parser.add_argument("--learn", action="store_true", help=text)
+    text = "share of the time that learning may take while requests are served (default: %(default)s)"
+    parser.add_argument("--learn-share", type=float, default=0.05, metavar="SHARE", help=text)
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     add_model_options(parser, model_action="append")
     add_models(parser)
+    add_replicas(parser)
     group = parser.add_argument_group("limits")
     for name, kind, text in _FLAGS:
         flag = "--" + name.removesuffix("_s").replace("_", "-")
@@ -101,18 +109,6 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
     )
 
 
-def _learner(llm: LLM, arguments: argparse.Namespace) -> Learner:
-    """Learns in a thread of its own, with a target of its own: passes of the served one belong to the engine's thread."""
-    from outrider.train.draft_lm import DraftLM
-    from outrider.train.online import OnlineDraft, OnlineSettings
-
-    if not llm.drafts:
-        raise OptionError(f"--learn teaches a draft model, and method {llm.method_name!r} has none; name one with --draft")
-    target = load_model(llm.model_name, dtype=arguments.dtype, device=arguments.device, fast=False)
-    draft = DraftLM.load(llm.draft_names[0], target.device)
-    return OnlineDraft(draft, target, OnlineSettings(background=True), dtype=llm.drafts[0].dtype)
-
-
 def run(arguments: argparse.Namespace) -> int:
     try:
         from outrider.server.logs import log_as_json
@@ -126,16 +122,41 @@ def run(arguments: argparse.Namespace) -> int:
     if not settings.is_local and not settings.api_keys and not settings.api_key_file:
         print("outrider: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
     log_as_json(arguments.log_level)
+    if arguments.replicas:
+        return serve_fleet(arguments, settings, listener)
     with ExitStack() as kept:
         first, *others = load_all(arguments, kept)
-        learner = _learner(first.llm, arguments) if arguments.learn else None
+        for one in (first, *others):
+            _warm_up(one.llm, arguments)
+        lessons = _lessons(first.llm, arguments) if arguments.learn else {}
         spans = exported_to(arguments.otlp_endpoint, replica=settings.replica) if arguments.otlp_endpoint else None
-        service = Service(first.llm, settings, name=first.name, learner=learner, spans=spans)
+        service = Service(first.llm, settings, name=first.name, spans=spans, **lessons)
         inner = replace(settings, api_keys=(), api_key_file=None, audit_log=None)  # the first one's guard is at the door
         more = [Service(one.llm, inner, name=one.name, parent=one.parent and service.name, spans=spans) for one in others]
         lost = [_watched(one.llm) for one in (service, *more)]
         serve(service, listener, page=live_page(), on_ready=_teller([service, *more]), others=more)
     return 1 if any(lost) else 0
+
+
+def _warm_up(llm: LLM, arguments: argparse.Namespace) -> None:
+    """Capture rounds of every number of rows that the server forms: powers of two, up to ``max_rows``."""
+    if arguments.warm_up < 0:
+        raise OptionError(f"--warm-up {arguments.warm_up} is not valid; use a number of tokens, or 0")
+    if arguments.warm_up and arguments.memory_budget is None:  # with a budget no round is captured
+        sizes = [1 << power for power in range(arguments.max_rows.bit_length())]
+        num_tokens = min(arguments.warm_up, llm.target.max_len)
+        llm.warm_up(num_tokens=num_tokens, batch_sizes=sorted({*sizes, num_slots(arguments.max_rows)}), progress=True)
+
+
+def _lessons(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the service is told about learning."""
+    from outrider.cli.serve_learning import taught
+
+    found = taught(llm, arguments)
+    if found is None:
+        print(f"outrider: method {llm.method_name!r} learns by being used; --learn adds nothing to that", file=sys.stderr)
+        return {}
+    return {"learner": found.learner, "install": found.install}
 
 
 def _teller(services: Sequence[Service]) -> Callable[[int], None]:
@@ -162,6 +183,6 @@ def _watched(llm: LLM) -> list[str]:
         print(f"outrider: {rank}; the server ends", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    if isinstance(llm.target, ParallelTarget):
-        watch(llm.target.team, end)
+    if isinstance(llm.target, WatchedTarget):
+        llm.target.tell_loss(end)
     return lost

@@ -24,6 +24,9 @@ from outrider.cli.bench import add_load_options, load_pair, names_of, numbers_of
 from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError
 
+_CHUNK = 512
+"""Tokens of a prompt that are read in one pass."""
+
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("simulate", description=__doc__)
@@ -49,6 +52,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--pearl", action="store_true", help="compare with drafting beside verifying, on one device more")
     group.add_argument("--load", type=float, metavar="R", help="requests per second: how many replicas that takes")
     group.add_argument("--request-tokens", type=float, default=256, help="tokens an answer has (default: 256)")
+    group.add_argument("--prompt-tokens", type=float, default=0, help="tokens that are read before an answer (default: 0)")
     group.add_argument("--utilisation", type=float, default=0.7, help="share of a replica's speed to plan for (default: 0.7)")
     group.add_argument("--price", type=float, default=0.0, help="of a replica's hour: what a million tokens cost")
     group.add_argument("--longest", type=int, default=12, help="longest draft that is considered")
@@ -84,8 +88,10 @@ def _predict(arguments: argparse.Namespace) -> int:
         print(f"{batch:>6}{plain:>13.0f}{best:>8}{fast:>10.0f}{fast / plain:>9.2f}x{gain:>10.2f}{pass_ms:>9.2f}")
         rows.append({"batch": batch, "plain": plain, "best_length": best, "speed": fast, "speedup": fast / plain})
         if capacity is not None:
-            rows[-1] |= {"replicas_plain": capacity.replicas(plain), "replicas": capacity.replicas(fast)}
-            print(f"{'':>6}{capacity.compared(plain, fast)}")
+            reading = _CHUNK / cluster.pass_seconds(target, _CHUNK, batch_size=1, context=arguments.context)
+            plain_needs, fast_needs = (capacity.replicas(speed, reading) for speed in (plain, fast))
+            rows[-1] |= {"replicas_plain": plain_needs, "replicas": fast_needs}
+            print(f"{'':>6}{capacity.compared(plain, fast, reading)}")
         if arguments.pearl:
             rows[-1] |= _beside(scenario, rates, arguments.longest)
     if all(row["best_length"] == 0 for row in rows):
@@ -97,7 +103,8 @@ def _predict(arguments: argparse.Namespace) -> int:
 def _capacity(arguments: argparse.Namespace) -> Capacity | None:
     if arguments.load is None:
         return None
-    return Capacity(arguments.load, arguments.request_tokens, arguments.utilisation, arguments.price)
+    tokens = {"tokens_per_request": arguments.request_tokens, "prompt_tokens": arguments.prompt_tokens}
+    return Capacity(arguments.load, utilisation=arguments.utilisation, price=arguments.price, **tokens)
 
 
 def _link(arguments: argparse.Namespace) -> Wire | None:

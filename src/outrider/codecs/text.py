@@ -61,7 +61,8 @@ class TextCodec:
         else:
             tokenizer = None
         template_file = folder / "chat_template.jinja"
-        template = template_file.read_text() if template_file.exists() else settings.get("chat_template")
+        older = _read_json(folder / "chat_template.json").get("chat_template")  # where processors of images used to keep it
+        template = template_file.read_text() if template_file.exists() else settings.get("chat_template") or older
         codec = TextCodec(tokenizer, settings=settings, chat_template=template if isinstance(template, str) else None)
         for name in ("generation_config.json", "config.json"):
             codec.add_eos(_read_json(folder / name).get("eos_token_id"))

@@ -66,6 +66,10 @@ class Choice:
             if option not in valid:
                 hint = f"{closest(option, [*sorted(valid), *also])}valid: {', '.join(sorted(valid))}"
                 raise OptionError(f"method {self.name!r} with policy {self.policy!r} has no option {option!r}; {hint}")
+        lacking = next((need for need in rule_row.needs if need not in given), None)
+        if lacking:
+            rule = self.acceptance or row.acceptance
+            raise CompositionError(f"acceptance rule {rule!r} needs the option {lacking!r}; see docs/{rule}.md")
         _check_needs(self.name, rows, given, num_drafts=num_drafts, translates=translates)
 
 

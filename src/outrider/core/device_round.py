@@ -58,6 +58,37 @@ class Frame:
         return self.tokens.shape[1]
 
 
+PIECE_LEN = 32
+"""Prompt tokens of a piece: with the query heads that share a key head, a whole tile of attention."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """R pieces of prompts that a round reads beside its trees. A slot stands still until its prompt is read, and is told its
+    length at once: what a round writes for it lies behind the prompt."""
+
+    slots: Tensor
+    """[R] int64 whose text a piece is of; -1 for a piece that nobody needs."""
+    starts: Tensor
+    """[R] int64 tokens of the text before it."""
+
+    def __len__(self) -> int:
+        return self.slots.shape[0]
+
+    def columns(self) -> Tensor:
+        """[R, 32] positions in the text. Those behind the prompt hold anything: they are written again when they are known."""
+        return self.starts[:, None] + torch.arange(PIECE_LEN, device=self.starts.device)
+
+    def tokens(self, frame: Frame, *, shift: int = 0) -> Tensor:
+        """[R, 32] of the frame's texts, ``shift`` places later."""
+        return frame.tokens[self.slots.clamp(min=0)[:, None], self.columns() + shift]
+
+    def of_slots(self, values: Tensor, spare: Tensor) -> Tensor:
+        """[R, ..] the values [B, ..] of the pieces' slots; ``spare`` for a piece that nobody needs."""
+        needed = (self.slots >= 0).view(-1, *[1] * (values.dim() - 1))
+        return torch.where(needed, values[self.slots.clamp(min=0)], spare)
+
+
 @dataclass(frozen=True, eq=False)
 class SlotTrees:
     """The shapes of the slots' trees, at addresses that stay. Node 0 is the root; parents come before their children."""
@@ -100,6 +131,10 @@ class DeviceDrafter(ABC):
         """Requests with these tokens take these slots (of ``batch_size``) and grow to at most ``capacity`` tokens."""
 
     @abstractmethod
+    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
+        """As ``seat``, for requests whose prompts the next rounds read, piece by piece (``read``)."""
+
+    @abstractmethod
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         """Read the tokens of ``rows`` beyond ``known`` that rounds without guesses have added."""
 
@@ -118,6 +153,10 @@ class DeviceDrafter(ABC):
     @abstractmethod
     def propose(self, frame: Frame, nodes: Tensor) -> None:
         """Fill columns 1.. of ``nodes`` [B, N] with guesses; column 0 holds the roots. Must not wait for the device."""
+
+    def read(self, frame: Frame, pieces: Pieces, features: Tensor | None) -> None:
+        """Part of a captured round: read pieces of prompts, whose tapped states are ``features`` [R, 32, F]."""
+        del frame, pieces, features
 
     def trees(self, batch_size: int) -> SlotTrees | None:
         """The shapes of what ``propose`` guesses for so many slots: fixed, or written by it. None for chains."""

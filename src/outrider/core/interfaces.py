@@ -100,7 +100,7 @@ class Target(ABC):
     gumbel_stream: GumbelStream = staticmethod(gumbel_stream)
     """How random numbers are made where this target runs."""
     is_invariant: bool = False
-    """A node's scores are the same bits whatever shares its pass. Speculative text is then plain text, in every format."""
+    """A node's scores are the same bits whatever shares its pass: speculative text is then plain text, in every format."""
     says_all: bool = True
     """It can say every token. A draft with a reduced vocabulary cannot, and so cannot be verified against."""
     can_be_captured: bool = False
@@ -139,12 +139,10 @@ class Target(ABC):
     def score(
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
     ) -> Scores:
-        """Score nodes ``start``.. of every tree in one pass, all of them by default. Writes them after each row's committed
-        tokens; commits nothing. A tree can be grown level by level: nodes before ``start`` were scored by earlier calls with
-        the same beginning of the tree, and are in the cache. Scores and taps are those of nodes ``start``.. only.
-
-        ``resume`` (of a ``LayeredTarget``, with ``start`` 0) goes on where ``exit`` left: the scores and the cache are the
-        same without it. Taps below its layer are left out, since those states of its nodes are gone."""
+        """Score nodes ``start``.. of every tree in one pass. Writes them after each row's committed tokens; commits nothing. A
+        tree can be grown level by level: nodes before ``start`` were scored by earlier calls, and are in the cache. Scores and
+        taps are those of nodes ``start``.. only. ``resume`` (of a ``LayeredTarget``, with ``start`` 0) goes on where ``exit``
+        left: scores and cache are the same without it. Taps below its layer are left out: those states are gone."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -187,7 +185,7 @@ class Observation:
     plan: Plan | None = None
     """What the drafter was asked for, after the cut to the room that was left; it may have found less."""
     round_seconds: float | None = None
-    """The whole round without planning it; None where nobody measured it (and for the drafter, who is told before)."""
+    """The whole round, planning not included; None where nobody measured it (and for the drafter, who is told before)."""
     padded: bool = True
     """Rows narrower than the widest saved nothing (``Target.pads``)."""
 

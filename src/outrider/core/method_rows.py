@@ -111,6 +111,8 @@ class RuleRow:
     summary: str
     paper: str
     options: type = NoOptions
+    needs: tuple[str, ...] = ()
+    """Options without which the rule cannot be built, such as the folder of a trained head."""
 
     @property
     def keeps(self) -> str:

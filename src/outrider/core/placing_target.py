@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from outrider.core.interfaces import Target
 
 
@@ -12,9 +14,10 @@ class PlacingTarget(Target, ABC):
     """A target whose tokens need not stand side by side."""
 
     @abstractmethod
-    def placed(self, positions: Sequence[int]) -> Target:
+    def placed(self, positions: Sequence[int] | Tensor) -> Target:
         """The same weights, for rows whose first tokens have these positions; the token in slot s behind them has position s.
-        Rotary positions may be below 0: scores depend on the distances alone."""
+        Rotary positions may be below 0: scores depend on the distances alone. A tensor [S, D / 2] gives every rotated pair of
+        dimensions a position of its own, as models with several axes of positions need."""
 
     @property
     @abstractmethod

@@ -1,28 +1,67 @@
-"""Prompts as people write them: a string, a list of token ids, or a list of either. Anything else is refused in words."""
+"""Prompts as people write them: a string, a list of token ids, either with images, or a list of these. Anything else is refused
+in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.core.errors import RequestError
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or ``{"prompt": either, "images": [...]}``."""
 Message = Mapping[str, Any]
 
 _FORMS = "give a string, a list of token ids, or a list of either"
 
 
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """All prompts of a call, each a string or a list of token ids."""
+@dataclass(frozen=True, eq=False)
+class ImagePrompt:
+    """A prompt with a placeholder for each of its images."""
+
+    prompt: str | Sequence[int]
+    images: tuple[Any, ...]
+
+
+ReadPrompt = str | Sequence[int] | ImagePrompt
+"""A prompt of a call, checked."""
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[ReadPrompt]:
+    """All prompts of a call, each a string, a list of token ids, or either with images."""
     if isinstance(prompts, str):
         return [prompts]
+    if _has_images(prompts):
+        return [_with_images(prompts, "the prompt")]
     many = _listed(prompts, "prompts")
     if not many:
         raise RequestError(f"there are no prompts; {_FORMS}")
     if _is_token(many[0]):
         return [_token_ids(many, "the prompt")]
-    return [one if isinstance(one, str) else _token_ids(one, f"prompt {number}") for number, one in enumerate(many)]
+    return [_prompt(one, f"prompt {number}") for number, one in enumerate(many)]
+
+
+def _prompt(one: Any, name: str) -> ReadPrompt:
+    if _has_images(one):
+        return _with_images(one, name)
+    return one if isinstance(one, str) else _token_ids(one, name)
+
+
+def _has_images(one: Any) -> bool:
+    return isinstance(one, Mapping) and "images" in one
+
+
+def _with_images(given: Any, name: str) -> ReadPrompt:
+    other = sorted(set(map(str, given)) - {"prompt", "images"})
+    if other or "prompt" not in given:
+        what = f"has {', '.join(other)}, which is not known" if other else "has images and no prompt"
+        raise RequestError(f"{name} {what}; a dict has prompt and images")
+    inner, images = given["prompt"], given.get("images", ())
+    if isinstance(images, str | bytes) or not isinstance(images, Sequence):
+        raise RequestError(f"images of {name} = {_shown(images)} is not a list; give a list, also of one image")
+    prompt = inner if isinstance(inner, str) else _token_ids(inner, name)
+    return ImagePrompt(prompt, tuple(images)) if images else prompt
 
 
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:

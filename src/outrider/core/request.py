@@ -48,6 +48,11 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     new_stream: Callable[[], TextStream] | None = None
     """Makes the detokenizer; only needed for stop strings and streamed text."""
+    read_ids: Sequence[int] = ()
+    """What the target reads in the place of ``prompt_ids``, token for token, where a prompt is more than text: ids beyond the
+    vocabulary name embeddings that the target holds (``vision/book.py``). Empty for a prompt of text."""
+    held: object = None
+    """What must live as long as the request: the embeddings that ``read_ids`` name."""
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -131,6 +136,12 @@ class RequestState:
     @property
     def params(self) -> SamplingParams:
         return self.request.params
+
+    @property
+    def read_tokens(self) -> Sequence[int]:
+        """``tokens`` as the target reads them: an image's places have ids of that image's own."""
+        read = self.request.read_ids
+        return [*read, *self.output_ids] if read else self.tokens
 
     @property
     def output_ids(self) -> list[int]:

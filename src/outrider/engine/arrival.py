@@ -63,7 +63,7 @@ class Arrival:
         began = self.engine.clock()
         target, taps = self.engine.target, self.engine.method.drafter.taps
         pieces = [
-            state.tokens[length : self._end(state, length, num_tokens)]
+            state.read_tokens[length : self._end(state, length, num_tokens)]
             for state, length in zip(self.states, self.cache.lengths, strict=True)
         ]
         if any(pieces):

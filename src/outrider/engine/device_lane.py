@@ -4,25 +4,25 @@ While a round runs, the host reads the note of the one before: gives every reque
 policy. A request that ended is noticed one round late; what the device did to its slot in the meantime is thrown away, so the
 output is that of ``Lane``, its oracle, token for token. Slots come in powers of two: a frame grows when more requests join, and
 shrinks when most have left.
+
+A request that arrives while others run has its prompt read inside their rounds, a few pieces at a time, so nobody waits for a
+pass of its own. When nobody runs, the scheduler reads prompts in passes as wide as they are long (``engine/arrival.py``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from outrider.core.device_sampling import Stages, stages_for
-from outrider.core.draft import Draft, Draws
-from outrider.core.interfaces import Observation, Plan
+from outrider.core.interfaces import Plan
 from outrider.core.report import RoundReport
-from outrider.core.request import Origin, Request, RequestState
-from outrider.core.scores import Scores
-from outrider.core.tree import TokenTree
-from outrider.engine.finish import emit
+from outrider.core.request import Request, RequestState
+from outrider.engine.device_seats import NUM_PIECES, Joining, Seat, next_pieces, observation_of
 from outrider.engine.memory import BatchSize
 from outrider.engine.step import Batch, Engine
 
@@ -36,38 +36,6 @@ _SHRINKS = 4  # a frame this many times too large is given up for a smaller one
 def num_slots(count: int) -> int:
     """Slots of the frame that serves so many requests at once."""
     return next((size for size in _SIZES if size >= count), count)
-
-
-@dataclass
-class _Seat:
-    """A request in a slot."""
-
-    number: int
-    state: RequestState
-    first_round: int
-    """Rounds before this one belong to whoever stood here earlier."""
-    known: int
-    """Tokens the drafter has certainly read."""
-    stages: Stages
-    """Of the sampler that the request needs."""
-    num_unread: int = 0
-    """Rounds since then that drafted nothing."""
-
-    def take(self, note: Sequence[int], *, drafted: bool, max_len: int) -> list[int]:
-        """The tokens a round brought, up to where one of them ends the request. A request whose text fails ends alone."""
-        num_emitted, _, num_agreed, rejected, *choices = note
-        last = Origin.RECOVERED if rejected else Origin.BONUS
-        origins = [Origin.ACCEPTED if place < num_agreed else last for place in range(num_emitted)]
-        try:
-            taken = emit(self.state, choices[:num_emitted], origins, max_len=max_len)
-        except Exception as error:
-            self.state.fail(error)
-            taken = 0
-        if drafted:
-            self.known = len(self.state.tokens) - 2
-        else:
-            self.num_unread += 1
-        return choices[:taken]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,14 +62,18 @@ class DeviceLane:
     """Requests that run with one method, in slots of its captured rounds."""
 
     def __init__(self, graphs: RoundGraphs, reader: Engine) -> None:
-        """``reader`` is the engine that reads prompts for it, without a drafter."""
+        """``reader`` is the engine that reads prompts for it when nobody runs, without a drafter."""
         self.engine = reader
         self._graphs = graphs
-        self._seats: list[_Seat | None] = []
-        self._joining: list[tuple[int, RequestState, Any]] = []
+        self._seats: list[Seat | None] = []
+        self._joining: list[Joining] = []
         self._pending: _Launched | None = None
         self._num_rounds = 0
         self._policy_state: Any = None
+        self._usual: dict[tuple[int, int], float] = {}
+        """Seconds of the latest round that read no prompt, by slots and guesses."""
+        self.on_read: Callable[[int, Any], object] = lambda *_: None
+        """Told who was read inside rounds, and where its keys are."""
         self._clock = time.perf_counter()
 
     def accepts(self, request: Request) -> bool:
@@ -110,27 +82,40 @@ class DeviceLane:
         graphs = self._graphs
         if graphs.is_held_by_another(self) or len(request.prompt_ids) < 2 or stages_for([request]) is None:
             return False
-        return graphs.fits(_longest(request, graphs))
+        return graphs.fits(min(len(request.prompt_ids) + request.params.max_tokens, graphs.target.max_len))
 
     @property
     def order(self) -> list[int]:
         """Numbers of the requests."""
-        return [*(seat.number for seat in self._seats if seat is not None), *(number for number, _, _ in self._joining)]
+        return [*(seat.number for seat in self._taken), *(one.number for one in self._joining)]
 
     @property
     def size(self) -> BatchSize:
-        states = [*(seat.state for seat in self._seats if seat is not None), *(state for _, state, _ in self._joining)]
+        states = [*(seat.state for seat in self._taken), *(one.state for one in self._joining)]
         lengths = [len(state.tokens) for state in states]
         return BatchSize(len(lengths), max(lengths, default=0), sum(lengths))
+
+    @property
+    def is_running(self) -> bool:
+        """Rounds are on their way, so that a prompt is read inside them."""
+        return bool(self._taken)
+
+    @property
+    def _taken(self) -> list[Seat]:
+        return [seat for seat in self._seats if seat is not None]
+
+    def admit(self, number: int, state: RequestState, prefix: Any = None) -> None:
+        """A request takes a slot before the next round; rounds read its prompt. ``prefix`` holds the first tokens of it."""
+        self._joining.append(Joining(number, state, prefix, is_read=False))
 
     def join(self, fresh: Batch) -> None:
         """Requests whose prompts were read take slots before the next round."""
         rows = zip(fresh.ids, fresh.rows, strict=True)
-        self._joining += [(number, state, fresh.cache.fork([row])) for row, (number, state) in enumerate(rows)]
+        self._joining += [Joining(number, state, fresh.cache.fork([row]), True) for row, (number, state) in enumerate(rows)]
 
     def leave(self, number: int) -> None:
         """A request is given up."""
-        self._joining = [one for one in self._joining if one[0] != number]
+        self._joining = [one for one in self._joining if one.number != number]
         self._empty([slot for slot, seat in enumerate(self._seats) if seat is not None and seat.number == number])
         self._rest()
 
@@ -139,9 +124,10 @@ class DeviceLane:
         if not self.order:
             return None
         report = self._make_seats()
+        self._start_read()
         plan = self._graphs.policy.plan(self._policy_state, len(self._seats))
         depth = min(max(plan.max_depth), self._graphs.most_guesses)
-        if depth and any(seat is not None and seat.num_unread for seat in self._seats):
+        if depth and any(seat.num_unread for seat in self._taken):
             report = report or self._read()
             self._catch_up()
         if any(self._seats):
@@ -166,10 +152,13 @@ class DeviceLane:
     def _resize(self, size: int) -> None:
         """Everybody moves to a frame of another size."""
         graphs, old = self._graphs, self._seats
-        kept = [slot for slot, seat in enumerate(old) if seat is not None]
+        kept, seats = [slot for slot, seat in enumerate(old) if seat is not None], self._taken
         graphs.hold(self)
-        graphs.resize(len(old), size, kept, [seat.state for seat in old if seat is not None])
-        self._seats = [*(old[slot] for slot in kept), *[None] * (size - len(kept))]
+        graphs.resize(len(old), size, kept, [seat.state for seat in seats])
+        self._seats = [*seats, *[None] * (size - len(kept))]
+        running = [slot for slot, seat in enumerate(seats) if seat.first_round is not None]
+        if running:
+            graphs.start(size, running, [seats[slot].state for slot in running])
         fresh = graphs.policy.start(max(1, size - len(kept)))
         if kept:
             known = self._policy_state.fork(kept)
@@ -177,27 +166,47 @@ class DeviceLane:
         self._policy_state = fresh
 
     def _seat(self) -> None:
-        began = time.perf_counter()
+        began, size = time.perf_counter(), len(self._seats)
         free = [slot for slot, seat in enumerate(self._seats) if seat is None][: len(self._joining)]
         joining, self._joining = self._joining[: len(free)], self._joining[len(free) :]
-        self._graphs.seat(len(self._seats), free, [one[1] for one in joining], [one[2] for one in joining])
-        for slot, (number, state, _) in zip(free, joining, strict=True):
-            stages = stages_for([state.request])
+        pairs = list(zip(free, joining, strict=True))
+        read = [(slot, one) for slot, one in pairs if one.is_read]
+        if read:
+            self._graphs.seat(size, [slot for slot, _ in read], [one.state for _, one in read], [one.cache for _, one in read])
+        for slot, one in pairs:
+            stages = stages_for([one.state.request])
             assert stages is not None, "the others run on the host"
-            self._seats[slot] = _Seat(number, state, first_round=self._num_rounds, known=len(state.tokens) - 1, stages=stages)
+            num_read = 0 if one.cache is None else one.cache.lengths[0]
+            seat = self._seats[slot] = Seat(one.number, one.state, stages, num_read, began)
+            if one.is_read:
+                seat.start(self._num_rounds)
+            else:
+                self._graphs.open(size, slot, one.state, one.cache)
         self._clock += time.perf_counter() - began
+
+    def _start_read(self) -> None:
+        """Those whose last piece is in a round that was started run from the next one on."""
+        waiting = [(slot, seat) for slot, seat in enumerate(self._seats) if seat is not None and seat.first_round is None]
+        done = [(slot, seat) for slot, seat in waiting if not seat.num_left]
+        if done:
+            self._graphs.start(len(self._seats), [slot for slot, _ in done], [seat.state for _, seat in done])
+        for slot, seat in done:
+            seat.start(self._num_rounds)
+            self.on_read(seat.number, self._graphs.seats.cache_of(len(self._seats), slot, len(seat.state.tokens) - 1))
 
     def _launch(self, depth: int, plan: Plan) -> _Launched:
         began = time.perf_counter()
-        seats = [seat for seat in self._seats if seat is not None]
-        stages = max(seat.stages for seat in seats)
-        logprobs = any(seat.state.params.logprobs is not None for seat in seats)
-        graph = self._graphs.round(len(self._seats), depth, stages, logprobs=logprobs)
+        running = [seat for seat in self._taken if seat.first_round is not None]
+        stages = max((seat.stages for seat in running), default=Stages.TEMPERATURE)
+        logprobs = any(seat.state.params.logprobs is not None for seat in running)
+        pieces = next_pieces(self._seats)
+        num_pieces = next(size for size in NUM_PIECES if size >= len(pieces))
+        graph = self._graphs.round(len(self._seats), depth, stages, num_pieces=num_pieces, logprobs=logprobs)
         self._clock = began if self._pending is None else self._clock
         self._clock += time.perf_counter() - began  # capturing is no part of a round
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
-        number = graph.launch()
+        number = graph.launch(pieces)
         events[1].record()
         self._num_rounds += 1
         return _Launched(graph, plan, number, self._num_rounds - 1, *events)
@@ -222,7 +231,9 @@ class DeviceLane:
         seconds, self._clock = now - self._clock, now
         notes, depth = launched.graph.note(launched.number), launched.graph.num_guesses
         taking = {
-            slot: seat for slot, seat in enumerate(self._seats) if seat is not None and launched.index >= seat.first_round
+            slot: seat
+            for slot, seat in enumerate(self._seats)
+            if seat is not None and seat.first_round is not None and launched.index >= seat.first_round
         }
         positions = [seat.state.num_output for seat in taking.values()]
         emitted = [
@@ -230,13 +241,20 @@ class DeviceLane:
         ]
         _add_logprobs(launched, taking, emitted)
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
-        self._graphs.policy.update(self._policy_state, _observation(everybody, depth, launched.seconds, launched.plan))
+        self._graphs.policy.update(self._policy_state, observation_of(everybody, depth, self._price(launched), launched.plan))
         self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
         return self._report(taking, notes, positions, emitted, launched=launched, seconds=seconds) if taking else None
 
+    def _price(self, launched: _Launched) -> float:
+        """What the guesses of a round cost, as far as it is known. Prompts that it read are not the policy's doing."""
+        key = (len(self._seats), launched.graph.num_guesses)
+        if not launched.graph.num_pieces:
+            self._usual[key] = launched.seconds
+        return self._usual.get(key, launched.seconds)
+
     def _report(
         self,
-        taking: Mapping[int, _Seat],
+        taking: Mapping[int, Seat],
         notes: Sequence[Sequence[int]],
         positions: Sequence[int],
         emitted: Sequence[list[int]],
@@ -245,7 +263,7 @@ class DeviceLane:
         seconds: float,
     ) -> RoundReport:
         """The round of the seats that took part, counted. How its time splits between draft and score is not known."""
-        seen = _observation([notes[slot] for slot in taking], launched.graph.num_guesses, seconds, launched.plan)
+        seen = observation_of([notes[slot] for slot in taking], launched.graph.num_guesses, seconds, launched.plan)
         report = RoundReport(
             ids=[seat.number for seat in taking.values()],
             states=[seat.state for seat in taking.values()],
@@ -272,12 +290,7 @@ class DeviceLane:
             self._graphs.let_go()
 
 
-def _longest(request: Request, graphs: RoundGraphs) -> int:
-    """The longest text that a request can become."""
-    return min(len(request.prompt_ids) + request.params.max_tokens, graphs.target.max_len)
-
-
-def _add_logprobs(launched: _Launched, taking: Mapping[int, _Seat], emitted: Sequence[list[int]]) -> None:
+def _add_logprobs(launched: _Launched, taking: Mapping[int, Seat], emitted: Sequence[list[int]]) -> None:
     noted = launched.graph.logprobs
     for (slot, seat), tokens in zip(taking.items(), emitted, strict=True):
         count = seat.state.params.logprobs
@@ -285,16 +298,3 @@ def _add_logprobs(launched: _Launched, taking: Mapping[int, _Seat], emitted: Seq
             seat.state.logprobs += [
                 noted.of(launched.number, slot, place, count=count, token=token) for place, token in enumerate(tokens)
             ]
-
-
-def _observation(notes: Sequence[Sequence[int] | None], depth: int, seconds: float, plan: Plan) -> Observation:
-    """What a policy and the statistics read of a round: depths, acceptance and seconds. The guesses stay on the device. A seat
-    that was empty has no note: it was asked for nothing."""
-    drafted = [0 if note is None else min(note[1], depth) for note in notes]
-    accepted = [0 if note is None else min(note[2], note[0]) for note in notes]
-    asked = tuple(0 if note is None else depth for note in notes)
-    tokens = torch.zeros(len(notes), depth + 1, dtype=torch.int64)
-    draft = Draft(TokenTree.chain(tokens, [count + 1 for count in drafted]), Draws.DETERMINISTIC)
-    paths = [list(range(count + 1)) for count in accepted]
-    played = Plan(asked, asked, reason=plan.reason)
-    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, played, seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from outrider.core.method import Method
 from outrider.core.report import RoundReport
@@ -29,9 +29,14 @@ class OnDevice:
 class DeviceLanes:
     """Made when the first request of a lane asks."""
 
-    def __init__(self, new_lane: NewLane | None, find_method: Callable[[Hashable], Method]) -> None:
-        """Without ``new_lane`` there are none."""
-        self._new_lane, self._find_method = new_lane, find_method
+    def __init__(
+        self,
+        new_lane: NewLane | None,
+        find_method: Callable[[Hashable], Method],
+        on_read: Callable[[int, Any], object],
+    ) -> None:
+        """Without ``new_lane`` there are none. ``on_read`` is told of every request that was read inside rounds."""
+        self._new_lane, self._find_method, self._on_read = new_lane, find_method, on_read
         self._lanes: dict[Hashable, DeviceLane | None] = {}
 
     def home(self, job: Job) -> DeviceLane | None:
@@ -39,7 +44,9 @@ class DeviceLanes:
         if self._new_lane is None or job.traced or job.max_draft is not None:
             return None
         if job.lane not in self._lanes:
-            self._lanes[job.lane] = self._new_lane(self._find_method(job.lane))
+            made = self._lanes[job.lane] = self._new_lane(self._find_method(job.lane))
+            if made is not None:
+                made.on_read = self._on_read
         lane = self._lanes[job.lane]
         return lane if lane is not None and lane.accepts(job.state.request) else None
 

@@ -10,33 +10,39 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from outrider.core.errors import CompositionError
-from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.request import Origin
 from outrider.engine.step import Batch, Engine
 
 
 class Learner(ABC):
-    """A draft model that gets better while it serves."""
+    """A draft model, or heads, that get better while they serve."""
 
     @abstractmethod
     def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
         """A request that ended: what was asked, what was said, and where each token of the answer came from."""
 
     @abstractmethod
-    def maybe_update(self) -> Target | None:
-        """A better draft model than the last one, if there is one now. Called between rounds."""
+    def maybe_update(self, *, is_idle: bool = True) -> Any:
+        """A better draft model, or better heads, than the last ones; None if there are none now. Called between rounds;
+        ``is_idle`` says that nothing is being served, so that learning may take all the time it wants."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop learning; what is half learned is dropped."""
 
 
 @torch.inference_mode()
 def exchange(engine: Engine, batch: Batch | None, method: Method) -> None:
     """Go on with another method's drafter and rule. Modifies the engine and the batch. The policy stays, with what it knows of
-    costs, and forgets what it learnt of the old drafter's guesses: a better draft must get its chance."""
-    if method.drafter.taps:
+    costs, and forgets what it learnt of the old drafter's guesses: a better draft must get its chance. A drafter that reads
+    the target's states takes no running requests over: the scheduler lets those read themselves again."""
+    if batch is not None and method.drafter.taps:
         raise CompositionError(
             f"drafter {type(method.drafter).__name__} reads states of the target that are gone by now; exchange drafters that "
             "need only tokens (draft models, look-ups), or let running requests end first"

@@ -66,7 +66,7 @@ class Scheduler:
         self._grouping = GROUPINGS[self.slots.grouping]
         self._find_method = find_method
         self._isolates = isolates
-        self._devices = DeviceLanes(device_lane if self.memory.budget is None else None, find_method)
+        self._devices = DeviceLanes(device_lane if self.memory.budget is None else None, find_method, self._keep_prefix)
         self._jobs: dict[int, Job] = {}
         self._waiting: deque[int] = deque()
         self._arrivals = Arrivals(self.slots.prefill_tokens, isolates=isolates)
@@ -98,8 +98,7 @@ class Scheduler:
     def check(self, request: Request, lane: Hashable) -> None:
         """Refuse what cannot be served, before it waits."""
         self._lane(lane).engine.check(request)
-        longest = min(len(request.prompt_ids) + request.params.max_tokens, self.target.max_len)
-        self.memory.check(longest)
+        self.memory.check(min(len(request.prompt_ids) + request.params.max_tokens, self.target.max_len))
 
     def submit(self, job: Job) -> None:
         """Let a request wait for its turn; it was checked."""
@@ -155,12 +154,13 @@ class Scheduler:
 
     def redraft(self, lanes: Collection[Hashable]) -> None:
         """Make the methods of the named lanes anew, between rounds: their drafters have changed. Running requests go on."""
-        for name, lane in self._lanes.items():
-            if name in lanes:
-                exchange(lane.engine, lane.batch, self._find_method(name))
         for name in lanes:
-            for number in sorted(self._devices.numbers(name), reverse=True):  # they read themselves again
-                self._send_back(number)
+            method, lane = self._find_method(name), self._lanes.get(name)
+            here = lane.order if lane is not None and method.drafter.taps else []  # it has to see the states of all tokens
+            for number in sorted([*here, *self._devices.numbers(name)], reverse=True):
+                self._send_back(number)  # they read themselves again
+            if lane is not None:
+                exchange(lane.engine, lane.batch, method)
             self._devices.forget(name)
 
     def retire(self, lane: Hashable) -> None:
@@ -177,8 +177,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """When idle, nothing is held: no rows, no readers, no numbers."""
         assert set(self._waiting) <= set(self._jobs), "a forgotten request waits"
-        held = [number for lane in self._lanes.values() for number in lane.order]
-        held += [*self._arrivals.ids, *self._devices.ids]
+        held = [*(n for lane in self._lanes.values() for n in lane.order), *self._arrivals.ids, *self._devices.ids]
         assert sorted(held) == sorted(set(self._jobs) - set(self._waiting)), "a slot is held by nobody, or twice"
         for lane in self._lanes.values():
             assert (lane.batch.ids if lane.batch else []) == lane.order, "a lane does not know its rows"
@@ -229,13 +228,15 @@ class Scheduler:
                 return
             self._waiting.popleft()
             self.last_waits += [time.perf_counter() - job.created] if not job.state.num_output else []
-            budget -= size
             device, prefixes = self._devices.home(job), self.prefixes
-            home = job.lane if device is None else OnDevice(job.lane)
             engine = self._lane(job.lane).engine if device is None else device.engine
             known = prefixes is not None and job.shares_prefix and not engine.method.drafter.taps
-            prefix = prefixes.find(job.state.tokens[:-1]) if prefixes is not None and known else None
-            self._arrivals.add(home, engine, (job.id, job.state), prefix)
+            prefix = prefixes.find(job.state.read_tokens[:-1]) if prefixes is not None and known else None
+            if device is not None and device.is_running:
+                device.admit(job.id, job.state, prefix)
+                continue
+            budget -= size
+            self._arrivals.add(job.lane if device is None else OnDevice(job.lane), engine, (job.id, job.state), prefix)
 
     def _read(self) -> None:
         """Read prompts; who is read joins the lane."""
@@ -254,16 +255,20 @@ class Scheduler:
         fresh.policy_state.limits = [self._jobs[number].max_draft for number in fresh.ids]
 
     def _join(self, name: Hashable, fresh: Batch) -> None:
-        if self.prefixes is not None:
-            for row, state in enumerate(fresh.rows):
-                if self._jobs[fresh.ids[row]].shares_prefix:
-                    self.prefixes.keep(state.tokens[:-1], fresh.cache, row)
+        for row, number in enumerate(fresh.ids):
+            self._keep_prefix(number, fresh.cache, row)
         if isinstance(name, OnDevice):
             self._devices[name].join(fresh)
             return
         self._set_limits(fresh)
         self._lane(name).join(fresh)
         self._end_failed(zip(fresh.ids, fresh.rows, strict=True))
+
+    def _keep_prefix(self, number: int, cache: Any, row: int = 0) -> None:
+        """The prompt of a request that was read may begin others."""
+        job = self._jobs[number]
+        if self.prefixes is not None and job.shares_prefix:
+            self.prefixes.keep(job.state.read_tokens[:-1], cache, row)
 
     def _step(self, name: Hashable, lane: Lane) -> RoundReport:
         began = time.perf_counter()
@@ -285,7 +290,7 @@ class Scheduler:
             if state.is_finished:
                 job = self._jobs.pop(batch.ids[row])
                 if self.prefixes is not None and job.shares_prefix:
-                    self.prefixes.keep(state.tokens[: batch.cache.lengths[row]], batch.cache, row)
+                    self.prefixes.keep(state.read_tokens[: batch.cache.lengths[row]], batch.cache, row)
         lane.put_back(batch)
         return report
 

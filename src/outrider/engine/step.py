@@ -83,7 +83,7 @@ class Engine:
         began = self.clock()
         rows = [RequestState.of(request) for request in requests]
         cache = self.target.new_cache(len(rows))
-        taps = self.target.prefill([row.tokens[:-1] for row in rows], cache, taps=self.method.drafter.taps)
+        taps = self.target.prefill([row.read_tokens[:-1] for row in rows], cache, taps=self.method.drafter.taps)
         drafter_state = self.method.drafter.start([row.tokens for row in rows], taps)
         policy_state = self.method.policy.start(len(rows))
         sampler = Sampler(rows, self.target.vocab_size, self.target.device)

@@ -12,6 +12,7 @@ from typing import Any
 from outrider.core.errors import ModelError
 from outrider.models.families import DEFAULTS, FULL, SLIDING, TRAITS, WINDOW_RULES, Raw, without_rope
 from outrider.models.features import Experts, ModelConfig
+from outrider.models.quantised.formats import unknown_method
 from outrider.models.rope import ROPE_KINDS, Rope
 
 __all__ = ["ACTIVATIONS", "Experts", "ModelConfig", "Raw", "config_of", "why_not_lean"]
@@ -39,8 +40,9 @@ def why_not_lean(raw: Raw) -> str | None:
     family = str(text.get("model_type"))
     if family not in DEFAULTS:
         return f"model_type {family!r} is not among the lean decoder's families"
-    if text.get("quantization_config"):
-        return "the checkpoint is quantised"
+    unknown = unknown_method(text)
+    if unknown is not None:
+        return unknown
     if text.get("use_bidirectional_attention"):
         return "its attention looks ahead"
     read = _Reader({**DEFAULTS[family], **text})

@@ -111,7 +111,7 @@ class Decoder(LayeredTarget, PlacingTarget):
                 hidden = self._layers[index].part(hidden, step, attends=route.attention[index], feeds=route.mlp[index])
         return hidden.view(tree.batch_size, tree.num_nodes - start, -1)
 
-    def placed(self, positions: Sequence[int]) -> Decoder:
+    def placed(self, positions: Sequence[int] | Tensor) -> Decoder:
         twin = copy(self)
         twin._tables = [table.placed(positions) for table in self._tables]
         return twin

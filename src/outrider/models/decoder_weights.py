@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.models.features import ModelConfig
-from outrider.models.gguf.reader import GGUFFile
 
 STORED_ROWS = torch.int64
-"""Type of a table of rows, what a matrix is that stays as a GGUF file stores it (``gguf/stored.py``)."""
+"""Type of a table of rows, what a matrix is that stays as a file stores it (``gguf/stored.py``, ``quantised/stored.py``)."""
+
+
+class StoredBytes(Protocol):
+    """What holds the rows of stored matrices: a GGUF file, or memory that they were written to."""
+
+    @property
+    def address(self) -> int: ...
+
+    def forget(self, begin: int, end: int) -> None: ...
+
+
+class PackedSource(Protocol):
+    """What holds the rows of packed matrices on a GPU (``quantised/packed_rows.py``)."""
+
+    def matrix(self, table: Tensor) -> Any:
+        """The packed matrix of these rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +74,10 @@ class Weights:
     norm: Tensor
     head: Tensor
     norm_bias: Tensor | None = None
-    file: GGUFFile | None = None
-    """The GGUF file whose rows the stored matrices are."""
+    file: StoredBytes | None = None
+    """What holds the rows of the stored matrices, for a CPU."""
+    rows: PackedSource | None = None
+    """What holds the rows of the packed matrices, for a GPU."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -15,6 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Cache
@@ -25,9 +26,17 @@ from outrider.models.attention.padded import padded_bias
 from outrider.models.hf_cache import HFCache
 from outrider.models.hf_check import AdaptedModel, check_model
 from outrider.models.prefill import chunks_of, joined_taps
+from outrider.models.quantised.formats import method_of, unknown_method
 
 _CHUNK = 512
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def check_quantisation(raw: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint in a format that transformers does not know either: it would open it with random weights."""
+    unknown = unknown_method(raw)
+    if unknown is not None and method_of(raw) not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        raise ModelError(f"{unknown}; use a checkpoint in one of these")
 
 
 @final

@@ -15,6 +15,10 @@ from outrider.models.gpu.known import missing_features as gpu_missing
 from outrider.models.load import read_config
 from outrider.models.native import can_build
 from outrider.models.native.decoder import missing_features as cpu_missing
+from outrider.models.quantised.folder import QuantisedFolder
+from outrider.models.quantised.format import Format
+from outrider.models.quantised.formats import format_of, unknown_method
+from outrider.models.quantised.open import stays_on_gpu
 from outrider.models.recurrent import RecurrentConfig, recurrent_config
 from outrider.models.source import local_path
 from outrider.models.weights import SafetensorsFolder
@@ -42,6 +46,8 @@ class ModelInfo:
     """Which decoder it takes on a CPU, and why not the native one."""
     on_cpu: str
     """How ``dtype="auto"`` multiplies it on a CPU."""
+    on_gpu: str
+    """How ``dtype="auto"`` multiplies it on a CUDA device."""
     same_bits: str
     """Where a node's scores do not depend on what shares its pass (``Target.is_invariant``)."""
     files: tuple[str, ...]
@@ -55,8 +61,12 @@ def describe_model(name: str) -> ModelInfo:
         count = sum(math.prod(entry.shape) for entry in file.tensors.values())
         kinds = sorted({entry.storage.name for entry in file.tensors.values()})
         return _info(name, hf_config(file), [path], count, " ".join(kinds), is_stored=is_quantised(file))
-    folder = SafetensorsFolder(path)
-    return _info(name, read_config(path), folder.files, folder.num_parameters, " ".join(folder.dtypes))
+    raw, folder = read_config(path), SafetensorsFolder(path)
+    form = None if unknown_method(raw) else format_of(raw)
+    if form is None:
+        return _info(name, raw, folder.files, folder.num_parameters, " ".join(folder.dtypes))
+    quantised = QuantisedFolder(folder, form)
+    return _info(name, raw, folder.files, quantised.num_parameters, form.title, is_stored=form.stays, form=form)
 
 
 def _runs_on(config: ModelConfig | None, recurrent: RecurrentConfig | None) -> str:
@@ -88,15 +98,35 @@ def _path(fast: str, config: ModelConfig | None, raw: dict[str, Any], missing: C
     return fast if not lacking else f"PyTorch's lean decoder: the faster one has no {'; no '.join(lacking)}"
 
 
-def _on_cpu(config: ModelConfig | None, *, is_stored: bool) -> str:
+def _on_cpu(config: ModelConfig | None, *, is_stored: bool, form: Format | None) -> str:
     """How ``dtype="auto"`` multiplies the matrices on a CPU, in words."""
     if is_stored and config is not None and not cpu_missing(config) and can_build():
         return "as stored, activations rounded to 8 bits as in llama.cpp (dtype='float32' dequantises instead)"
+    if form is not None:
+        return (
+            "dequantised: in bfloat16 where the CPU is fast in it and the checkpoint's other tensors are, in float32 otherwise"
+        )
     return "in bfloat16 where the CPU is fast in it and the checkpoint has 16 bits, in float32 otherwise"
 
 
+def _on_gpu(config: ModelConfig | None, form: Format | None) -> str:
+    """How ``dtype="auto"`` multiplies the matrices on a CUDA device, in words."""
+    if form is None:
+        return "in bfloat16"
+    if form.packs and config is not None and stays_on_gpu(config):
+        return "codes as they are, activations in bfloat16 (dtype='bfloat16' dequantises instead)"
+    return "dequantised: in bfloat16"
+
+
 def _info(
-    name: str, raw: dict[str, Any], files: list[Path], num_parameters: int, dtype: str, *, is_stored: bool = False
+    name: str,
+    raw: dict[str, Any],
+    files: list[Path],
+    num_parameters: int,
+    dtype: str,
+    *,
+    is_stored: bool = False,
+    form: Format | None = None,
 ) -> ModelInfo:
     text = raw.get("text_config", raw)
     recurrent = recurrent_config(raw)
@@ -116,7 +146,8 @@ def _info(
         dtype=dtype,
         gpu_path=_path("fast decoder (fused kernels, captured passes)", config, raw, gpu_missing),
         cpu_path=_path("native pass", config, raw, cpu_missing),
-        on_cpu=_on_cpu(config, is_stored=is_stored),
+        on_cpu=_on_cpu(config, is_stored=is_stored, form=form),
+        on_gpu=_on_gpu(config, form),
         same_bits=_same_bits(config, recurrent),
         files=tuple(path.name for path in files),
         num_bytes=sum(path.stat().st_size for path in files),

@@ -22,6 +22,9 @@ from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
 from outrider.models.gguf.stored import StoredTensors, is_quantised
 from outrider.models.gpu import gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
+from outrider.models.quantised.folder import checkpoint
+from outrider.models.quantised.formats import format_of
+from outrider.models.quantised.open import packed_weights, stored_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
 from outrider.models.reduced import ReducedDraft, spoken_ids
 from outrider.models.source import Source, local_path
@@ -32,7 +35,7 @@ FEW_BITS = {"int8": 8, "int4": 4}
 """Weights rounded to so many bits, activations in bfloat16: another model, whose own plain decoding is its reference. 8 bits on
 GPU and CPU, 4 on a GPU."""
 STORED = "stored"
-"""Matrices of a GGUF file as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
+"""Quantised matrices as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,9 @@ def load_model(
     page_len: int = 0,
 ) -> Target:
     """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8", and "int4" on a GPU,
-    round the weights and so change the model). "stored" multiplies the quantised matrices of a GGUF file as they are, on a CPU,
-    with inputs rounded to 8 bits; "auto" takes it where it can, and "float32" dequantises. ``max_len`` opens a model whose
+    round the weights and so change the model). Quantised matrices stay as they are where the device has a product for them, and
+    are dequantised with any other type. "stored" insists on it for a GGUF file or a quantised folder on a CPU, where inputs are
+    rounded to 8 bits. ``max_len`` opens a model whose
     rotary scaling depends on the context (longrope, dynamic) for more than its original length; ``fast`` False takes the
     plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant" asks for scores that do not depend on what
     shares a pass (GPU, 16-bit types); ``page_len`` keeps keys and values in pages of so many tokens, which rows can share
@@ -89,14 +93,19 @@ def load_model(
         _refuse(speed)
         if page_len:
             raise OptionError(f"page_len = {page_len} is not available for this model, which transformers runs; leave it out")
-        from outrider.models.hf import HFModel
+        from outrider.models.hf import HFModel, check_quantisation
+
+        check_quantisation(raw)
 
         dtype_used = wanted or auto_dtype(raw.get("dtype") or raw.get("torch_dtype"), place)
         trusted = source.trust_remote_code
         return HFModel.load(path, dtype=dtype_used, device=place, max_len=max_len, trust_remote_code=trusted)
+    folder = checkpoint(path, raw)
+    ids = spoken_ids(raw, folder)
+    if wanted is None and ids is None and (kept := _kept(config, folder, place, max_len=max_len, speed=speed)) is not None:
+        return kept
     dtype_used = wanted or auto_dtype(config.dtype, place)
-    folder = SafetensorsFolder(path)
-    return _decoder(config, folder, dtype=dtype_used, device=place, max_len=max_len, speed=speed, ids=spoken_ids(raw, folder))
+    return _decoder(config, folder, dtype=dtype_used, device=place, max_len=max_len, speed=speed, ids=ids)
 
 
 def lean_config(path: Path) -> ModelConfig:
@@ -115,7 +124,10 @@ def lean_checkpoint(
     """What the lean decoder needs to open a folder or a GGUF file: numbers, tensors and the type to hold them in."""
     config, is_gguf = lean_config(path), path.suffix == ".gguf"
     used = _dtype_named(dtype) or auto_dtype("bfloat16" if is_gguf else config.dtype, device)
-    source = TensorDict(dict(hf_tensors(read_gguf(str(path)), dtype=used)), str(path)) if is_gguf else SafetensorsFolder(path)
+    if is_gguf:
+        source: TensorSource = TensorDict(dict(hf_tensors(read_gguf(str(path)), dtype=used)), str(path))
+    else:
+        source = checkpoint(path, read_config(path))
     return config if max_len is None else replace(config, max_len=max_len), source, used
 
 
@@ -150,12 +162,17 @@ def _gguf_config(file: GGUFFile) -> ModelConfig:
 
 
 def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed: _Speed) -> LayeredTarget:
-    what = f"dtype = {STORED!r} is not available"
-    if path.suffix != ".gguf":
-        raise OptionError(f"{what} for {path}, which is not a GGUF file; use 'auto', or 'int8' for weights of 8 bits")
+    what, is_gguf = f"dtype = {STORED!r} is not available", path.suffix == ".gguf"
+    form = None if is_gguf else format_of(read_config(path))
+    if not is_gguf and (form is None or not form.stays):
+        why = "which is not a GGUF file" if form is None else f"whose matrices ({form.title}) are dequantised on a CPU"
+        raise OptionError(f"{what} for {path}, {why}; use 'auto', or 'int8' for weights of 8 bits")
     if device.type != "cpu" or not speed.leaves_stored:
         raise OptionError(f"{what} here; it needs device='cpu', fast=True, page_len=0 and numerics='fast'")
-    decoder = _stored_decoder(read_gguf(str(path)), max_len)
+    if is_gguf:
+        decoder = _stored_decoder(read_gguf(str(path)), max_len)
+    else:
+        decoder = _kept(lean_config(path), checkpoint(path, read_config(path)), device, max_len=max_len, speed=speed)
     if decoder is None:
         reason = "it needs a C++ compiler, OUTRIDER_NATIVE not 0, and heads of a multiple of 16"
         raise OptionError(f"{what} for {path} on this machine: {reason}; use 'float32'")
@@ -169,6 +186,17 @@ def _stored_decoder(file: GGUFFile, max_len: int | None) -> LayeredTarget | None
     config = config if max_len is None else replace(config, max_len=max_len)
     weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=torch.device("cpu"))
     return native_decoder(config, replace(weights, file=replace(file, metadata={})))  # its strings take megabytes
+
+
+def _kept(
+    config: ModelConfig, folder: TensorSource, device: torch.device, *, max_len: int | None, speed: _Speed
+) -> LayeredTarget | None:
+    """A quantised folder whose matrices stay so; None where it is not, or where the device has no product for it."""
+    config = config if max_len is None else replace(config, max_len=max_len)
+    if device.type == "cpu":
+        return stored_decoder(config, folder) if speed.leaves_stored else None
+    weights = packed_weights(config, folder, device) if speed.fast else None
+    return None if weights is None else _of_weights(config, weights, speed)
 
 
 def _decoder(
@@ -200,6 +228,18 @@ def _of_weights(config: ModelConfig, weights: Weights, speed: _Speed) -> Layered
     if speed.fast and not speed.page_len:
         return fastest_decoder(config, weights, speed.bits)
     return Decoder(config, weights, speed.page_len, bits=speed.bits)
+
+
+def decoder_of(
+    config: ModelConfig, weights: Weights, *, dtype: str | None, fast: bool, numerics: str, page_len: int
+) -> LayeredTarget:
+    """The decoder that ``load_model`` would take for weights that are in memory already, with its options."""
+    return _of_weights(config, weights, _Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len))
+
+
+def computing_dtype(dtype: str | None, stored: str | None, device: torch.device) -> torch.dtype:
+    """The type that weights are held in under the option ``dtype``, where a checkpoint stores them as ``stored``."""
+    return torch.bfloat16 if dtype in FEW_BITS else _dtype_named(dtype) or auto_dtype(stored, device)
 
 
 def _refuse(speed: _Speed) -> None:

@@ -6,6 +6,9 @@ equals. Two nibbles share a byte: input j of a group of 128 is the low one of by
 tile of bytes is two tiles of inputs, each in order.
 
     w ~ scale * q,      q = round(w / scale) in -127 .. 127,  or -7 .. 7 stored as q + 8
+
+Quantised checkpoints (``quantised/packed_rows.py``) come in the same form, rounded by somebody else: with other groups, with
+zeros (w = scale * (q - zero)), or with e4m3 floats in the place of whole numbers of 8 bits.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from outrider.models.weights import LayerWeights, Weights
+from outrider.models.decoder_weights import STORED_ROWS, LayerWeights, PackedSource, Weights
 
 GROUP = 128
 """Inputs that share a scale in 4 bits."""
@@ -28,13 +31,36 @@ class Packed:
     """A rounded [out, in] matrix."""
 
     data: Tensor
-    """[out, in] int8, or [out, in / 2] uint8."""
+    """[out, in] int8 or float8_e4m3fn, or [out, in / 2] uint8."""
     scales: Tensor
-    """[1, out], or [in / 128, out]."""
+    """[groups, out]: one group, or as many as there are 128 inputs; of a checkpoint any number."""
+    zeros: Tensor | None = None
+    """[groups, out] bfloat16: the whole number that stands for 0; None where it is 0. Only in 4 bits."""
 
     @property
     def bits(self) -> int:
-        return 8 if self.data.dtype == torch.int8 else 4
+        return 4 if self.data.dtype == torch.uint8 else 8
+
+    @property
+    def is_float(self) -> bool:
+        """The numbers are e4m3 floats."""
+        return self.data.dtype == torch.float8_e4m3fn
+
+    @property
+    def group_len(self) -> int:
+        """Inputs that share a scale."""
+        return -(-self.shape[1] // self.scales.shape[0])
+
+    @property
+    def is_usual(self) -> bool:
+        """As ``pack`` makes it: the forms that every product knows."""
+        groups = self.shape[1] // GROUP if self.bits == 4 else 1
+        return not self.is_float and self.zeros is None and len(self.scales) == groups
+
+    @property
+    def has_units(self) -> bool:
+        """Scales are those of whole outputs or of 128 inputs, the unit of the fastest products."""
+        return (self.bits == 8 and len(self.scales) == 1) or self.group_len == GROUP
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -42,22 +68,24 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + self.scales.nbytes
+        return self.data.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
-    def unpacked(self) -> Tensor:
-        """[out, in] in the type of the scales."""
-        return (self.integers().float() * self._spread()).to(self.scales.dtype)
+    def unpacked(self, dtype: torch.dtype | None = None) -> Tensor:
+        """[out, in] in ``dtype``, or in the type of the scales."""
+        numbers = self.integers().float()
+        if self.zeros is not None:
+            numbers = numbers - self._spread(self.zeros)
+        return (numbers * self._spread(self.scales)).to(dtype or self.scales.dtype)
 
     def integers(self) -> Tensor:
-        """[out, in] the rounded numbers without their scales."""
+        """[out, in] the rounded numbers without their scales and zeros."""
         if self.bits == 8:
             return self.data
-        groups = self.data.unflatten(1, (-1, GROUP // 2))
+        groups = self.data.unflatten(1, (-1, self.group_len // 2))
         return torch.cat((groups & 15, groups >> 4), -1).flatten(1).to(torch.int8) - 8
 
-    def _spread(self) -> Tensor:
-        width = self.shape[1] // self.scales.shape[0]
-        return self.scales.float().T.repeat_interleave(width, 1)
+    def _spread(self, values: Tensor) -> Tensor:
+        return values.float().T.repeat_interleave(self.group_len, 1)[:, : self.shape[1]]
 
 
 def pack(weight: Tensor, bits: int) -> Packed:
@@ -112,11 +140,15 @@ class Matrices:
 def matrices_of(weights: Weights, bits: int) -> Matrices:
     """16: the weights themselves. 8 or 4: rounded, layer by layer; a matrix whose inputs do not come in groups of 128 takes 8
     bits instead of 4."""
-    layers = [_layer(layer, partial(_shrunk, bits=bits)) for layer in weights.layers]
-    return Matrices(weights.embedding, layers, weights.norm, _shrunk(weights.head, bits), weights.norm_bias)
+    shrink = partial(_shrunk, bits=bits, rows=weights.rows)
+    layers = [_layer(layer, shrink) for layer in weights.layers]
+    return Matrices(weights.embedding, layers, weights.norm, shrink(weights.head), weights.norm_bias)
 
 
-def _shrunk(weight: Tensor, bits: int) -> Matrix:
+def _shrunk(weight: Tensor, bits: int, rows: PackedSource | None) -> Matrix:
+    if weight.dtype == STORED_ROWS:
+        assert rows is not None, "tables of rows come with what holds them"
+        return rows.matrix(weight)
     if bits == 16:
         return weight
     return pack(weight, 4 if bits == 4 and weight.shape[1] % GROUP == 0 else 8)

@@ -151,7 +151,7 @@ class RotaryTable:
         self._frequencies = torch.cat((frequencies, free))
         self._is_free = torch.cat((torch.zeros(rope.dim // 2), torch.ones(len(free)))).bool()
         self._dtype, self._device = dtype, device
-        self._first = torch.zeros(0)
+        self._first = torch.zeros(0, 1)
         self.cos, self.sin = self._rows(min(context_len, 4096))
 
     def reach(self, length: int) -> None:
@@ -159,16 +159,18 @@ class RotaryTable:
         if length > self.cos.shape[0]:
             self.cos, self.sin = self._rows(max(length, 2 * self.cos.shape[0]))
 
-    def placed(self, positions: Sequence[int]) -> RotaryTable:
-        """The table of rows whose first tokens have these positions, which may leave some out and may be below 0."""
+    def placed(self, positions: Sequence[int] | Tensor) -> RotaryTable:
+        """The table of rows whose first tokens have these positions, which may leave some out and may be below 0. A tensor
+        [S, D / 2] gives every pair of dimensions a position of its own."""
         table = copy(self)
-        table._first = torch.tensor(positions, dtype=torch.float32)
+        first = torch.as_tensor(positions, dtype=torch.float32, device="cpu")
+        table._first = first[:, None] if first.dim() == 1 else first
         table.cos, table.sin = table._rows(len(positions))
         return table
 
     def _rows(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        positions = torch.cat((self._first, torch.arange(len(self._first), num_positions).float()))
-        angles = positions[:, None] * self._frequencies
+        later = torch.arange(len(self._first), num_positions).float()[:, None]
+        angles = torch.cat((self._first * self._frequencies, later * self._frequencies))
         scale = torch.where(self._is_free, 1.0, self._attention)
         cos, sin = angles.cos() * scale, angles.sin() * scale
         pair = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)

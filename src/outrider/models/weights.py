@@ -89,7 +89,11 @@ class SafetensorsFolder(TensorSource):
 
     @property
     def num_parameters(self) -> int:
-        return sum(math.prod(handle.get_slice(name).get_shape()) for name, handle in self._where.items())
+        return sum(map(self.size, self._where))
+
+    def size(self, name: str) -> int:
+        """Numbers in a tensor, from the header of its file."""
+        return math.prod(self._where[name].get_slice(name).get_shape())
 
     @property
     def dtypes(self) -> list[str]:

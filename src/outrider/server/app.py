@@ -30,6 +30,7 @@ from outrider.server.quota import Client
 from outrider.server.responses import ResponseAnswer
 from outrider.server.responses_protocol import ResponsesRequest
 from outrider.server.service import Service
+from outrider.server.settings import ServerSettings
 
 _LOG = logging.getLogger("outrider.server")
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -48,7 +49,24 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 def create_app(service: Service, page: str = "", *, others: Sequence[Service] = ()) -> FastAPI:
     """The application for one model and perhaps ``others``, with what ``/`` shows; their workers start and stop with it."""
-    models = Models([service, *others])
+    app = open_app(Models([service, *others]), page)
+    app.add_middleware(
+        Guard, settings=service.settings, requests=service.metrics.requests, keys=service.keys, audit=service.audit
+    )
+    if service.settings.cors_origins:
+        app.add_middleware(CORSMiddleware, **cross_origin(service.settings))
+    return app
+
+
+def cross_origin(settings: ServerSettings) -> dict[str, Any]:
+    """What a browser is told of the sites whose pages may call the API."""
+    exposed = ["X-Request-Id", "Retry-After"]
+    every = {"allow_methods": ["*"], "allow_headers": ["*"]}
+    return {"allow_origins": list(settings.cors_origins), **every, "expose_headers": exposed}
+
+
+def open_app(models: Models, page: str = "") -> FastAPI:
+    """The routes without a guard in front of them: who calls it has read the body and put the client into the scope."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -59,13 +77,6 @@ def create_app(service: Service, page: str = "", *, others: Sequence[Service] = 
         models.close()
 
     app = FastAPI(title="Outrider", version=version("outrider"), lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, settings=service.settings, metrics=service.metrics, keys=service.keys, audit=service.audit)
-    if service.settings.cors_origins:
-        origins = list(service.settings.cors_origins)
-        exposed = ["X-Request-Id", "Retry-After"]
-        app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
-        )
     _add_errors(app)
     _add_generation(app, models)
     add_information(app, models)

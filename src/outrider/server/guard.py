@@ -14,13 +14,13 @@ import time
 import uuid
 from typing import Any, final
 
+from prometheus_client import Counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.audit import AuditLog
 from outrider.server.failures import ApiError
 from outrider.server.keys import KeyRing
-from outrider.server.metrics import Metrics
 from outrider.server.quota import Account, Client
 from outrider.server.settings import LOOPBACK, ServerSettings
 
@@ -35,8 +35,9 @@ _WATCHING = frozenset({"/health", "/ping", "/metrics", "/load", "/version"})
 class Guard:
     """Keys, hosts, sizes, and the log."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, keys: KeyRing, audit: AuditLog) -> None:
-        self._app, self._settings, self._metrics = app, settings, metrics
+    def __init__(self, app: ASGIApp, settings: ServerSettings, requests: Counter, keys: KeyRing, audit: AuditLog) -> None:
+        """``requests`` counts them by status."""
+        self._app, self._settings, self._requests = app, settings, requests
         self._keys, self._audit = keys, audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +72,7 @@ class Guard:
         """Count a request, and write who asked what when."""
         if scope["path"] in _WATCHING:
             return
-        self._metrics.requests.labels(str(line["status"])).inc()
+        self._requests.labels(str(line["status"])).inc()
         _LOG.info(json.dumps({"event": "request", **line}))
         if _needs_key(scope["path"]):
             who: Client | None = scope.get("outrider.client")

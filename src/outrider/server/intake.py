@@ -18,6 +18,7 @@ from outrider.codecs.grammar_source import SourceLimits
 from outrider.codecs.infill import infill_prompt
 from outrider.core.errors import OutriderError, RequestError
 from outrider.core.params import Grammar, SamplingParams
+from outrider.core.prompts import Prompt
 from outrider.methods import METHODS
 from outrider.server.failures import ApiError
 from outrider.server.grammars import Grammars
@@ -29,6 +30,8 @@ from outrider.server.protocol import ChatMessage, ChatRequest, CompletionRequest
 from outrider.server.quota import Client
 from outrider.server.settings import ServerSettings
 from outrider.server.tools import ToolPlan, plan_tools
+from outrider.vision.messages import parted
+from outrider.vision.pixels import ImageLimits, opened
 
 _COMPLETION_TOKENS = 16
 """What the API gives a completion that names no limit."""
@@ -88,13 +91,15 @@ class Intake:
         tokens = min(self._settings.default_tokens, most) if asked is None else self._checked(asked, most)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = self._params(body, max_tokens=tokens, logprobs=logprobs, grammar=grammar)
-        text = await self._off_loop(partial(self._chat_text, body, plan))
+        text, images = await self._off_loop(partial(self._chat_text, body, plan))
+        if images and body.prompt_logprobs is not None:
+            raise ApiError(400, "prompt_logprobs are of text; leave them out of a prompt with images", param="prompt_logprobs")
         params, reader = self._reader(params, plan, text)
         known = replace(_order_of(body), function=plan.function, new_reader=reader, is_legacy=plan.is_legacy)
         known = replace(known, prompt_logprobs=body.prompt_logprobs)
         is_plain = self._llm.codec.chat_template is None
         encode = partial(self._encode, text, truncate=body.truncate_prompt_tokens, special=is_plain)
-        return await self._finish(_Draft(body, params, body.n, known), [lambda: (encode(), text)])
+        return await self._finish(_Draft(body, params, body.n, known), [lambda: (self._seen(encode(), images), text)])
 
     async def tokens_of(
         self, text: str | None, messages: Sequence[ChatMessage] | None, *, special: bool, is_open: bool
@@ -104,7 +109,10 @@ class Intake:
         def encoded() -> list[int]:
             if messages is None:
                 return self._llm.codec.encode_within(text or "", _TRUNCATED * self._longest, add_special_tokens=special)
-            said = self._conversation([plain_message(message) for message in messages], {"add_generation_prompt": is_open})
+            said, images = parted([plain_message(message) for message in messages])
+            if images:
+                raise RequestError("tokens are counted for text only; leave the images out")
+            said = self._conversation(said, {"add_generation_prompt": is_open})
             return self._llm.codec.encode_within(said, _TRUNCATED * self._longest, add_special_tokens=False)
 
         return await self._off_loop(encoded)
@@ -140,16 +148,16 @@ class Intake:
             message = f"{num_prompts} prompts times {num_each} make {count} choices; at most {most} are taken"
             raise ApiError(400, message, param="n")
 
-    async def _finish(self, draft: _Draft, encode: Sequence[Callable[[], tuple[list[int], str]]]) -> Order:
+    async def _finish(self, draft: _Draft, encode: Sequence[Callable[[], tuple[Prompt, str]]]) -> Order:
         return await self._off_loop(lambda: self._complete(draft, [make() for make in encode]))
 
-    def _complete(self, draft: _Draft, encoded: Sequence[tuple[list[int], str]]) -> Order:
+    def _complete(self, draft: _Draft, encoded: Sequence[tuple[Prompt, str]]) -> Order:
         spread = [pair for pair in encoded for _ in range(draft.num_each)]
         each = [with_seed(draft.params, index % draft.num_each) for index in range(len(spread))]
         requests = self._llm.requests([ids for ids, _ in spread], each, streaming=True)
         is_echoed = isinstance(draft.body, CompletionRequest) and draft.body.echo
         prompts = [text for _, text in spread] if is_echoed else []
-        total = sum(len(ids) for ids, _ in encoded)
+        total = sum(len(request.prompt_ids) for request in requests[:: draft.num_each])
         lane = self._lane(draft.body, draft.order.lane)
         return replace(draft.order, requests=requests, prompts=prompts, num_prompt_tokens=total, lane=lane)
 
@@ -182,7 +190,15 @@ class Intake:
             )
         return ids, codec.decode(ids) if body.echo else ""
 
-    def _chat_text(self, body: ChatRequest, plan: ToolPlan) -> str:
+    def _seen(self, ids: list[int], images: list[bytes]) -> Prompt:
+        """Tokens with the images that their placeholders stand for, decoded within the server's limits."""
+        limits, most = ImageLimits(self._settings.max_body_bytes, self._settings.max_image_pixels), self._settings.max_images
+        if len(images) > most:
+            raise RequestError(f"the messages hold {len(images)} images, and at most {most} are taken; send fewer")
+        return {"prompt": ids, "images": [opened(image, limits) for image in images]} if images else ids
+
+    def _chat_text(self, body: ChatRequest, plan: ToolPlan) -> tuple[str, list[Any]]:
+        """A conversation as the model reads it, and the images in it."""
         variables = dict(body.chat_template_kwargs or {})
         if {"messages", "tools"} & set(variables):
             message = "chat_template_kwargs cannot hold messages or tools; send them as fields"
@@ -191,10 +207,12 @@ class Intake:
             variables["tools"] = plan.for_template()
         if body.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", body.reasoning_effort)
-        return self._conversation([plain_message(message) for message in body.messages], variables)
+        said, images = self._llm.reading.parted([plain_message(message) for message in body.messages])
+        return self._conversation(said, variables), images
 
     def _conversation(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """A conversation as the model reads it."""
+        """A conversation as the model reads it, with a placeholder for each image."""
+        messages = self._llm.reading.written(messages)
         codec, size = self._llm.codec, sum(len(str(message["content"])) for message in messages)
         if size > _TRUNCATED * self._longest * codec.longest_token:
             raise RequestError(f"the messages have {size} characters, far more than the model's context holds; shorten them")

@@ -1,17 +1,17 @@
-"""Learning while serving: what requests taught, and a better draft model in the place of the old one between two rounds.
+"""Learning while serving: what requests taught, and a better draft model or better heads in service between two rounds.
 
 The learner (``engine/exchange.py``; ``outrider serve --learn`` makes one that distils) decides when a draft is better, on
-requests it never learned from. Here it is told what ended, asked between rounds, and kept from doing harm: if it fails, it is
-not asked again, and nobody who is being served notices. No text changes by it (``docs/lossless.md``), only its speed.
+requests it never learned from. It has a budget of time: a small share while requests are served, all of it while none are.
+Here it is told what ended, asked between rounds, and kept from doing harm: if it fails, it is not asked again, and nobody who
+is being served notices. No text changes by it (``docs/lossless.md``), only its speed.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
-from outrider.core.interfaces import Target
 from outrider.core.request import RequestState
 from outrider.engine.exchange import Learner
 from outrider.server.metrics import Metrics
@@ -23,8 +23,8 @@ _LOG = logging.getLogger("outrider.server")
 class Lessons:
     """A learner in a server; without one, nothing happens."""
 
-    def __init__(self, learner: Learner | None, metrics: Metrics, *, swap: Callable[[Target], None]) -> None:
-        """``swap`` puts a new draft model into service."""
+    def __init__(self, learner: Learner | None, metrics: Metrics, *, swap: Callable[[Any], None]) -> None:
+        """``swap`` puts what the learner made into service."""
         self._learner, self._metrics, self._swap = learner, metrics, swap
 
     @property
@@ -40,20 +40,25 @@ class Lessons:
         except Exception as error:
             self._give_up(error)
 
-    def between_rounds(self) -> None:
-        """Put a better draft into service, if there is one."""
+    def between_rounds(self, *, is_idle: bool) -> None:
+        """Put a better draft into service, if there is one; ``is_idle`` says that nothing is being served."""
         if self._learner is None:
             return
         try:
-            better = self._learner.maybe_update()
+            better = self._learner.maybe_update(is_idle=is_idle)
         except Exception as error:
             self._give_up(error)
             return
         if better is not None:
             self._swap(better)
             self._metrics.draft_swaps.inc()
-            _LOG.info("the draft model was exchanged for a better one")
+            _LOG.info("what drafts was exchanged for a better one")
+
+    def close(self) -> None:
+        """Stop learning."""
+        if self._learner is not None:
+            self._learner.close()
 
     def _give_up(self, error: Exception) -> None:
-        _LOG.error("learning failed and is off from now on; the draft model stays as it is", exc_info=error)
+        _LOG.error("learning failed and is off from now on; what drafts stays as it is", exc_info=error)
         self._learner = None

@@ -1,4 +1,8 @@
-"""Messages of a conversation as a chat template takes them: content as one text, calls of earlier turns as objects."""
+"""Messages of a conversation as a chat template takes them: content as one text, calls of earlier turns as objects.
+
+Where a message shows images, its content stays in parts, and each image is the bytes of its data URL. Nothing else is read: a
+path or an address in a request never opens a file or a connection of this machine.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,25 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outrider.core.errors import RequestError
 from outrider.server.failures import ApiError
 from outrider.server.protocol import ChatMessage
+from outrider.vision.messages import data_of
+
+IMAGE_PARTS = ("image_url", "input_image")
+"""Kinds of parts that hold an image, of the chat API and of the Responses API."""
+
+
+def has_images(content: str | Sequence[Mapping[str, Any]] | None) -> bool:
+    """Whether content comes in parts of which some are images."""
+    return not isinstance(content, str) and any(part.get("type") in IMAGE_PARTS for part in content or ())
 
 
 def plain_message(message: ChatMessage) -> dict[str, Any]:
-    """Content as one text: parts are joined, none is empty."""
-    plain = {**message.model_dump(exclude_none=True), "content": joined_text(message.content or "", "messages")}
+    """Content as one text: parts are joined, none is empty. Content with images stays in parts."""
+    content = message.content or ""
+    said = _with_images(content) if has_images(content) and not isinstance(content, str) else joined_text(content, "messages")
+    plain = {**message.model_dump(exclude_none=True), "content": said}
     if plain["role"] == "function":  # the older name of a tool's answer
         plain["role"] = "tool"
     calls = plain.get("tool_calls")
@@ -29,6 +45,26 @@ def joined_text(content: str | Sequence[Mapping[str, Any]], param: str) -> str:
     if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
         raise ApiError(400, f"only text parts are understood in {param}; send parts of type 'text'", param=param)
     return "".join(str(text) for text in texts)
+
+
+def _with_images(content: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [_image(part) if part.get("type") in IMAGE_PARTS else _text(part) for part in content]
+
+
+def _text(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "text", "text": joined_text([part], "messages")}
+
+
+def _image(part: Mapping[str, Any]) -> dict[str, Any]:
+    given = part.get("image_url")
+    url = given.get("url") if isinstance(given, Mapping) else given
+    if not isinstance(url, str):
+        example = '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
+        raise ApiError(400, f"an image part has no image_url; send {example}", param="messages")
+    try:
+        return {"type": "image", "image": data_of(url)}
+    except RequestError as error:
+        raise ApiError(400, str(error), param="messages") from None
 
 
 def _with_object(call: Any) -> Any:

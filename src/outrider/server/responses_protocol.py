@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, StrictInt
 
 from outrider.server.failures import ApiError
-from outrider.server.messages import joined_text
+from outrider.server.messages import has_images, joined_text
 from outrider.server.protocol import ChatRequest, Speculation, StreamOptions, Strict
 
 
@@ -150,7 +150,7 @@ def _message(item: dict[str, Any]) -> list[dict[str, Any]]:
         message = f"input holds an item of type {kind!r}; messages, function_call and function_call_output are understood"
         raise ApiError(400, message, param="input")
     content = item.get("content", "")
-    text = content if isinstance(content, str) else joined_text(_parts(content), "input")
+    text = content if isinstance(content, str) or has_images(_parts(content)) else joined_text(_parts(content), "input")
     return [{"role": item.get("role", "user"), "content": text}]
 
 

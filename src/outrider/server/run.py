@@ -7,16 +7,19 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, final
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from outrider.core.errors import OptionError
 from outrider.server.app import create_app
 from outrider.server.connections import Door, GuardedProtocol
 from outrider.server.logs import log_loop_errors
 from outrider.server.service import Service
+from outrider.server.settings import ServerSettings
 
 
 @final
@@ -51,9 +54,38 @@ def serve(
 ) -> None:
     """Serve until a signal; returns when everything that ran has finished, or ``drain_s`` later. ``others`` are further models,
     under the settings of the first."""
-    settings = service.settings
+    services = [service, *others]
+
+    def drain() -> None:
+        for one in services:
+            one.is_draining = True
+
+    serve_app(
+        create_app(service, page, others=others), service.settings, listener, signals=Signals(drain, None), on_ready=on_ready
+    )
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What a served application does on a signal."""
+
+    drain: Callable[[], None]
+    """SIGTERM or SIGINT: no new requests come after it. A second signal ends the process at once."""
+    hang_up: Callable[[], None] | None
+    """SIGHUP; None leaves the signal as it is."""
+
+
+def serve_app(
+    app: ASGIApp,
+    settings: ServerSettings,
+    listener: socket.socket,
+    *,
+    signals: Signals,
+    on_ready: Callable[[int], None] | None = None,
+) -> None:
+    """Serve any application under the limits of ``settings`` until a signal."""
     config = uvicorn.Config(
-        create_app(service, page, others=others),
+        app,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
@@ -65,22 +97,21 @@ def serve(
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-    asyncio.run(_serve(_Server(config), [service, *others], listener, on_ready))
+    asyncio.run(_serve(_Server(config), signals, listener, on_ready))
 
 
-async def _serve(
-    server: _Server, services: Sequence[Service], listener: socket.socket, on_ready: Callable[[int], None] | None
-) -> None:
+async def _serve(server: _Server, signals: Signals, listener: socket.socket, on_ready: Callable[[int], None] | None) -> None:
     def drain() -> None:
-        server.force_exit = services[0].is_draining
+        server.force_exit = server.should_exit
         server.should_exit = True
-        for service in services:
-            service.is_draining = True
+        signals.drain()
 
     loop = asyncio.get_running_loop()
     log_loop_errors(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, drain)
+    if signals.hang_up is not None:
+        loop.add_signal_handler(signal.SIGHUP, signals.hang_up)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)

@@ -17,7 +17,6 @@ from outrider.bundled import bundled_path
 from outrider.cache.contiguous import ContiguousCache
 from outrider.cache.paged import PagedCache
 from outrider.cache.prefixes import prefix_tree
-from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.engine.exchange import Learner
 from outrider.engine.job import Slots
@@ -56,10 +55,12 @@ class Service:
         *,
         name: str | None = None,
         learner: Learner | None = None,
+        install: Callable[[Any], None] | None = None,
         parent: str | None = None,
         spans: Spans | None = None,
     ) -> None:
-        """``learner`` is told what ended, and may exchange the draft model for a better one (``server/learning.py``);
+        """``learner`` is told what ended, and may make something better to draft with (``server/learning.py``), which
+        ``install`` hands to the model: ``LLM.replace_draft`` unless told otherwise;
         ``parent`` is the name of the model that an adapter was made for; ``spans`` is told of requests that are over."""
         self.parent = parent
         self.spans = spans or NoSpans()
@@ -70,7 +71,8 @@ class Service:
         self.metrics = Metrics(model=self.name, method=llm.method_name, replica=settings.replica)
         self.intake = Intake(llm, settings, self.metrics)
         self._memory = _memory_model(llm, settings)
-        lessons = Lessons(learner, self.metrics, swap=self._swap_draft)
+        self._install = install or llm.replace_draft
+        lessons = Lessons(learner, self.metrics, swap=self._swap)
         self.worker = Worker(self._new_scheduler, llm.codec, metrics=self.metrics, lessons=lessons)
         self.num_active = 0
         self.is_draining = False
@@ -99,16 +101,17 @@ class Service:
         nodes = max(defaults.get("num_tree_nodes", 0), lane.num_draft_tokens)
         return replace(method, policy=Fixed(FixedOptions(lane.num_draft_tokens, nodes)))
 
-    def _swap_draft(self, draft: Target) -> None:
-        """Every lane that drafts with the model goes on with another one."""
-        self.llm.replace_draft(draft)
+    def _swap(self, better: Any) -> None:
+        """Every lane whose drafter has weights goes on with what was learned."""
+        self._install(better)
         named = {lane: method_of(lane) for lane in self.worker.scheduler.lanes}
-        drafting = [lane for lane, name in named.items() if name == DEFAULT_LANE or (name and METHODS[name].needs_draft)]
+        drafting = [lane for lane, name in named.items() if name == DEFAULT_LANE or (name and _has_weights(name))]
         self.worker.scheduler.redraft(drafting)
 
     def close(self) -> None:
         """Stop the engine and end the processes that compile grammars."""
         self.worker.stop()
+        self.worker.lessons.close()
         self.intake.close()
         self.audit.close()
 
@@ -257,6 +260,12 @@ class _Run:
         told |= {f"gen_ai.{name}": value for name, value in names.items()}
         told |= {f"outrider.{name}": stats[name] for name in ("num_passes", "num_drafted", "num_accepted", "tokens_per_pass")}
         return {**told, "outrider.method": stats["method"] or self.service.llm.method_name}
+
+
+def _has_weights(method: str) -> bool:
+    """Whether what drafts for the method may be learned."""
+    row = METHODS[method]
+    return row.needs_draft or "heads" in row.needs
 
 
 def _memory_model(llm: LLM, settings: ServerSettings) -> MemoryModel:

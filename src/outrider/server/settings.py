@@ -29,6 +29,10 @@ class ServerSettings:
     default_tokens: int = 256
     """Tokens of a chat answer that names no limit."""
     max_body_bytes: int = 4_000_000
+    max_image_pixels: int = 16_000_000
+    """Largest image of a prompt, before the model's processor makes it smaller."""
+    max_images: int = 8
+    """Most images of one prompt."""
     timeout_s: float = 600.0
     """Longest a request may take."""
     drain_s: float = 60.0

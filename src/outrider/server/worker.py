@@ -127,7 +127,7 @@ class Worker:
         while self._take_orders():
             try:
                 self._metrics.engine(self.scheduler)
-                self.lessons.between_rounds()
+                self.lessons.between_rounds(is_idle=self.scheduler.is_idle)
                 if self._scoring:
                     self._score()
                 if self._errands and self._errands[0].advance(self._failure):

@@ -7,7 +7,7 @@ the text is the target's.)
 
     label = [argmax p = argmax q]   or   min(1, p(x) / q(x)), x ~ q;         loss = BCE, rejected parts weighted by w
 
-What a checkpoint is judged by, "tokens per pass" of the loop, is 1 + the share of guesses whose fate it predicts.
+A checkpoint is judged by the share of guesses whose fate it predicts.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ class AcceptanceObjective(Objective):
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         self.head.folded(self.draft.readout).save(folder, {**notes, "draft": self.draft.origin.name})
+
+    def verdict(self, length: float) -> str:
+        """Says nothing about decoding: the loop's "accepted length" is one more than the share."""
+        return f"{length - 1:.1%} of the guesses' fates predicted (held out), share"
 
     def _chunk(self, states: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         """Losses, and where the prediction is right."""

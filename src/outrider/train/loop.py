@@ -137,7 +137,7 @@ class _Loop:
             if run.objective.name in found:
                 length = run.judge(found[run.objective.name], step, self.settings, self.notes)
                 if say is not None:
-                    say(f"step {step}: {run.objective.name} {length:.3f} tokens per pass, {run.history[-1]['by_depth']}")
+                    say(f"step {step}: {run.objective.name} {run.objective.verdict(length)} {run.history[-1]['by_depth']}")
 
     def _outcomes(self, documents: Sequence[Document]) -> Iterator[tuple[Run, BatchOutcome]]:
         """Every live run's outcome on the same documents, one after the other: no two are in memory at once."""

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from outrider.core.errors import OptionError
 from outrider.models.heads import Head, PackedTexts, save_head
-from outrider.models.heads.eagle import EagleHead
+from outrider.models.heads.head import FeatureHead
 from outrider.train.data import Document
 from outrider.train.divergence import divergence
 
@@ -88,6 +88,10 @@ class Objective(ABC):
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         """Write what was learned, with where it came from."""
 
+    def verdict(self, length: float) -> str:
+        """What the accepted length by which a checkpoint is judged means here, in words."""
+        return f"{length:.2f} tokens per pass (chain, held out), acceptance by position"
+
 
 @dataclass(frozen=True)
 class HeadSettings:
@@ -104,12 +108,19 @@ class HeadSettings:
     """Of the cross-entropy between the heads' confidence and the chance that a sampled guess is accepted (DSpark)."""
     noise: float = 0.0
     """Features are moved by uniform noise up to this share of their size."""
+    glance: float = 0.0
+    """Places whose future is revealed, as a share of the wrong guesses (Falcon)."""
+    glance_steps: int = 1000
+    """Steps in which that share falls to 0."""
 
     def __post_init__(self) -> None:
         divergence(self.loss)
         if self.num_depths < 1 or not 0 < self.decay <= 1:
             found = f"num_depths = {self.num_depths}, decay = {self.decay}"
             raise OptionError(f"{found} are not valid; use at least one depth and a decay above 0 and up to 1")
+        if not 0 <= self.glance <= 1 or self.glance_steps < 1:
+            found = f"glance = {self.glance}, glance_steps = {self.glance_steps}"
+            raise OptionError(f"{found} are not valid; use a share from 0 to 1 and at least one step")
 
 
 @final
@@ -130,7 +141,7 @@ class HeadObjective(Objective):
         ``recompute`` they are kept for the backward pass, which is faster where there is memory."""
         self.name, self.module, self.taps = head.config.kind, head, head.config.taps
         self.head, self.target, self.settings = head, target, settings or HeadSettings()
-        self._recompute = recompute
+        self._recompute, self._glance = recompute, self.settings.glance
         self._chunk_len = max(1, chunk // head.config.vocab_size)
         whole = head.config.draft_vocab_size == head.config.vocab_size
         self._ids = None if whole else head.target_ids.to(target.device)
@@ -141,7 +152,7 @@ class HeadObjective(Objective):
     def __call__(self, batch: PackedTexts) -> BatchOutcome:
         settings, total = self.settings, batch.last.new_zeros((), dtype=torch.float32)
         hits, valids = list[Tensor](), list[Tensor]()
-        for depth, states in enumerate(self.head.depths(self._noisy(batch), settings.num_depths)):
+        for depth, states in enumerate(self.head.depths(self._glanced(self._noisy(batch)), settings.num_depths)):
             valid = batch.valid(depth + 1)
             loss, hit = self._depth(batch, depth, states, valid)
             if settings.feature_weight:
@@ -151,8 +162,16 @@ class HeadObjective(Objective):
             valids.append(valid)
         return BatchOutcome(total, hits, valids)
 
+    def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
+        """The documents as they are; the step says how much is still revealed."""
+        self._glance = self.settings.glance * max(0.0, 1 - step / self.settings.glance_steps)
+        return documents
+
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         save_head(self.head, folder, notes=notes)
+
+    def _glanced(self, batch: PackedTexts) -> PackedTexts:
+        return self.head.glance(batch, self._glance) if self._glance and self.module.training else batch
 
     def _noisy(self, batch: PackedTexts) -> PackedTexts:
         if not self.settings.noise or not self.module.training:
@@ -179,10 +198,10 @@ class HeadObjective(Objective):
 
     def _distance(self, batch: PackedTexts, depth: int, states: Tensor, valid: Tensor) -> Tensor:
         """To the features that the target will have there."""
-        assert isinstance(self.head, EagleHead), "only EAGLE's states are features"
+        assert isinstance(self.head, FeatureHead), "only EAGLE's and Falcon's states are features"
         with torch.no_grad():
             wanted = self.head.fuse(batch.shifted(batch.features, depth + 1))
-        distance = F.smooth_l1_loss(states.float(), wanted.float(), reduction="none").mean(-1)
+        distance = F.smooth_l1_loss(self.head.aligned(states).float(), wanted.float(), reduction="none").mean(-1)
         return (distance * valid).sum() / valid.sum().clamp(min=1)
 
 

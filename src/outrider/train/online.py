@@ -1,16 +1,19 @@
-"""Online speculative decoding: the draft model learns from what it serves.
+"""Online speculative decoding: a draft model or heads learn from what they serve.
 
 From the texts of requests that ended the draft is brought closer to the target's law (Liu et al. 2023, "Online Speculative
 Decoding", arXiv 2310.07177, who learn at the rejected places only; that is an option here). Every text counts, also one that
 was decoded without a draft: a policy stops drafting exactly where the draft is bad, so rejections alone would teach nothing
 there. A copy learns. After every few hundred tokens that the draft did not guess, the copy is held against the draft that
 serves, on recent requests it never learned from, and takes its place only if more of its guesses would be accepted there.
+What learns is a ``Pupil`` (``train/pupils.py``); "the draft" below is a draft model or heads alike.
 
     loss = mean over the answers' places t of D(p(t), q(t))     p is computed again from the text: nothing is kept but tokens
 
 A stream that changes would make the draft forget what was asked before; ``replay`` mixes in a share of requests from a
-uniform sample of all that was ever served (Vitter's algorithm R: the n-th request takes the place of a random one of the
-k kept with chance k / n).
+uniform sample of all that was ever served.
+
+Learning has a budget: while requests are served it takes at most ``busy_share`` of the time, and all of it while none are
+(``train/pace.py``). The target reads each text once, in batches, and its states are kept for the steps that use them again.
 
 Lossless: weights of a drafter may change between rounds under every lossless rule (``engine/exchange.py`` does it for
 running requests). The whole contract is ``observe`` and ``maybe_update``; both return at once where the learning is in the
@@ -20,27 +23,32 @@ background.
 from __future__ import annotations
 
 import copy
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import nn
 
-from outrider.core.errors import ModelError, OptionError
+from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
 from outrider.core.request import Origin
 from outrider.engine.exchange import Learner
 from outrider.models.heads import PackedTexts
+from outrider.models.heads.head import Head
 from outrider.train.data import Document
-from outrider.train.distill import CHUNK, DistillObjective, DistillSettings
+from outrider.train.distill import CHUNK
 from outrider.train.draft_lm import DraftLM
-from outrider.train.features import Rows, compute
 from outrider.train.objective import accepted_length
+from outrider.train.pace import Pace
+from outrider.train.pupils import DraftPupil, Exits, HeadPupil, Lesson, Pupil, SortedPupil
+from outrider.train.taught_states import TaughtStates
+from outrider.train.uniform_sample import UniformSample
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,16 @@ class OnlineSettings:
     """Updates without a better draft after which the copy begins again from the one that serves."""
     background: bool = False
     """Learn in a thread of its own."""
+    busy_share: float = 0.05
+    """Largest share of the time that learning takes while requests are served. Without requests it takes all."""
+    state_bytes: int = 256_000_000
+    """Memory for the target's states of the texts that are learned from; what does not fit is computed again."""
     seed: int = 0
+
+    @property
+    def lesson(self) -> Lesson:
+        """What a module learns by."""
+        return Lesson(self.loss, self.chunk)
 
     def __post_init__(self) -> None:
         for name in ("update_every", "num_steps", "batch_size", "memory", "num_held", "reservoir", "chunk", "patience"):
@@ -96,6 +113,8 @@ class OnlineSettings:
         if not 0 <= self.average < 1 or self.warmup_steps < 0:
             found = f"average = {self.average}, warmup_steps = {self.warmup_steps}"
             raise OptionError(f"{found} are not valid; use a share of at least 0 and below 1, and no negative number of steps")
+        if not 0 < self.busy_share <= 1:
+            raise OptionError(f"busy_share = {self.busy_share} is not valid; use a share above 0 and up to 1")
         if not 0 <= self.replay < 1:
             raise OptionError(f"replay = {self.replay} is not valid; use a share of at least 0 and below 1")
 
@@ -110,33 +129,37 @@ class Judgement:
 
 
 @final
-class OnlineDraft(Learner):
-    """A draft model that learns from requests."""
+class OnlineLearner(Learner):
+    """A draft model or heads that learn from requests."""
 
-    def __init__(
-        self, draft: DraftLM, target: Target, settings: OnlineSettings | None = None, *, dtype: torch.dtype | None = None
-    ) -> None:
-        """``draft`` is copied; better ones are served in ``dtype``, the target's if not given. In the background, ``target``
-        is used in another thread than the caller's: give a copy where it does not allow that."""
-        if draft.config.vocab_size != target.vocab_size:
-            sizes = f"{draft.config.vocab_size} tokens and the target {target.vocab_size}"
-            raise ModelError(f"the draft knows {sizes}; use a draft of the same vocabulary")
+    def __init__(self, pupil: Pupil, target: Target, settings: OnlineSettings | None = None) -> None:
+        """The pupil's module is copied. In the background, ``target`` is used in another thread than the caller's: give a copy
+        where it does not allow that."""
         self.settings = settings or OnlineSettings()
         self.judgements: list[Judgement] = []
-        self._target, self._dtype = target, dtype or target.dtype
-        self._served = copy.deepcopy(draft).requires_grad_(False)
+        self.learning_seconds = 0.0
+        """Time that updates took, without the pauses between their steps."""
+        self._pupil, self._target = pupil, target
+        self._states = TaughtStates(target, pupil.taps, self.settings.state_bytes)
+        self._pace = Pace(self.settings.busy_share if self.settings.background else 1.0)
+        self._served = copy.deepcopy(pupil.module).requires_grad_(False)
         self._memory, self._held = deque[Document](maxlen=self.settings.memory), deque[Document](maxlen=self.settings.num_held)
-        self._ever = _Sample(self.settings.reservoir, self.settings.seed)
+        self._ever = UniformSample(self.settings.reservoir, self.settings.seed)
         self._num_seen = self._num_new = self._num_failed = 0
         self._random = np.random.default_rng(self.settings.seed)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="online-draft") if self.settings.background else None
-        self._future: Future[Target | None] | None = None
+        self._pool = _one_thread() if self.settings.background else None
+        self._future: Future[Any] | None = None
         self._restart()
 
     @property
-    def module(self) -> DraftLM:
+    def module(self) -> nn.Module:
         """The draft that serves, as modules: to be saved."""
         return self._served
+
+    @property
+    def is_learning(self) -> bool:
+        """An update is under way, or done and not fetched by ``maybe_update`` yet."""
+        return self._future is not None
 
     def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
         tokens, begin = (*prompt_ids, *token_ids), len(prompt_ids)
@@ -154,7 +177,8 @@ class OnlineDraft(Learner):
             missed = sum(origin is not Origin.ACCEPTED for origin in origins)
             self._num_new += len(rejected) if self.settings.rejected_only else missed
 
-    def maybe_update(self) -> Target | None:
+    def maybe_update(self, *, is_idle: bool = True) -> Any:
+        self._pace.tell(is_idle=is_idle)
         if self._future is not None:
             if not self._future.done():
                 return None
@@ -172,41 +196,50 @@ class OnlineDraft(Learner):
     def close(self) -> None:
         """End the background thread; what it is learning is dropped."""
         if self._pool is not None:
+            self._pace.end()
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _restart(self) -> None:
         """A new copy to learn."""
         with torch.inference_mode(False):
-            self._learner = copy.deepcopy(self._served).requires_grad_(True)
+            self._learner = self._pupil.learning(copy.deepcopy(self._served))
             self._mean, self._num_steps = copy.deepcopy(self._served), 0
-            self._optimizer = torch.optim.AdamW(
-                self._learner.parameters(), lr=self.settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
-            )
+            learned = [parameter for parameter in self._learner.parameters() if parameter.requires_grad]
+            self._optimizer = torch.optim.AdamW(learned, lr=self.settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         self._num_failed = 0
 
-    def _update(self, memory: list[Document], ever: list[Document], held: list[Document]) -> Target | None:
+    def _update(self, memory: list[Document], ever: list[Document], held: list[Document]) -> Any:
         old = round(self.settings.replay * self.settings.batch_size)
         with torch.inference_mode(False), torch.enable_grad():  # the caller may be in the middle of serving
             for _ in range(self.settings.num_steps):
-                self._learn([*self._drawn(ever, old), *self._drawn(memory, self.settings.batch_size - old)])
-            batches = [self._packed(part) for part in _parts(held, self.settings.batch_size)]
-            served, learned = (self._judge(model, batches) for model in (self._served, self._mean))
-            better = learned > served + self.settings.margin
-            self.judgements.append(Judgement(served, learned, better))
-            if better:
-                self._served, self._num_failed = copy.deepcopy(self._mean), 0
-                return self._served.served(self._dtype)
-            self._num_failed += 1
-            if self._num_failed >= self.settings.patience:
-                self._restart()
-            return None
+                drawn = [*self._drawn(ever, old), *self._drawn(memory, self.settings.batch_size - old)]
+                with self._pace.working() as work:
+                    self._learn(drawn)
+                self.learning_seconds += work.seconds
+            return self._gate(held)
+
+    def _gate(self, held: Sequence[Document]) -> Any:
+        """What was learned, if more of its guesses would be accepted in the held-out requests; else None."""
+        began = time.perf_counter()
+        batches = [self._packed(part) for part in _parts(held, self.settings.batch_size)]
+        served, learned = (self._judge(model, batches) for model in (self._served, self._mean))
+        better = learned > served + self.settings.margin
+        self.judgements.append(Judgement(served, learned, better))
+        self._num_failed = 0 if better else self._num_failed + 1
+        if better:
+            self._served = copy.deepcopy(self._mean)
+        elif self._num_failed >= self.settings.patience:
+            self._restart()
+        part = self._pupil.served(self._served) if better else None
+        self.learning_seconds += time.perf_counter() - began
+        return part
 
     def _drawn(self, documents: list[Document], count: int) -> list[Document]:
         chosen = self._random.choice(len(documents), min(count, len(documents)), replace=False)
         return [documents[index] for index in chosen]
 
     def _learn(self, documents: Sequence[Document]) -> None:
-        loss = self._objective(self._learner)(self._packed(documents)).loss
+        loss = self._pupil.objective(self._learner)(self._packed(documents)).loss
         if not bool(torch.isfinite(loss)):  # the draft that serves is untouched
             self._restart()
             return
@@ -221,34 +254,42 @@ class OnlineDraft(Learner):
             for mean, newest in zip(self._mean.parameters(), self._learner.parameters(), strict=True):
                 mean.lerp_(newest, 1 - self.settings.average)
 
-    def _judge(self, model: DraftLM, batches: Sequence[PackedTexts]) -> float:
+    def _judge(self, model: nn.Module, batches: Sequence[PackedTexts]) -> float:
         with torch.no_grad():
-            return accepted_length([self._objective(model)(batch) for batch in batches])
-
-    def _objective(self, model: DraftLM) -> DistillObjective:
-        return DistillObjective(
-            "online", model, self._target, DistillSettings(loss=self.settings.loss, chunk=self.settings.chunk)
-        )
+            return accepted_length([self._pupil.objective(model)(batch) for batch in batches])
 
     def _packed(self, documents: Sequence[Document]) -> PackedTexts:
-        return Rows(compute(self._target, documents, ()), documents, row_len=1, last=self._target.num_layers).packed(())
+        return self._states.packed(documents)
 
 
-@final
-class _Sample:
-    """A uniform sample of all documents that were added."""
+def online_draft(
+    draft: DraftLM, target: Target, settings: OnlineSettings | None = None, *, dtype: torch.dtype | None = None
+) -> OnlineLearner:
+    """A draft model that learns; better ones are served in ``dtype``, the target's if not given."""
+    settings = settings or OnlineSettings()
+    return OnlineLearner(DraftPupil(draft, target, settings.lesson, dtype or target.dtype), target, settings)
 
-    def __init__(self, size: int, seed: int) -> None:
-        self.kept: list[Document] = []
-        self._size, self._num_added = size, 0
-        self._random = np.random.default_rng([seed, 1])  # the thread that learns has another one
 
-    def add(self, document: Document) -> None:
-        self._num_added += 1
-        if len(self.kept) < self._size:
-            self.kept.append(document)
-        elif (place := int(self._random.integers(self._num_added))) < self._size:
-            self.kept[place] = document
+def online_sorted_draft(
+    draft: DraftLM, target: Target, settings: OnlineSettings | None = None, *, dtype: torch.dtype, exits: Exits
+) -> OnlineLearner:
+    """As ``online_draft``, of a draft model with nested exits: each of them learns."""
+    settings = settings or OnlineSettings()
+    return OnlineLearner(SortedPupil(draft, target, settings.lesson, dtype, exits=exits), target, settings)
+
+
+def online_heads(
+    head: Head, target: Target, settings: OnlineSettings | None = None, *, dtype: torch.dtype | None = None
+) -> OnlineLearner:
+    """Heads that learn, by the objective that ``outrider train`` has for their kind; better ones are served in ``dtype``, that
+    of ``head`` if not given."""
+    settings = settings or OnlineSettings()
+    return OnlineLearner(HeadPupil(head, target, settings.lesson, dtype), target, settings)
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    """The thread that learns. It takes one core, so that serving has the others."""
+    return ThreadPoolExecutor(1, thread_name_prefix="online-draft", initializer=torch.set_num_threads, initargs=(1,))
 
 
 def _parts(documents: Sequence[Document], size: int) -> list[list[Document]]:

@@ -12,14 +12,14 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 420, 240, 44, 30
 
 
 def acceptance_plot(path: Path, title: str, history: Sequence[dict[str, Any]]) -> None:
-    """SVG lines of acceptance given that all earlier guesses were accepted, by depth."""
+    """SVG lines of acceptance given that all earlier guesses were accepted, by depth, below a title and the step."""
     shown = list(history)[-8:]
     lines = [_line(entry["by_depth"], (index + 1) / len(shown)) for index, entry in enumerate(shown)]
     grid = "".join(_grid(share) for share in (0.0, 0.25, 0.5, 0.75, 1.0))
     last = shown[-1]
     ticks = "".join(_tick(k, len(last["by_depth"])) for k in range(len(last["by_depth"])))
-    head = f"{title}: acceptance by position, step {last['step']}, {last['accepted_length']:.2f} tokens per pass"
-    body = f'<text x="{_LEFT}" y="18" font-size="13">{head}</text>{grid}{"".join(lines)}{ticks}'
+    head = f"{title}, step {last['step']}"
+    body = f'<text x="{_LEFT}" y="18" font-size="11">{head}</text>{grid}{"".join(lines)}{ticks}'
     size = f'width="{_WIDTH + _LEFT + 20}" height="{_HEIGHT + _TOP + 30}"'
     svg = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" {size}>{body}</svg>\n'
     replace_file(path, lambda beside: beside.write_text(svg))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from outrider.api import LLM
 from outrider.core.errors import OptionError
@@ -31,18 +33,22 @@ def regenerate(
     with out.open("a", encoding="utf-8") as file:
         for begin in range(done, len(prompts), group):
             part = [list(prompt) for prompt in prompts[begin : begin + group]]
-            each = [_seeded(params, begin + index) for index in range(len(part))]
-            for prompt, output in zip(part, llm.generate(part, each), strict=True):
-                line = {"tokens": [*prompt, *output.token_ids], "prompt_len": len(prompt)}
-                file.write(json.dumps(line) + "\n")
+            each = [seeded(params, begin + index) for index in range(len(part))]
+            file.writelines(json.dumps(line) + "\n" for line in regenerated(llm, part, each))
             file.flush()
             yield begin + len(part)
 
 
-def _seeded(params: SamplingParams, number: int) -> SamplingParams:
-    """Every prompt has its own seed, whatever the run was cut into."""
-    from dataclasses import replace
+def regenerated(llm: LLM, prompts: Sequence[list[int]], each: Sequence[SamplingParams]) -> list[dict[str, Any]]:
+    """The lines of a few prompts."""
+    return [
+        {"tokens": [*prompt, *output.token_ids], "prompt_len": len(prompt)}
+        for prompt, output in zip(prompts, llm.generate(list(prompts), list(each)), strict=True)
+    ]
 
+
+def seeded(params: SamplingParams, number: int) -> SamplingParams:
+    """Every prompt has its own seed, whatever the run was cut into."""
     return replace(params, seed=(params.seed or 0) * 1_000_003 + number)
 
 

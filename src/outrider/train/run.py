@@ -106,4 +106,5 @@ class Run:
 
     def _save(self, notes: dict[str, Any]) -> None:
         self.objective.save(self.folder, notes)
-        acceptance_plot(self.folder / "acceptance.svg", self.objective.name, self.history)
+        title = f"{self.objective.name}: {self.objective.verdict(self.history[-1]['accepted_length'])}"
+        acceptance_plot(self.folder / "acceptance.svg", title, self.history)

@@ -7,8 +7,7 @@ drafting skips some. How often each exit was the first to be right is counted be
 
     label_l(t) = [argmax head(norm(h_l(t))) = argmax p(t)],        loss = mean over exits and places of BCE(chance_l, label_l)
 
-What a checkpoint is judged by, "tokens per pass" of the loop, is 1 + the exits of a place that are judged rightly, from the
-lowest up to the first mistake.
+A checkpoint is judged by the exits of a place that are judged rightly, from the lowest up to the first mistake.
 """
 
 from __future__ import annotations
@@ -84,6 +83,10 @@ class SpecEEObjective(Objective):
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         self.predictor.save(folder, self.target, self._hidden_size, notes)
+
+    def verdict(self, length: float) -> str:
+        """Says nothing about decoding: the loop's "accepted length" is one more than the exits judged rightly."""
+        return f"{length - 1:.2f} of {len(self.taps)} exits judged rightly before the first mistake (held out), by exit"
 
     def _chunk(self, exits: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         """Sum over places of the exits' mean loss, and [E, P] where exits are judged rightly; ``exits`` [P, E, H]."""

@@ -52,10 +52,16 @@ def every_setting(llm: LLM, provide: Callable[[str], Any], policy: str | None) -
         fitting = [one for one in candidates if METHODS[one.method].drafter.shape is RULES[rule].rule.shape]
         found = next((one for one in fitting if runnable(llm, [one], provide)[0]), None)
         if found is None:
-            skipped.append(Skipped(rule, "no row of its shape makes guesses that it takes on these models"))
+            skipped.append(Skipped(rule, _why_left_out(rule)))
         else:
             rows.append(found)
     return rows, skipped
+
+
+def _why_left_out(rule: str) -> str:
+    if RULES[rule].needs:
+        return f"the rule needs {', '.join(RULES[rule].needs)}=, and nothing was given"
+    return "no row of its shape makes guesses that it takes on these models"
 
 
 def audit_all(

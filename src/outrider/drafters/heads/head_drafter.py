@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -42,6 +42,7 @@ _CHUNK = 512
 """Most columns read in one pass."""
 _BEST_FIRST = "best-first"
 _CHAIN = "chain"
+_SPINE = "spine"
 _LONGEST_CHAIN = 64
 
 
@@ -49,13 +50,13 @@ _LONGEST_CHAIN = 64
 class HeadOptions:
     """Where the heads are, and what grows from them."""
 
-    heads: str | None = None
-    """Folder of the trained heads; for the bundled target, its own."""
+    heads: str | Head | None = None
+    """Folder of the trained heads, or the heads themselves; for the bundled target, its own."""
     ends: str | None = None
     """The target's folder, for public heads that leave embedding, norm or output matrix to it."""
     branching: tuple[int, ...] | str | None = None
-    """Children of every node, level by level ("4,2,2,1"), for a static tree; "chain" for one path; "best-first" for a tree that
-    follows the heads' confidence, which is what is grown if nothing is given."""
+    """Children of every node, level by level ("4,2,2,1"), for a static tree; "chain" for one path; "spine" for a static tree
+    around the likeliest path; "best-first" for a tree that follows the heads' confidence, which is the default."""
     width: int = 8
     """Best-first: nodes expanded per level."""
     num_children: int = 8
@@ -84,6 +85,8 @@ class HeadOptions:
     def shape(self) -> DraftTreeOptions:
         if self.branching == _CHAIN:
             return DraftTreeOptions(branching=(1,) * _LONGEST_CHAIN, perturb=self.perturb)
+        if self.branching == _SPINE:
+            return DraftTreeOptions(rank_paths=TreeShape.spine(8, 8, 4).paths, perturb=self.perturb)
         branching = (4, 3, 2, 1, 1) if self.branching is None or self.branching == _BEST_FIRST else self.branching
         return DraftTreeOptions(branching=branching, perturb=self.perturb)
 
@@ -99,6 +102,8 @@ class HeadState(RowState):
     """Columns of the cache that are true, where this round put others into it."""
     window: TokenWindow | None = None
     """The newest tokens, for heads that remember no more."""
+    carried: list[Tensor] = field(default_factory=list)
+    """Per row what a recurrent part of the heads carries on from its last columns."""
     deeper: tuple[HeadState, ...] = ()
     """The same of the modules after the first, for heads that are a chain of them: their columns are the states before them."""
 
@@ -110,7 +115,8 @@ class HeadState(RowState):
         cache = None if self.cache is None else self.cache.fork(rows)
         window = None if self.window is None else self.window.fork(rows)
         deeper = tuple(state.fork(rows) for state in self.deeper)
-        return HeadState(self.pending.fork(rows), cache, window=window, deeper=deeper)
+        carried = [self.carried[row] for row in rows] if self.carried else []
+        return HeadState(self.pending.fork(rows), cache, window=window, carried=carried, deeper=deeper)
 
     def join(self, other: HeadState) -> HeadState:
         cache = None
@@ -119,7 +125,8 @@ class HeadState(RowState):
             cache = self.cache.join(other.cache)
         deeper = tuple(mine.join(theirs) for mine, theirs in zip(self.deeper, other.deeper, strict=True))
         window = None if self.window is None or other.window is None else self.window.join(other.window)
-        return HeadState(self.pending.join(other.pending), cache, window=window, deeper=deeper)
+        carried = [*self.carried, *other.carried]
+        return HeadState(self.pending.join(other.pending), cache, window=window, carried=carried, deeper=deeper)
 
 
 class HeadDrafter(Drafter, ABC):

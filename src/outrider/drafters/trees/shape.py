@@ -46,6 +46,14 @@ class TreeShape:
         return TreeShape(tuple(path for level in levels for path in level))
 
     @staticmethod
+    def spine(max_depth: int, num_children: int, num_followed: int) -> TreeShape:
+        """At most one guess of a path is not the likeliest: the likeliest path has ``num_children`` at every step, and the
+        first ``num_followed`` of them are continued by likeliest guesses. (The kind of tree of Falcon, arXiv 2412.12639.)"""
+        ends = [(*(0,) * depth, rank) for depth in range(max_depth) for rank in range(num_children)]
+        followed = [(path, max_depth - len(path)) for path in ends if 0 < path[-1] < num_followed]
+        return TreeShape.of_paths([*ends, *((*path, *(0,) * more) for path, room in followed for more in range(1, room + 1))])
+
+    @staticmethod
     @lru_cache(maxsize=256)
     def of_acceptance(by_rank: tuple[float, ...], num_nodes: int, max_depth: int) -> TreeShape:
         """The ``num_nodes`` rank paths that are accepted most often, if a candidate of rank r is right with probability

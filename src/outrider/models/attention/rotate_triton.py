@@ -48,9 +48,10 @@ def rotate_and_write(
     bias: Tensor | None = None,
     norms: QueryNorms | tuple[Tensor, Tensor, float] | None = None,
 ) -> Tensor:
-    """Rotated queries [B, N, Hq, D] out of [B, N, (Hq + 2 Hkv) * D], or of [parts, B, N, ..] yet to be added up; rotated keys
-    and the values go to slots ``lengths[b] + start + n``. ``tables`` are cosines and signed sines [S, D], None for a layer
-    without positions; ``norms`` are those of queries and keys (three values: one weight per head, RMS)."""
+    """Rotated queries [B, N, Hq, D] out of [B, N, (Hq + 2 Hkv) * D], or of [parts, B, N, ..] yet to be added up (the nodes of a
+    part stand together, the parts need not); rotated keys and the values go to slots ``lengths[b] + start + n``. ``tables`` are
+    cosines and signed sines [S, D], None for a layer without positions; ``norms`` are those of queries and keys (three values:
+    one weight per head, RMS)."""
     keys, values = memory
     batch_size, num_nodes, width = qkv.shape[-3:]
     num_kv_heads, capacity, head_dim = keys.shape[1], keys.shape[2], keys.shape[3]
@@ -75,6 +76,7 @@ def rotate_and_write(
         capacity,
         rows.places.shape[1] if rows.page_len else 0,
         0.0 if norms is None else norms[2],
+        qkv.stride(0) if qkv.dim() == 4 else 0,
         num_nodes,
         sights.start,
         HEADS=num_heads,
@@ -131,7 +133,7 @@ def _normed(
 @triton.jit(do_not_specialize=["num_nodes", "start"])
 def _rotate_and_write(
     qkv, queries, keys, values, lengths, places, depths, cos, sin, bias, q_norm, k_norm,
-    capacity, num_pages, eps, num_nodes, start,
+    capacity, num_pages, eps, part_step, num_nodes, start,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     CHAIN: tl.constexpr, TURNS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr, SPAN: tl.constexpr,
     CENTRED: tl.constexpr, WIDE: tl.constexpr, PAGED: tl.constexpr, EARLY: tl.constexpr,
@@ -156,7 +158,7 @@ def _rotate_and_write(
     x = tl.load(at + low).to(tl.float32)
     y = tl.load(at + high).to(tl.float32)
     for _ in tl.static_range(1, PARTS):
-        at += tl.num_programs(1).to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
+        at += part_step
         x += tl.load(at + low).to(tl.float32)
         y += tl.load(at + high).to(tl.float32)
     if HAS_BIAS:
@@ -167,9 +169,8 @@ def _rotate_and_write(
             before = 0 if first < HEADS else HEADS * D
             row_at = qkv + flat.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D + before
             count = (HEADS if first < HEADS else KV_HEADS) * D
-            step = tl.num_programs(1).to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
             gains = (q_norm if first < HEADS else k_norm) + (low - before if SPAN > 0 else dims[None, :])
-            x, y = _normed(x, y, row_at, bias + before, gains, count, step, eps, D, PARTS, HAS_BIAS, SPAN, CENTRED, WIDE)
+            x, y = _normed(x, y, row_at, bias + before, gains, count, part_step, eps, D, PARTS, HAS_BIAS, SPAN, CENTRED, WIDE)
         if TURNS:
             x, y = x * low_cos + y * low_sin, y * high_cos + x * high_sin
     end(EARLY)

@@ -154,3 +154,19 @@ def slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS: tl.co
         page = tl.load(places + row * num_pages + slots // capacity, mask=inside, other=0).to(tl.int64)
         return (page * HEADS + head) * capacity + slots % capacity
     return (tl.load(places + row).to(tl.int64) * HEADS + head) * capacity + slots
+
+
+@triton.jit
+def piece_len_of(num_slots, num_pieces, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr, BK: tl.constexpr):
+    """Slots of each piece of a row."""
+    if PIECE_LEN > 0:
+        return PIECE_LEN
+    return tl.maximum(tl.cdiv(tl.cdiv(num_slots, num_pieces), BK) * BK, SHORTEST)
+
+
+@triton.jit
+def origin_of(length, start, CHAIN: tl.constexpr, WINDOW: tl.constexpr, BK: tl.constexpr):
+    """The tile that holds the first slot any node of the pass sees."""
+    if WINDOW == 0:
+        return 0
+    return tl.maximum(length + (start if CHAIN else 0) + 1 - WINDOW, 0) // BK * BK

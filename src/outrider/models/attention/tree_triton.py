@@ -1,8 +1,8 @@
 """Tree attention on a GPU: the nodes of each row over its committed tokens and their own ancestors, lengths read on the device.
 
 Keys are cut into pieces that work side by side (split-KV, Dao et al. 2023, "Flash-Decoding"), each with the query heads that
-share a key head folded into one tile; a second kernel joins the pieces. What a node sees among the nodes is a bit
-per pair, 64 to a word (SpecInfer's topology mask, Miao et al. 2023, arXiv 2305.09781).
+share a key head folded into one tile; a second kernel joins the pieces (``tree_join.py``). What a node sees among the nodes is
+a bit per pair, 64 to a word (SpecInfer's topology mask, Miao et al. 2023, arXiv 2305.09781).
 
     piece c:  m_c = max s,  l_c = sum exp(s - m_c),  o_c = sum exp(s - m_c) v          s = q . k * scale, seen keys of c only
     joined:   o = sum_c exp(m_c - m) o_c / sum_c exp(m_c - m) l_c                       m = max_c m_c
@@ -25,6 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.attention.rotate_triton import QueryNorms, rotate_and_write
 from outrider.models.attention.tree_in_order import join_in_order
+from outrider.models.attention.tree_join import join_pieces
 from outrider.models.attention.tree_tiles import (
     LOG2E,
     NO_BOUNDS,
@@ -34,8 +35,8 @@ from outrider.models.attention.tree_tiles import (
     Rows,
     Sights,
     attend_block,
-    drained,
-    joined,
+    origin_of,
+    piece_len_of,
     slots_at,
 )
 from outrider.models.gpu import launch
@@ -46,8 +47,6 @@ from outrider.models.gpu.tuned import choices, cut_key
 __all__ = ["QueryNorms", "attend_tree", "cut_for", "pack_words", "rotate_and_write"]
 
 _WORD = 64
-_JOINED = 4
-"""Queries whose pieces one program joins, each by one warp."""
 
 
 def pack_words(ancestors: Tensor) -> Tensor:
@@ -111,16 +110,7 @@ def attend_tree(
         _launch_pieces(queries, memory, rows, sights=sights, cut=cut, look=look, parts=(parts, peaks))
     if cut.piece_len > 0 and sights.words is not None:
         return join_in_order(queries, memory, rows, parts=(parts, peaks), sights=sights, cut=cut, look=look)
-    out = torch.empty_like(queries)
-    _join_pieces[(triton.cdiv(num_queries, _JOINED), num_kv_heads, batch_size)](
-        parts, peaks, rows.lengths, rows.lengths if bounds.sinks is None else bounds.sinks, out, num_nodes, sights.start,
-        cut.num_pieces, GROUP=num_heads // num_kv_heads, HEADS=num_kv_heads, D=head_dim, WINDOW=bounds.window,
-        CHAIN=sights.words is None, SINKS=bounds.sinks is not None, PIECE_LEN=cut.piece_len,
-        SHORTEST=cut.shortest, BK=cut.block_keys,
-        PADDED=triton.next_power_of_2(cut.num_pieces), BQ=_JOINED, EARLY=launch.EARLY, num_warps=_JOINED,
-        launch_pdl=launch.EARLY,
-    )  # fmt: skip
-    return out
+    return join_pieces(queries, rows, parts=(parts, peaks), sights=sights, cut=cut, bounds=bounds)
 
 
 def _launch_pieces(
@@ -176,22 +166,6 @@ def _launch_pieces(
         num_stages=stages_that_fit(cut.num_stages, 2 * key_bytes, other_bytes=key_bytes * cut.block_queries // cut.block_keys),
         launch_pdl=launch.EARLY,
     )
-
-
-@triton.jit
-def _piece_len(num_slots, num_pieces, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr, BK: tl.constexpr):
-    """Slots of each piece of a row."""
-    if PIECE_LEN > 0:
-        return PIECE_LEN
-    return tl.maximum(tl.cdiv(tl.cdiv(num_slots, num_pieces), BK) * BK, SHORTEST)
-
-
-@triton.jit
-def _origin(length, start, CHAIN: tl.constexpr, WINDOW: tl.constexpr, BK: tl.constexpr):
-    """The tile that holds the first slot any node of the pass sees."""
-    if WINDOW == 0:
-        return 0
-    return tl.maximum(length + (start if CHAIN else 0) + 1 - WINDOW, 0) // BK * BK
 
 
 @triton.jit
@@ -261,8 +235,8 @@ def _attend_pieces(
     length = tl.load(lengths + row)  # written long before the kernel in front, so there is nothing to wait for
     first_slot = (tl.load(places + row) * HEADS + head) * capacity if COPIED else 0
     num_slots = length + start + num_nodes
-    origin = _origin(length, start, WORDS == 0, WINDOW, BK)
-    size = _piece_len(num_slots - origin, num_pieces, PIECE_LEN, SHORTEST, BK)
+    origin = origin_of(length, start, WORDS == 0, WINDOW, BK)
+    size = piece_len_of(num_slots - origin, num_pieces, PIECE_LEN, SHORTEST, BK)
     low = tl.maximum(piece * size, origin) if PIECE_LEN > 0 else origin + piece * size
     high = tl.minimum(piece * size + size if PIECE_LEN > 0 else low + size, num_slots)
     begin(EARLY)
@@ -303,70 +277,3 @@ def _attend_pieces(
         tl.store(total_at, total.to(parts.dtype.element_ty), mask=is_query[:, None])
         tl.store(peaks + part, peak, mask=is_query)
         tl.store(peaks + num_parts + part, weight, mask=is_query)
-
-
-@triton.jit
-def _part(parts, peaks, first, piece, num_used, num_queries, num_parts, is_query, D: tl.constexpr):
-    """Peak, weight and total of queries in a piece; one that is not there is one in which nothing is seen."""
-    at = first + piece * num_queries
-    there = is_query & (piece < num_used)
-    total_at = parts + at[:, None].to(tl.int64) * D + tl.arange(0, D)[None, :]
-    peak = tl.load(peaks + at, mask=there, other=float("-inf"))
-    weight = tl.load(peaks + num_parts + at, mask=there, other=0.0)
-    return peak, weight, tl.load(total_at, mask=there[:, None], other=0.0)
-
-
-@triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces"])
-def _join_pieces(
-    parts, peaks, lengths, sinks, out, num_nodes, start, num_pieces,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CHAIN: tl.constexpr,
-    SINKS: tl.constexpr, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr, BK: tl.constexpr, PADDED: tl.constexpr,
-    BQ: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    num_queries = num_nodes * GROUP
-    index = tl.program_id(0) * BQ + tl.arange(0, BQ)
-    is_query = index < num_queries
-    head = tl.program_id(1)
-    row = tl.program_id(2)
-    length = tl.load(lengths + row)
-    origin = _origin(length, start, CHAIN, WINDOW, BK)
-    num_slots = length + start + num_nodes
-    if PIECE_LEN > 0:
-        num_used = tl.cdiv(num_slots, PIECE_LEN)
-    else:
-        num_used = tl.cdiv(num_slots - origin, _piece_len(num_slots - origin, num_pieces, PIECE_LEN, SHORTEST, BK))
-    begin(EARLY)
-    num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
-    first = (row * HEADS + head) * num_pieces * num_queries + index
-    dims = tl.arange(0, D)
-    if PIECE_LEN > 0:  # one after the other, so that a piece in which nothing is seen changes nothing
-        top = tl.full((BQ,), float("-inf"), tl.float32)
-        norm = tl.zeros((BQ,), tl.float32)
-        total = tl.zeros((BQ, D), tl.float32)
-        for piece in range(origin // PIECE_LEN, num_used, 4):  # loads of four at a time: none waits for another
-            p0, w0, t0 = _part(parts, peaks, first, piece, num_used, num_queries, num_parts, is_query, D)
-            p1, w1, t1 = _part(parts, peaks, first, piece + 1, num_used, num_queries, num_parts, is_query, D)
-            p2, w2, t2 = _part(parts, peaks, first, piece + 2, num_used, num_queries, num_parts, is_query, D)
-            p3, w3, t3 = _part(parts, peaks, first, piece + 3, num_used, num_queries, num_parts, is_query, D)
-            top, norm, total = joined(top, norm, total, p0, w0, t0)
-            top, norm, total = joined(top, norm, total, p1, w1, t1)
-            top, norm, total = joined(top, norm, total, p2, w2, t2)
-            top, norm, total = joined(top, norm, total, p3, w3, t3)
-    else:
-        top = tl.full((BQ,), float("-inf"), tl.float32)
-        found = ()
-        for piece in tl.static_range(PADDED):  # all loads before the first sum
-            one = _part(parts, peaks, first, piece, num_used, num_queries, num_parts, is_query, D)
-            found = found + (one,)  # noqa: RUF005 - kernels cannot unpack
-            top = tl.maximum(top, one[0])
-        top = tl.where(is_query, top, 0.0)
-        norm = tl.zeros((BQ,), tl.float32)
-        total = tl.zeros((BQ, D), tl.float32)
-        for piece in tl.static_range(PADDED):
-            share = tl.exp2(found[piece][0] - top)
-            norm += share * found[piece][1]
-            total += share[:, None] * found[piece][2]
-    norm, total = drained(sinks, head * GROUP + index % GROUP, is_query, top, norm, total, SINKS)
-    end(EARLY)
-    at = ((row * num_nodes + index // GROUP) * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
-    tl.store(out + at, (total / norm[:, None]).to(out.dtype.element_ty), mask=is_query[:, None])

@@ -21,7 +21,8 @@ from outrider.models.gguf.convert import BLOCK_NAMES, FAMILIES, QK_NORM_NAMES, T
 from outrider.models.gguf.reader import read_gguf
 from outrider.models.gguf.tokenizer import SPLITTINGS, gguf_tokenizer
 from outrider.models.gguf.writer import write_gguf
-from outrider.models.weights import SafetensorsFolder
+from outrider.models.quantised.folder import checkpoint
+from outrider.models.weights import TensorSource
 
 WRITABLE = ("llama", "qwen2", "qwen3")
 TYPES = {"float32": (torch.float32, 0), "float16": (torch.float16, 1), "bfloat16": (torch.bfloat16, 32)}
@@ -43,18 +44,30 @@ def export_gguf(folder: Path, out: Path, *, raw: Mapping[str, Any], dtype: str =
         raise OptionError(f"a model of type {family!r} cannot be written as GGUF here; {nearest(family, WRITABLE)}")
     if dtype not in TYPES:
         raise OptionError(f"unknown dtype {dtype!r} of a GGUF file; {nearest(dtype, TYPES)}")
+    check_rotary(raw)
+    tensors = dict(_tensors(checkpoint(folder, raw), raw, TYPES[dtype][0]))
+    keys = {**_keys(folder, raw), "general.file_type": TYPES[dtype][1]}
+    write_gguf(out, {**keys, **vocabulary(folder, out, keys, vocab_size=int(raw["vocab_size"]))}, tensors)
+
+
+def check_rotary(raw: Mapping[str, Any]) -> None:
+    """Refuse rotary embeddings that would need factors in the file."""
     if raw.get("rope_scaling") or (raw.get("rope_parameters") or {}).get("rope_type", "default") != "default":
         raise OptionError("a model with rotary scaling cannot be written as GGUF here; use llama.cpp's own converter")
-    tensors = dict(_tensors(SafetensorsFolder(folder), raw, TYPES[dtype][0]))
-    keys = {**_keys(folder, raw), "general.file_type": TYPES[dtype][1]}
-    write_gguf(out, {**keys, **_vocabulary(folder, out, keys, vocab_size=int(raw["vocab_size"]))}, tensors)
 
 
 def _keys(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    family, num_heads = str(raw["model_type"]), int(raw["num_attention_heads"])
+    family = str(raw["model_type"])
+    named = {f"{family}.{name}": value for name, value in shape_keys(raw).items()}
+    return {"general.architecture": family, "general.name": folder.name, **named}
+
+
+def shape_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a decoder, by llama.cpp's names without the architecture before them."""
+    num_heads = int(raw["num_attention_heads"])
     head_dim = int(raw.get("head_dim") or raw["hidden_size"] // num_heads)
     theta = raw.get("rope_theta") or (raw.get("rope_parameters") or {}).get("rope_theta", 10000.0)
-    numbers = {
+    return {
         "vocab_size": int(raw["vocab_size"]),
         "context_length": int(raw["max_position_embeddings"]),
         "embedding_length": int(raw["hidden_size"]),
@@ -68,14 +81,9 @@ def _keys(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
         "rope.dimension_count": head_dim,
         "rope.freq_base": float(theta),
     }
-    return {
-        "general.architecture": family,
-        "general.name": folder.name,
-        **{f"{family}.{name}": value for name, value in numbers.items()},
-    }
 
 
-def _tensors(source: SafetensorsFolder, raw: Mapping[str, Any], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _tensors(source: TensorSource, raw: Mapping[str, Any], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under llama.cpp's name. Norms and biases stay float32, as llama.cpp wants them."""
     names = {theirs: ours for ours, theirs in (TOP_NAMES | BLOCK_NAMES | QK_NORM_NAMES).items()}
     num_heads = int(raw["num_attention_heads"])
@@ -91,7 +99,7 @@ def _tensors(source: SafetensorsFolder, raw: Mapping[str, Any], dtype: torch.dty
             continue
         tensor = source.read(name)
         if adjacent and short in heads:
-            tensor = _join_rotary_pairs(tensor, heads[short])
+            tensor = join_rotary_pairs(tensor, heads[short])
         wide = tensor.dim() == 1
         yield f"{'' if layer is None else f'blk.{layer}.'}{short}.{kind}", tensor.to(torch.float32 if wide else dtype)
 
@@ -104,12 +112,12 @@ def _place(stem: str) -> tuple[str | None, str]:
     return number, inner
 
 
-def _join_rotary_pairs(rows: Tensor, num_heads: int) -> Tensor:
+def join_rotary_pairs(rows: Tensor, num_heads: int) -> Tensor:
     """Rows of each head from [2, d/2] to [d/2, 2]."""
     return rows.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def _vocabulary(folder: Path, out: Path, keys: Mapping[str, Any], *, vocab_size: int) -> dict[str, Any]:
+def vocabulary(folder: Path, out: Path, keys: Mapping[str, Any], *, vocab_size: int) -> dict[str, Any]:
     """The tokenizer's keys."""
     path = folder / "tokenizer.json"
     if not path.is_file():

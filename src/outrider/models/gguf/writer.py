@@ -1,4 +1,4 @@
-"""Write a GGUF file: the container of ``reader.py``, the other way round. Matrices as float32, float16 or bfloat16."""
+"""Write a GGUF file: the container of ``reader.py``, the other way round. Tensors as float32, float16, bfloat16 or int64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.models.gguf.reader import DEFAULT_ALIGNMENT, MAGIC
 
 _VERSION = 3
 _CODES = {storage.name: code for code, storage in STORAGE_TYPES.items()}
-_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from outrider.cache.paged import PagedCache
-from outrider.core.device_round import DeviceDrafter, Frame
+from outrider.core.device_round import PIECE_LEN, DeviceDrafter, Frame, Pieces
 from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.arena import DeviceCache
 from outrider.models.gpu.choose import Guessing, block_bests, pick
 from outrider.models.gpu.decoder import FastDecoder, Step
+from outrider.models.gpu.uploads import sent
 
 
 @final
@@ -33,6 +34,9 @@ class Seats:
         self.model = model
         self._spare = model.new_cache(1)
         self._spare.reserve(1)
+        spare = self._spare.places[0] if isinstance(self._spare, DeviceCache) else self._spare.pages[0][0]
+        with torch.inference_mode(False):  # whoever asks first, anybody may read it
+            self._spare_place = torch.full((), spare, dtype=torch.int32, device=model.device)
         self._caches: dict[tuple[int, int], DeviceCache | PagedCache] = {}
         self._places: dict[int, Tensor] = {}
         self._num_moved = 0
@@ -73,6 +77,17 @@ class Seats:
             self._caches[batch_size, slot] = cache
         self._tell(batch_size)
 
+    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
+        """Give slots room for texts that the next rounds read."""
+        caches = [self.model.new_cache(1) for _ in slots]
+        self.adopt(slots, caches, batch_size=batch_size, capacities=[capacity] * len(slots))
+
+    def cache_of(self, batch_size: int, slot: int, length: int) -> DeviceCache | PagedCache:
+        """The cache of a slot, of which ``length`` tokens were read."""
+        cache = self._caches[batch_size, slot]
+        cache.lengths = [length]
+        return cache
+
     def release(self, batch_size: int, slots: Sequence[int]) -> None:
         """Give back the memory of requests that have left; rounds in flight come before whoever takes it."""
         for slot in slots:
@@ -105,6 +120,11 @@ class Seats:
         """What kernels read, behind so many [B] committed tokens. The places are at an address that stays."""
         return Rows(lengths.int(), self.places(len(lengths)), self.model.page_len)
 
+    def piece_rows(self, pieces: Pieces, batch_size: int) -> Rows:
+        """What kernels read for pieces of prompts; those that nobody needs are written to the spare row."""
+        places = pieces.of_slots(self.places(batch_size), self._spare_place)
+        return Rows(pieces.starts.int(), places, self.model.page_len)
+
     def num_slots(self, batch_size: int) -> int:
         """Tokens a slot may ever hold."""
         if not self.model.page_len:
@@ -130,7 +150,7 @@ class Seats:
         spare = self._spare.places[0] if isinstance(self._spare, DeviceCache) else self._spare.pages[0][0]
         width = places.numel() // batch_size
         padded = [[*one, *[spare] * (width - len(one))] for one in held]
-        places.copy_(torch.tensor(padded, dtype=torch.int32).view_as(places))
+        places.copy_(sent(padded, torch.int32, places.device).view_as(places))
 
 
 @final
@@ -174,6 +194,16 @@ class ModelDrafter(DeviceDrafter, ABC):
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         self._seats.catch_up(slots, rows, batch_size=batch_size, known=known)
+
+    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
+        self._seats.open(slots, batch_size=batch_size, capacity=capacity)
+
+    def read(self, frame: Frame, pieces: Pieces, features: Tensor | None) -> None:
+        del features
+        seats, shape = self._seats, (len(pieces), PIECE_LEN)
+        rows = seats.piece_rows(pieces, frame.batch_size)
+        step = self.model.step(shape, rows, Sights(None, None), num_slots=seats.num_slots(frame.batch_size))
+        self.model.hidden(pieces.tokens(frame), step)
 
     def leave(self, batch_size: int) -> None:
         self._seats.leave(batch_size)

@@ -12,14 +12,12 @@ of short ones, so that the score of a node is bit for bit the same whatever else
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from outrider.cache.paged import PagedCache, PagePool
-from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.resume import Resume
@@ -27,10 +25,11 @@ from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.attention.rotate_triton import QueryNorms, rotate_and_write
-from outrider.models.attention.tree_tiles import Bounds, Cut, Rows, Sights, paths_of
-from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words
+from outrider.models.attention.tree_tiles import Bounds, Rows, Sights, paths_of
+from outrider.models.attention.tree_triton import attend_tree, pack_words
 from outrider.models.features import ModelConfig
 from outrider.models.gpu.arena import Arena, ArenaShape, DeviceCache, flat_rows, rows_in
+from outrider.models.gpu.cuts import Cuts
 from outrider.models.gpu.experts import experts_mlp
 from outrider.models.gpu.known import head_dim_for
 from outrider.models.gpu.limits import can_go_wide
@@ -71,7 +70,6 @@ class FastDecoder(LayeredTarget):
         shape = ArenaShape(config.num_layers, config.num_kv_heads, config.head_dim)
         self.arena = Arena(shape, dtype=self.dtype, device=self.device)
         self.page_len = page_len
-        self._is_wide = not page_len and can_go_wide(config.head_dim, self.dtype)
         pages = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
         self.pool = PagePool(pages, dtype=self.dtype, device=self.device, page_len=page_len) if page_len else None
         self._tables = [
@@ -85,12 +83,19 @@ class FastDecoder(LayeredTarget):
             Bounds(self._window(index), config.attention_softcap or 0.0, layer.sinks)
             for index, layer in enumerate(weights.layers)
         ]
-        self._kinds = list({each.window: each for each in self._bounds}.values())
+        is_wide = not page_len and can_go_wide(config.head_dim, self.dtype)
+        self._cuts = Cuts(config, self._bounds, is_invariant=self.is_invariant, is_wide=is_wide)
 
     @property
     def memory(self) -> Arena | PagePool:
         """Where its caches are."""
         return self.arena if self.pool is None else self.pool
+
+    @property
+    def token_bytes(self) -> int:
+        """Of the keys and values of one token."""
+        config = self.config
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.dtype.itemsize
 
     def new_cache(self, batch_size: int) -> DeviceCache | PagedCache:
         if self.pool is not None:
@@ -114,7 +119,7 @@ class FastDecoder(LayeredTarget):
     ) -> Scores:
         del resume  # the same scores without it
         assert isinstance(cache, DeviceCache | PagedCache), "a FastDecoder works on the caches it made"
-        self._check_depth(tree)
+        self._cuts.check_depth(tree)
         with torch.inference_mode():
             logits, tapped = self._graphs.score(self, tree, cache=cache, taps=tuple(taps), start=start)
         return Scores(logits, tapped)
@@ -148,45 +153,30 @@ class FastDecoder(LayeredTarget):
         rows = rows_in(flat_rows(cache, columns).to(self.device), cache.batch_size, page_len=self.page_len)
         return self.step(shape, rows, Sights(words, depths, start, paths), num_slots=max(cache.lengths) + tree.num_nodes)
 
-    def _check_depth(self, tree: TokenTree) -> None:
-        """Nodes of a tree see one another whatever the window; only one as deep as the window would see too much."""
-        shortest = min((each.window for each in self._kinds if each.window), default=0)
-        if shortest and not tree.is_chain and tree.num_nodes > shortest and int(tree.depths.max()) >= shortest:
-            raise OptionError(f"a tree of {tree.num_nodes} nodes is deeper than the window of {shortest}; draft less far ahead")
-
     def step(self, shape: tuple[int, int], rows: Rows, sights: Sights, *, num_slots: int) -> Step:
         """``num_slots`` bounds the rows' lengths with the tree: those of now, or, in a graph, of ever."""
-        cuts = {
-            each.window: self._cut(shape, min(num_slots, (each.window or num_slots) + shape[1]), is_plain=each.is_plain)
-            for each in self._kinds
-        }
-        if self.is_invariant:  # pieces are counted from the beginning of the text
-            cuts = dict.fromkeys(cuts, self._cut(shape, num_slots, is_plain=True))
-        return Step(shape, rows, sights, cuts)
-
-    def _cut(self, shape: tuple[int, int], num_slots: int, *, is_plain: bool) -> Cut:
-        group = self.config.num_heads // self.config.num_kv_heads
-        if shape[1] > 64 and not self.is_invariant:
-            return Cut(1, block_queries=64, block_keys=32 if self.config.head_dim > 128 else 64)
-        cut = cut_for(
-            shape[0],
-            shape[1] * group,
-            num_kv_heads=self.config.num_kv_heads,
-            capacity=num_slots,
-            invariant=self.is_invariant,
-            wide=self._is_wide and is_plain,
-        )
-        if self.config.head_dim <= 128:
-            return cut
-        return replace(cut, num_stages=2) if self.is_invariant else replace(cut, block_keys=32)  # to fit into shared memory
+        return Step(shape, rows, sights, self._cuts.of(shape, num_slots))
 
     def forward(self, tokens: Tensor, step: Step, *, taps: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         """[B, N, V] logits of [B, N] tokens, and the tapped states. Nothing here waits for the device."""
-        stream, tapped = self._climb(tokens, step, taps)
-        logits = self._head(stream).view(*step.shape, -1)  # x is complete after it
-        if self.num_layers in taps:
-            tapped[self.num_layers] = stream.x.view(*step.shape, -1)
+        logits, (tapped,) = self.forward_beside([(tokens, step)], taps=taps)
         return logits, tapped
+
+    def forward_beside(
+        self, groups: Sequence[tuple[Tensor, Step]], *, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, list[dict[int, Tensor]]]:
+        """One pass over several groups of rows, such as trees and pieces of prompts, that differ in shape: logits of the first
+        group alone, and the tapped states of each."""
+        steps = [step for _, step in groups]
+        stream, tapped = self._climb(torch.cat([tokens.reshape(-1) for tokens, _ in groups]), steps, taps)
+        if self.num_layers in taps:
+            stream = Stream(stream.complete())
+            tapped[self.num_layers] = stream.x
+        logits = self._head(stream.first(steps[0].num_nodes)).view(*steps[0].shape, -1)
+        parts = {tap: states.split([step.num_nodes for step in steps]) for tap, states in tapped.items()}
+        return logits, [
+            {tap: states[index].view(*step.shape, -1) for tap, states in parts.items()} for index, step in enumerate(steps)
+        ]
 
     def hidden(
         self,
@@ -198,28 +188,33 @@ class FastDecoder(LayeredTarget):
         begun: Resume | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """[B * N, H] the last layer's output, and the tapped states [B, N, H]."""
-        stream, tapped = self._climb(tokens, step, taps, route, begun)
+        stream, tapped = self._climb(tokens.reshape(-1), [step], taps, route, begun)
         x = stream.complete()
         if self.num_layers in taps:
-            tapped[self.num_layers] = x.view(*step.shape, -1)
-        return x, tapped
+            tapped[self.num_layers] = x
+        return x, {tap: states.view(*step.shape, -1) for tap, states in tapped.items()}
 
     def _climb(
-        self, tokens: Tensor, step: Step, taps: Sequence[int], route: Route | None = None, begun: Resume | None = None
+        self,
+        tokens: Tensor,
+        steps: Sequence[Step],
+        taps: Sequence[int],
+        route: Route | None = None,
+        begun: Resume | None = None,
     ) -> tuple[Stream, dict[int, Tensor]]:
-        """The stream after the last layer, and the tapped states."""
-        stream = Stream(self._embedded(tokens.reshape(-1)) if begun is None else begun.hidden.flatten(0, 1).clone())
+        """The stream after the last layer of the tokens of all steps, one step behind the other, and the tapped states."""
+        stream = Stream(self._embedded(tokens) if begun is None else begun.hidden.flatten(0, 1).clone())
         tapped: dict[int, Tensor] = {}
         for index in range(0 if begun is None else begun.layer, self.num_layers):
             if index in taps:
                 stream = Stream(stream.complete())
-                tapped[index] = stream.x.clone().view(*step.shape, -1)
+                tapped[index] = stream.x.clone()
             halves = (True, True) if route is None else (route.attention[index], route.mlp[index])
             if self.config.parallel:
-                stream = self._side_by_side(stream, index, step, halves)
+                stream = self._side_by_side(stream, index, steps, halves)
                 continue
             if halves[0]:
-                stream = self._attend(stream, index, step)
+                stream = self._attend(stream, index, steps)
             if halves[1]:
                 stream = self._feed(stream, index)
         return stream, tapped
@@ -229,10 +224,10 @@ class FastDecoder(LayeredTarget):
         scale = self.config.embedding_scale
         return x if scale == 1.0 else x.mul_(float(torch.tensor(scale, dtype=self.dtype)))
 
-    def _attend(self, stream: Stream, index: int, step: Step) -> Stream:
+    def _attend(self, stream: Stream, index: int, steps: Sequence[Step]) -> Stream:
         rest = self.weights.layers[index].rest
         x = stream.normed(self._norm(rest.attention_norm, rest.attention_norm_bias))
-        return stream.then(self._attention(x, index, step), self._ending(rest.out_bias, rest.attention_post_norm))
+        return stream.then(self._attention(x, index, steps), self._ending(rest.out_bias, rest.attention_post_norm))
 
     def _feed(self, stream: Stream, index: int) -> Stream:
         layer = self.weights.layers[index]
@@ -240,14 +235,14 @@ class FastDecoder(LayeredTarget):
         bias = None if layer.rest.router is not None else layer.rest.down_bias
         return stream.then(self._mlp(x, layer), self._ending(bias, layer.rest.mlp_post_norm))
 
-    def _side_by_side(self, stream: Stream, index: int, step: Step, halves: tuple[bool, bool]) -> Stream:
+    def _side_by_side(self, stream: Stream, index: int, steps: Sequence[Step], halves: tuple[bool, bool]) -> Stream:
         """Attention and MLP of the same stream."""
         layer = self.weights.layers[index]
         rest = layer.rest
         x = stream.normed(self._norm(rest.attention_norm, rest.attention_norm_bias))
         found = list[Tensor]()
         if halves[0]:
-            found.append(self._attention(x, index, step))
+            found.append(self._attention(x, index, steps))
         if halves[1]:
             own = self._norm(rest.mlp_norm, rest.mlp_norm_bias)
             found.append(self._mlp(x if own is None else add_norm(stream.x, None, own), layer))
@@ -257,20 +252,25 @@ class FastDecoder(LayeredTarget):
         parts = torch.cat([part if part.dim() == 3 else part[None] for part in found])
         return stream.then(parts, self._ending(sum(biases[1:], biases[0]) if biases else None, None))
 
-    def _attention(self, x: Tensor, index: int, step: Step) -> Tensor:
+    def _attention(self, x: Tensor, index: int, steps: Sequence[Step]) -> Tensor:
         """What attention adds to the stream, from its norm."""
-        layer, config, memory = self.weights.layers[index], self.config, self.memory.memory(index)
-        qkv = self._product(x, layer.qkv, Kind.WIDE)
-        qkv = qkv.view(*qkv.shape[:-2], *step.shape, -1)
-        rope, rest, bounds = config.rope_of_layer[index], layer.rest, self._bounds[index]
+        layer = self.weights.layers[index]
+        qkv = self._product(x, layer.qkv, Kind.WIDE).split([step.num_nodes for step in steps], -2)
+        seen = [self._look(own.unflatten(-2, step.shape), index, step) for own, step in zip(qkv, steps, strict=True)]
+        return self._product(seen[0] if len(seen) == 1 else torch.cat(seen), layer.out, Kind.NARROW)
+
+    def _look(self, qkv: Tensor, index: int, step: Step) -> Tensor:
+        """[B * N, Hq * D] what the nodes of a group of rows see, whose keys are written first."""
+        config, memory, rest = self.config, self.memory.memory(index), self.weights.layers[index].rest
+        rope, bounds, rows, sights = config.rope_of_layer[index], self._bounds[index], step.rows, step.sights
         tables = None if rope is None else (self._tables[rope].cos, self._tables[rope].sin)
         norms = None
         if rest.q_norm is not None and rest.k_norm is not None:
             norms = QueryNorms(rest.q_norm, rest.k_norm, config.norm_eps, config.qk_norm_span, config.norm_kind)
-        queries = rotate_and_write(qkv, memory, step.rows, sights=step.sights, tables=tables, bias=rest.qkv_bias, norms=norms)
+        queries = rotate_and_write(qkv, memory, rows, sights=sights, tables=tables, bias=rest.qkv_bias, norms=norms)
         cut, scale = step.cuts[bounds.window], config.query_scale
-        seen = attend_tree(queries, memory, step.rows, sights=step.sights, cut=cut, scale=scale, bounds=bounds)
-        return self._product(seen.view(len(x), -1), layer.out, Kind.NARROW)
+        seen = attend_tree(queries, memory, rows, sights=sights, cut=cut, scale=scale, bounds=bounds)
+        return seen.view(step.num_nodes, -1)
 
     def _mlp(self, x: Tensor, layer: Layer) -> Tensor:
         """What the MLP, or the experts, add to the stream."""

@@ -18,7 +18,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.core.device_round import DeviceDrafter, Frame, SlotTrees
+from outrider.core.device_round import DeviceDrafter, Frame, Pieces, SlotTrees
 from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.best_first import Growths, Search
@@ -39,12 +39,14 @@ class Memory:
     """What the slots of a frame hold, at addresses that stay."""
 
     keys: Tensor
-    """[B, kv heads, S, D] of columns."""
+    """[B + 1, kv heads, S, D] of columns."""
     values: Tensor
     features: Tensor
-    """[B, S, F] the target's states."""
+    """[B + 1, S, F] the target's states."""
     places: Tensor
     """[B] int32 rows of keys and values."""
+    spare: Tensor
+    """The number of a row that is no slot's."""
 
     @property
     def capacity(self) -> int:
@@ -56,7 +58,7 @@ class Memory:
 
     def slot(self, index: int) -> Memory:
         keys, values, features = (tensor[index : index + 1] for tensor in (self.keys, self.values, self.features))
-        return Memory(keys, values, features, self.places[:1])
+        return Memory(keys, values, features, self.places[:1], self.spare)
 
     def take(self, other: Memory, slots: Sequence[int]) -> None:
         """The first slots become those of another memory."""
@@ -101,6 +103,18 @@ class DeviceEagle(DeviceDrafter, ABC):
                 memory.features[slot, : len(row) - 1] = torch.cat([found[tap][index] for tap in self.taps], -1)
                 self._read(memory.slot(slot), row, begin=0)
 
+    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
+        del slots
+        self._room(batch_size, capacity)
+
+    def read(self, frame: Frame, pieces: Pieces, features: Tensor | None) -> None:
+        assert features is not None, "the head reads the target's states"
+        memory = self._memories[frame.batch_size]
+        slots = pieces.of_slots(torch.arange(frame.batch_size, device=features.device), memory.spare)
+        memory.features[slots[:, None], pieces.columns()] = features.to(memory.features.dtype)
+        standing = Standing((memory.keys, memory.values), Rows(pieces.starts.int(), slots.int()), Sights(None, None))
+        self.head.step(pieces.tokens(frame, shift=1), Above(self.head.fuse(features)), standing)
+
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         with torch.inference_mode():
             for slot, row, length in zip(slots, rows, known, strict=True):
@@ -124,10 +138,11 @@ class DeviceEagle(DeviceDrafter, ABC):
             size, config = -(-(capacity + _STEP) // _STEP) * _STEP, self._layer
             like = next(self.head.head.parameters())
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
-                keys = like.new_zeros(batch_size, config.num_kv_heads, size, config.head_dim)
-                features = like.new_zeros(batch_size, size, len(self.taps) * config.hidden_size)
+                keys = like.new_zeros(batch_size + 1, config.num_kv_heads, size, config.head_dim)
+                features = like.new_zeros(batch_size + 1, size, len(self.taps) * config.hidden_size)
                 places = torch.arange(batch_size, dtype=torch.int32, device=like.device)
-                grown = Memory(keys, torch.zeros_like(keys), features, places)
+                spare = torch.full((), batch_size, device=like.device)
+                grown = Memory(keys, torch.zeros_like(keys), features, places, spare)
             if memory is not None:
                 grown.take(memory, range(batch_size))
             memory = self._memories[batch_size] = grown

@@ -30,7 +30,8 @@ from outrider.models.features import Experts
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import stages_that_fit
-from outrider.models.gpu.skinny import ACTIVATIONS, Tile, activated, product
+from outrider.models.gpu.skinny import ACTIVATIONS, activated, product
+from outrider.models.gpu.tile import Tile
 from outrider.models.gpu.tiles import MOST_ROWS
 
 _MOST_PAIRS = 512

@@ -88,7 +88,7 @@ class FastHead:
     def can_run(head: EagleHead) -> bool:
         """The kernels know this layer."""
         layer = head.config.layer
-        return (
+        return isinstance(head, Eagle1Head | Eagle3Head) and (
             layer is not None and layer.activation == "silu" and not layer.out_bias and layer.head_dim in (16, 32, 64, 128, 256)
         )
 

@@ -34,6 +34,9 @@ class DeviceLookup(DeviceDrafter):
     def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
         del slots, rows, batch_size, capacity
 
+    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
+        del slots, batch_size, capacity
+
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         del slots, rows, batch_size, known
 

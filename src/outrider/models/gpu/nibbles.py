@@ -1,10 +1,10 @@
-"""Products with matrices of 4 bits (``packed.py``): a tile of bytes is two tiles of inputs, every group of 128 has its scale.
+"""Products with matrices of 4 bits (``packed.py``): a tile of bytes is two tiles of inputs, every group has its scale.
 
     y = sum over groups g of  scale_g * (low_g x_g[:64] + high_g x_g[64:])
 
 Converting is what costs: done the compiler's way it takes longer than reading 16 bits would. On Hopper and later a bfloat16 is
 put together from its bits, four bytes at a time: 0x4300 | n is 128 + n for a nibble n. One sum in the order of the groups,
-so as in ``skinny.py`` a row's numbers depend neither on the others nor on their number.
+so as in ``skinny.py`` a row's numbers depend neither on the others nor on their number. A zero is taken off before the product.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -39,7 +39,7 @@ NIBBLES = tl.constexpr(
 
 
 @triton.jit
-def _tile(bytes_at, scales_at, low_x, high_x, is_output, BITWISE: tl.constexpr):
+def _tile(bytes_at, scales_at, zeros_at, low_x, high_x, is_output, ZEROS: tl.constexpr, BITWISE: tl.constexpr):
     """What one group adds to a tile of outputs."""
     packed = tl.load(bytes_at, mask=is_output[:, None], other=0)
     if BITWISE:
@@ -49,6 +49,9 @@ def _tile(bytes_at, scales_at, low_x, high_x, is_output, BITWISE: tl.constexpr):
     else:
         low = ((packed & 15).to(tl.int8) - 8).to(low_x.dtype)
         high = ((packed >> 4).to(tl.int8) - 8).to(low_x.dtype)
+    if ZEROS:
+        zero = tl.load(zeros_at, mask=is_output, other=0.0).to(low_x.dtype)[:, None]
+        low, high = low - zero, high - zero
     part = tl.dot(low, low_x, input_precision="ieee")
     part = tl.dot(high, high_x, part, input_precision="ieee")
     return part * tl.load(scales_at, mask=is_output, other=0.0).to(tl.float32)[:, None]
@@ -56,8 +59,9 @@ def _tile(bytes_at, scales_at, low_x, high_x, is_output, BITWISE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def nibble_product(
-    x, weight, scales, out, num_rows, num_outputs, depth, part_len,
-    GATED: tl.constexpr, BITWISE: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
+    x, weight, scales, zeros, out, num_rows, num_outputs, depth, part_len,
+    GATED: tl.constexpr, ZEROS: tl.constexpr, BITWISE: tl.constexpr, HALF: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """``HALF`` is half a group. ``num_outputs`` are those of the result; gated matrices have twice as many."""
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -76,10 +80,11 @@ def nibble_product(
     for k in range(part * part_len, tl.minimum((part + 1) * part_len, depth), 2 * HALF):
         low_x = tl.load(x_at + k, mask=is_row[None, :], other=0.0)
         high_x = tl.load(x_at + k + HALF, mask=is_row[None, :], other=0.0)
-        scales_at = scales + (k // (2 * HALF)) * width + outputs
-        total += _tile(bytes_at + k // 2, scales_at, low_x, high_x, is_output, BITWISE)
+        at = (k // (2 * HALF)) * width + outputs
+        total += _tile(bytes_at + k // 2, scales + at, zeros + at, low_x, high_x, is_output, ZEROS, BITWISE)
         if GATED:
-            total_up += _tile(ups_at + k // 2, scales_at + num_outputs, low_x, high_x, is_output, BITWISE)
+            at += num_outputs
+            total_up += _tile(ups_at + k // 2, scales + at, zeros + at, low_x, high_x, is_output, ZEROS, BITWISE)
     end(EARLY)
     if GATED:
         total = total / (1.0 + tl.exp(-total)) * total_up

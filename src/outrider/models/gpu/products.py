@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.models.experts import gated as gated_by
+from outrider.models.gpu.gates import gated_rows
+from outrider.models.gpu.grouped import sixteen_bits
 from outrider.models.gpu.limits import can_ring
 from outrider.models.gpu.skinny import SILU, Finish, product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
@@ -25,11 +26,11 @@ def multiply(
     if len(x) <= MOST_ROWS or exact:
         bits = weight.bits if isinstance(weight, Packed) else 16
         num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-        ringed = bits < 16 and can_ring(num_outputs, x.shape[1], x.dtype)
+        ringed = isinstance(weight, Packed) and weight.has_units and can_ring(num_outputs, x.shape[1], x.dtype)
         tile = tile_for(kind, len(x), num_outputs, bits=bits, ringed=ringed)
         return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype, finish=finish)
     finish = finish or (SILU if gated else Finish("none"))
-    y = F.linear(x, weight.unpacked() if isinstance(weight, Packed) else weight, finish.bias)
+    y = F.linear(x, sixteen_bits(weight, x.dtype) if isinstance(weight, Packed) else weight, finish.bias)
     if gated:
-        return gated_by(finish.activation, *y.chunk(2, -1))
+        return gated_rows(y, finish.activation)
     return y.to(out_dtype) if finish.activation == "none" else activation_of(finish.activation)(y)

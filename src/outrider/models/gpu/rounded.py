@@ -7,6 +7,8 @@ next is on its way while the present is multiplied; the first weights are asked 
 
     8 bits:  y = scale * sum q x          4 bits:  y = sum over groups g of  scale_g * (low_g x_g[:64] + high_g x_g[64:])
 
+A matrix of a checkpoint may have scales for units in 8 bits, too, and zeros in 4.
+
 Numbers are put together from their bits: 0x4300 | n is the bfloat16 128 + n for n below 128. A nibble is (128 + n) - 136; a
 byte is (128 + its lower seven bits) - 128, or - 256 where its sign is set: 0x4300 with the sign in the right place. Every
 output is one sum in the same order, whatever the number of rows. Written in Gluon, since Triton's own language has no say in
@@ -42,6 +44,43 @@ _BYTES = gl.constexpr(
     sub.bf16x2 $1, b, d;
     }"""
 )
+_FLOATS = gl.constexpr(
+    """{
+    .reg .b32 a, b, c, d, e;
+    mov.b32 e, 0x7B807B80;
+    prmt.b32 a, $2, 0, 0x1404;
+    prmt.b32 b, $2, 0, 0x3424;
+    and.b32 c, a, 0x80008000;
+    and.b32 d, b, 0x80008000;
+    shr.u32 a, a, 4;
+    shr.u32 b, b, 4;
+    lop3.b32 a, a, 0x07F007F0, c, 0xEA;
+    lop3.b32 b, b, 0x07F007F0, d, 0xEA;
+    mul.bf16x2 $0, a, e;
+    mul.bf16x2 $1, b, e;
+    }"""
+)
+"""Four e4m3 floats: their bits where a bfloat16 has them, times 2^120, since its exponent counts from 127 instead of 7."""
+_ABOVE_ZERO = gl.constexpr(
+    """{
+    .reg .b32 a, b;
+    prmt.b32 a, $4, 0, 0x4140;
+    prmt.b32 b, $4, 0, 0x4342;
+    lop3.b32 $0, a, 0x000F000F, 0x43004300, 0xEA;
+    lop3.b32 $1, b, 0x000F000F, 0x43004300, 0xEA;
+    shr.u32 a, a, 4;
+    shr.u32 b, b, 4;
+    lop3.b32 $2, a, 0x000F000F, 0x43004300, 0xEA;
+    lop3.b32 $3, b, 0x000F000F, 0x43004300, 0xEA;
+    sub.bf16x2 $0, $0, $5;
+    sub.bf16x2 $1, $1, $5;
+    sub.bf16x2 $2, $2, $5;
+    sub.bf16x2 $3, $3, $5;
+    }"""
+)
+"""``NIBBLES`` with a number of each row's own, 136 and its zero, in the place of 136. $5 and $6 hold it twice each."""
+GROUPED, ZEROS, FLOATS = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
+"""What a matrix has: a scale for every unit, a zero for every unit (4 bits), e4m3 floats (8 bits)."""
 
 
 @gluon.jit
@@ -49,6 +88,13 @@ def _outputs(num_outputs, SIDES: gl.constexpr, BN: gl.constexpr, LAYOUT: gl.cons
     """Rows of the matrix that a program multiplies: of a gated one BN gates, then the BN numbers they let through."""
     index = gl.arange(0, SIDES * BN, LAYOUT)
     return gl.program_id(0) * BN + index % BN + index // BN * num_outputs
+
+
+@gluon.jit
+def _of_units(values, num_outputs, UNITS: gl.constexpr, SIDES: gl.constexpr, BN: gl.constexpr, LAYOUT: gl.constexpr):
+    """Where scales or zeros of the first units stand."""
+    at = values + (gl.arange(0, UNITS, gl.SliceLayout(1, LAYOUT)) * num_outputs * SIDES)[:, None]
+    return at + _outputs(num_outputs, SIDES, BN, gl.SliceLayout(0, LAYOUT))[None, :]
 
 
 @gluon.jit
@@ -68,24 +114,54 @@ def _fetch_scales(ring, at, unit, stop, stage, width):
 
 
 @gluon.jit
-def _multiplied(packed, inputs, scale, total, BITS: gl.constexpr):
+def _fetch_more(s_ring, scales_at, z_ring, zeros_at, unit, stop, stage, width, FORM: gl.constexpr):
+    """The scales and zeros of the next units, where units have them."""
+    if FORM & GROUPED:
+        _fetch_scales(s_ring, scales_at, unit, stop, stage, width)
+    if FORM & ZEROS:
+        _fetch_scales(z_ring, zeros_at, unit, stop, stage, width)
+
+
+@gluon.jit
+def _multiplied(packed, inputs, scale, middle, total, BITS: gl.constexpr, FORM: gl.constexpr):
     """``total`` with what a unit adds to it."""
+    part = total
+    if FORM & GROUPED:
+        part = gl.zeros_like(total)
     if BITS == 8:
-        numbers = gl.inline_asm_elementwise(_BYTES, "=r,=r,r", [packed], dtype=gl.bfloat16, is_pure=True, pack=4)
-        total = mma_v2(numbers, inputs[0], total)
+        if FORM & FLOATS:
+            numbers = gl.inline_asm_elementwise(_FLOATS, "=r,=r,r", [packed], dtype=gl.bfloat16, is_pure=True, pack=4)
+        else:
+            numbers = gl.inline_asm_elementwise(_BYTES, "=r,=r,r", [packed], dtype=gl.bfloat16, is_pure=True, pack=4)
+        part = mma_v2(numbers, inputs[0], part)
     else:
-        low, high = gl.inline_asm_elementwise(
-            NIBBLES, "=r,=r,=r,=r,r", [packed], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
-        )
-        part = mma_v2(high, inputs[1], mma_v2(low, inputs[0], gl.zeros_like(total)))
-        total = gl.fma(part, scale + gl.zeros_like(part), total)
-    return total
+        if FORM & ZEROS:
+            low, high = gl.inline_asm_elementwise(
+                _ABOVE_ZERO, "=r,=r,=r,=r,r,r,r", [packed, middle], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
+            )
+        else:
+            low, high = gl.inline_asm_elementwise(
+                NIBBLES, "=r,=r,=r,=r,r", [packed], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
+            )
+        part = mma_v2(high, inputs[1], mma_v2(low, inputs[0], part))
+    if FORM & GROUPED:
+        return gl.fma(part, scale + gl.zeros_like(part), total)
+    return part
+
+
+@gluon.jit
+def _no_sums(COUNT: gl.constexpr, BN: gl.constexpr, CHUNK: gl.constexpr, LAYOUT: gl.constexpr):
+    """What totals begin with."""
+    totals = ()
+    for _ in gl.static_range(COUNT):
+        totals = totals + (gl.zeros([BN, CHUNK], gl.float32, LAYOUT),)
+    return totals
 
 
 @gluon.jit
 def _step(
-    tile, inputs, scales, totals,
-    UNITS: gl.constexpr, BITS: gl.constexpr, SIDES: gl.constexpr, WEIGHTS: gl.constexpr, INPUTS: gl.constexpr,
+    tile, inputs, scales, zeros, totals, UNITS: gl.constexpr, BITS: gl.constexpr, FORM: gl.constexpr, SIDES: gl.constexpr,
+    WEIGHTS: gl.constexpr, INPUTS: gl.constexpr,
 ):  # fmt: skip
     """The totals, of every chunk of rows and of both halves of a gated matrix, with what the units of a stage add to them."""
     PART: gl.constexpr = UNIT * BITS // 8
@@ -93,14 +169,19 @@ def _step(
     CHUNK: gl.constexpr = totals[0].shape[1]
     SUMS: gl.constexpr = totals[0].type.layout
     for unit in gl.static_range(UNITS):
-        packed, scale = (), ()
+        packed, scale, middle = (), (), ()
         for side in gl.static_range(SIDES):
             packed = packed + (tile.slice(side * BN, BN, dim=0).slice(unit * PART, PART, dim=1).load(WEIGHTS),)
-            if BITS == 4:
+            if FORM & GROUPED:
                 one = scales.slice(unit, 1, dim=0).slice(side * BN, BN, dim=1)
                 scale = scale + (one.permute((1, 0)).load(SUMS).to(gl.float32),)
             else:
                 scale = scale + (1.0,)
+            if FORM & ZEROS:
+                one = zeros.slice(unit, 1, dim=0).slice(side * BN, BN, dim=1)
+                middle = middle + (one.permute((1, 0)).load(WEIGHTS) + 136.0,)
+            else:
+                middle = middle + (0.0,)
         sums = ()
         for chunk in gl.static_range(len(totals) // SIDES):
             rows = inputs.slice(chunk * CHUNK, CHUNK, dim=0)
@@ -108,13 +189,14 @@ def _step(
             for half in gl.static_range(8 // BITS):
                 pieces = pieces + (rows.slice(unit * UNIT + half * PART, PART, dim=1).permute((1, 0)).load(INPUTS),)
             for side in gl.static_range(SIDES):
-                sums = sums + (_multiplied(packed[side], pieces, scale[side], totals[chunk * SIDES + side], BITS),)
+                total = totals[chunk * SIDES + side]
+                sums = sums + (_multiplied(packed[side], pieces, scale[side], middle[side], total, BITS, FORM),)
         totals = sums
     return totals
 
 
 @gluon.jit
-def _store(totals, scales, out, first_row, num_rows, num_outputs, part, BITS: gl.constexpr, SIDES: gl.constexpr):
+def _store(totals, scales, out, first_row, num_rows, num_outputs, part, FORM: gl.constexpr, SIDES: gl.constexpr):
     """The totals in their scale, gated where they come in twos."""
     BN: gl.constexpr = totals[0].shape[0]
     CHUNK: gl.constexpr = totals[0].shape[1]
@@ -122,11 +204,11 @@ def _store(totals, scales, out, first_row, num_rows, num_outputs, part, BITS: gl
     outputs = gl.program_id(0) * BN + gl.arange(0, BN, gl.SliceLayout(1, SUMS))
     for chunk in gl.static_range(len(totals) // SIDES):
         total = totals[chunk * SIDES]
-        if BITS == 8:
+        if not FORM & GROUPED:
             total = total * gl.load(scales + outputs).to(gl.float32)[:, None]
         if SIDES == 2:
             up = totals[chunk * SIDES + 1]
-            if BITS == 8:
+            if not FORM & GROUPED:
                 up = up * gl.load(scales + num_outputs + outputs).to(gl.float32)[:, None]
             total = total / (1.0 + gl.exp(-total)) * up
         rows = first_row + chunk * CHUNK + gl.arange(0, CHUNK, gl.SliceLayout(0, SUMS))
@@ -136,12 +218,13 @@ def _store(totals, scales, out, first_row, num_rows, num_outputs, part, BITS: gl
 
 @gluon.jit(do_not_specialize=["num_rows"])
 def rounded_product(
-    x, weight, scales, out, num_rows, num_outputs, depth, part_len,
-    SIDES: gl.constexpr, BITS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr,
-    EARLY: gl.constexpr,
+    x, weight, scales, zeros, out, num_rows, num_outputs, depth, part_len,
+    SIDES: gl.constexpr, BITS: gl.constexpr, FORM: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, UNITS: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """BN outputs, 16 times as many as warps or a multiple, of BM rows over ``part_len`` units of the sum, ``UNITS`` to a stage.
-    A gated matrix has two ``SIDES``."""
+    A gated matrix has two ``SIDES``. ``FORM`` is a sum of ``GROUPED``, ``ZEROS`` and ``FLOATS``; the scale of a whole output
+    multiplies its sum."""
     PART: gl.constexpr = UNIT * BITS // 8
     CHUNK: gl.constexpr = BM if BM < _CHUNK else _CHUNK
     WARPS: gl.constexpr = gl.num_warps()
@@ -151,7 +234,9 @@ def rounded_product(
     LANES: gl.constexpr = UNITS * PART // 16  # that copy a row, 16 bytes each
     COPIED: gl.constexpr = gl.BlockedLayout([1, 16], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     COPIED_X: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
-    COPIED_SCALES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    SCALES: gl.constexpr = 16 // (scales.dtype.element_ty.primitive_bitwidth // 8)  # that a lane copies
+    COPIED_SCALES: gl.constexpr = gl.BlockedLayout([1, SCALES], [4, 8], [WARPS, 1], [1, 0])
+    COPIED_ZEROS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     RING: gl.constexpr = gl.SwizzledSharedLayout(PART // 2, 1 if UNITS * PART >= 128 else 2, 2, [1, 0])
     RING_X: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0]) if BITS == 8 else gl.SwizzledSharedLayout(32, 1, 2, [1, 0])
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -161,15 +246,15 @@ def rounded_product(
     outputs = _outputs(num_outputs, SIDES, BN, gl.SliceLayout(1, COPIED))
     at = weight + outputs[:, None].to(gl.int64) * (depth // UNIT * PART)
     at = at + gl.arange(0, UNITS * PART, gl.SliceLayout(0, COPIED))[None, :]
-    scales_at = scales + (gl.arange(0, UNITS, gl.SliceLayout(1, COPIED_SCALES)) * width)[:, None]
-    scales_at = scales_at + _outputs(num_outputs, SIDES, BN, gl.SliceLayout(0, COPIED_SCALES))[None, :]
+    scales_at = _of_units(scales, num_outputs, UNITS, SIDES, BN, COPIED_SCALES)
+    zeros_at = _of_units(zeros, num_outputs, UNITS, SIDES, BN, COPIED_ZEROS)
     ring = gl.allocate_shared_memory(weight.dtype.element_ty, [STAGES, SIDES * BN, UNITS * PART], RING)
     x_ring = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES, BM, UNITS * UNIT], RING_X)
-    s_ring = gl.allocate_shared_memory(scales.dtype.element_ty, [STAGES, UNITS, SIDES * BN if BITS == 4 else 1], FLAT)
+    s_ring = gl.allocate_shared_memory(scales.dtype.element_ty, [STAGES, UNITS, SIDES * BN if FORM & GROUPED else 1], FLAT)
+    z_ring = gl.allocate_shared_memory(zeros.dtype.element_ty, [STAGES, UNITS, SIDES * BN if FORM & ZEROS else 1], FLAT)
     for stage in gl.static_range(STAGES - 1):
         _fetch(ring, at, outputs >= 0, first + stage * UNITS, stop, stage, PART)
-        if BITS == 4:
-            _fetch_scales(s_ring, scales_at, first + stage * UNITS, stop, stage, width)
+        _fetch_more(s_ring, scales_at, z_ring, zeros_at, first + stage * UNITS, stop, stage, width, FORM)
         async_copy.commit_group()
     begin(EARLY)
     first_row = gl.program_id(1) * BM
@@ -178,18 +263,16 @@ def rounded_product(
     for stage in gl.static_range(STAGES - 1):
         _fetch(x_ring, x_at, rows < num_rows, first + stage * UNITS, stop, stage, UNIT)
         async_copy.commit_group()
-    totals = ()
-    for _ in gl.static_range(BM // CHUNK * SIDES):
-        totals = totals + (gl.zeros([BN, CHUNK], gl.float32, SUMS),)
+    totals = _no_sums(BM // CHUNK * SIDES, BN, CHUNK, SUMS)
     for step in range(gl.cdiv(stop - first, UNITS)):
         async_copy.wait_group(STAGES - 2)
         now, later = step % STAGES, (step + STAGES - 1) % STAGES
-        totals = _step(ring.index(now), x_ring.index(now), s_ring.index(now), totals, UNITS, BITS, SIDES, WEIGHTS, INPUTS)
+        tile, inputs, scale, middle = ring.index(now), x_ring.index(now), s_ring.index(now), z_ring.index(now)
+        totals = _step(tile, inputs, scale, middle, totals, UNITS, BITS, FORM, SIDES, WEIGHTS, INPUTS)
         unit = first + (step + STAGES - 1) * UNITS
         _fetch(ring, at, outputs >= 0, unit, stop, later, PART)
         _fetch(x_ring, x_at, rows < num_rows, unit, stop, later, UNIT)
-        if BITS == 4:
-            _fetch_scales(s_ring, scales_at, unit, stop, later, width)
+        _fetch_more(s_ring, scales_at, z_ring, zeros_at, unit, stop, later, width, FORM)
         async_copy.commit_group()
     end(EARLY)  # not earlier: programs of the next kernel would crowd where there is room first
-    _store(totals, scales, out, first_row, num_rows, num_outputs, part, BITS, SIDES)
+    _store(totals, scales, out, first_row, num_rows, num_outputs, part, FORM, SIDES)

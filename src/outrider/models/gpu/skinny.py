@@ -25,32 +25,17 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.gpu import launch
+from outrider.models.gpu.grouped import launch_grouped
 from outrider.models.gpu.launch import begin, end, fetch
 from outrider.models.gpu.limits import HOPPER, can_copy, stages_that_fit
 from outrider.models.gpu.nibbles import nibble_product
+from outrider.models.gpu.tile import Tile
 from outrider.models.packed import GROUP, Packed
 
 _FETCHED = 256
 """Numbers of every output's row that the cache is asked for before the kernel in front has ended, in a matrix that narrows: it
 follows a large product (down follows gate and up), whose last programs leave memory idle. After a norm it costs the norm what
 it brings."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """How a product is cut. BN outputs and BM rows per program, BK of the sum per step."""
-
-    bn: int
-    bk: int
-    num_warps: int = 4
-    num_stages: int = 4
-    bm: int = 16
-    num_parts: int = 1
-    """Parts of the sum, worked out side by side."""
-    copied: bool = False
-    """Tiles of the operands are fetched by the copy engine of Hopper and later, which leaves the threads to multiply."""
-    ringed: bool = False
-    """Weights of few bits go through a ring of shared memory (``rounded.py``): BN of 16 per warp, BK of whole groups."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +98,9 @@ def product(
     if isinstance(weight, Packed) and weight.bits == 4:
         _launch_nibbles(x, weight, out, tile=tile, gated=gated, grid=grid)
         return out
+    if isinstance(weight, Packed) and not weight.is_usual:
+        launch_grouped(x, weight, out, tile=tile, gated=gated, grid=grid)
+        return out
     data, scales = (weight.data, weight.scales) if isinstance(weight, Packed) else (weight, weight)
     copied = tile.copied and isinstance(weight, Tensor) and can_copy(x, weight)
     even = num_outputs % tile.bn == 0 and depth % tile.bk == 0
@@ -151,11 +139,14 @@ def _launch_rounded(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
 
     (num_rows, depth), sides = x.shape, 2 if gated else 1
     assert depth % GROUP == 0 and out.shape[-1] % tile.bn == 0, "whole groups of inputs, whole tiles of outputs"
-    stage_bytes = tile.bk * (tile.bn * sides * weight.bits // 8 + tile.bm * x.element_size()) + 4 * tile.bn * sides
+    stage_bytes = tile.bk * (tile.bn * sides * weight.bits // 8 + tile.bm * x.element_size()) + 12 * tile.bn * sides
+    form = (weight.bits == 4 or len(weight.scales) > 1) + 2 * (weight.zeros is not None) + 4 * weight.is_float
+    data = weight.data.view(torch.int8) if weight.bits == 8 else weight.data
     rounded_product[grid](
         x,
-        weight.data,
+        data,
         weight.scales,
+        x if weight.zeros is None else weight.zeros,
         out,
         num_rows,
         out.shape[-1],
@@ -163,6 +154,7 @@ def _launch_rounded(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
         triton.cdiv(depth // GROUP, tile.num_parts),
         SIDES=sides,
         BITS=weight.bits,
+        FORM=form,
         BM=tile.bm,
         BN=tile.bn,
         UNITS=tile.bk // GROUP,
@@ -174,20 +166,22 @@ def _launch_rounded(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
 
 
 def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated: bool, grid: tuple[int, int, int]) -> None:
-    (num_rows, depth), half = x.shape, GROUP // 2
-    stage_bytes = tile.bn * (2 if gated else 1) * half + tile.bm * GROUP * x.element_size()
+    (num_rows, depth), group = x.shape, weight.group_len
+    stage_bytes = tile.bn * (2 if gated else 1) * group // 2 + tile.bm * group * x.element_size()
     nibble_product[grid](
         x,
         weight.data,
         weight.scales,
+        weight.scales if weight.zeros is None else weight.zeros,
         out,
         num_rows,
         out.shape[-1],
         depth,
-        triton.cdiv(depth, tile.num_parts * GROUP) * GROUP,
+        triton.cdiv(depth, tile.num_parts * group) * group,
         GATED=gated,
+        ZEROS=weight.zeros is not None,
         BITWISE=HOPPER and x.dtype == torch.bfloat16,
-        HALF=half,
+        HALF=group // 2,
         BM=tile.bm,
         BN=tile.bn,
         EARLY=launch.EARLY,

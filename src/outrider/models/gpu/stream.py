@@ -14,13 +14,18 @@ from outrider.models.gpu.sums import add_norm, added
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What all layers of one pass share."""
+    """What all layers of one pass share, of rows with equally many nodes each."""
 
     shape: tuple[int, int]
     rows: Rows
     sights: Sights
     cuts: Mapping[int, Cut]
     """How keys are cut in layers of each window; 0: without one."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Of all rows."""
+        return self.shape[0] * self.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +42,13 @@ class Stream:
 
     def complete(self) -> Tensor:
         return added(self.x, self.parts, self.ending)
+
+    def first(self, count: int) -> Stream:
+        """The stream of the first nodes."""
+        if count == len(self.x):
+            return self
+        parts = self.parts if self.parts is None else self.parts[..., :count, :].contiguous()
+        return Stream(self.x[:count], parts, self.ending)
 
     def then(self, parts: Tensor, ending: Ending) -> Stream:
         return Stream(self.x, parts, ending)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from outrider.models.gpu.skinny import Tile
+from outrider.models.gpu.tile import Tile
 from outrider.models.gpu.tuned import choices, tile_key
 
 MOST_ROWS = 64

@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.core.errors import OptionError
 from outrider.models.heads.block_head import BlockHead
 from outrider.models.heads.head import PackedTexts
-from outrider.models.heads.kind import Exported, HeadKind, Raw, need_whole_vocabulary, plain_keys
+from outrider.models.heads.kind import Exported, GgufLayout, HeadKind, Raw, need_whole_vocabulary, plain_keys
 from outrider.models.heads.layer_numbers import as_outputs, from_outputs
 
 
@@ -58,7 +58,8 @@ class DflashKind(HeadKind[DflashHead]):
     is_stack = True
     training: ClassVar = {"num_heads": 5, "num_depths": 5, "num_layers": 2, "decay": 0.78}
     formats = ("vllm",)
-    served_by = "outrider, vLLM (export vllm)"
+    gguf = GgufLayout("dflash", {"block_size": lambda head: head.num_places}, reads_top=False, has_mask=True)
+    served_by = "outrider, vLLM (export vllm), llama.cpp (export gguf)"
 
     def read_keys(self, raw: Raw) -> Raw:
         """The plain format counts layers by their outputs, that of the speculators package by what enters them."""

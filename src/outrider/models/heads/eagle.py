@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, PackedTexts
+from outrider.models.heads.head import FeatureHead, PackedTexts
 from outrider.models.heads.layer import Attending, PackedAttending, Rotations
 
 
-class EagleHead(Head, ABC):
+class EagleHead(FeatureHead, ABC):
     """A layer that is applied to its own output."""
 
     def __init__(self, config: HeadConfig) -> None:
@@ -23,10 +23,6 @@ class EagleHead(Head, ABC):
         assert config.layer is not None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.rotations = Rotations(config.layer)
-
-    @abstractmethod
-    def fuse(self, features: Tensor) -> Tensor:
-        """[..., H] the target's states as the layer takes them."""
 
     @abstractmethod
     def step(self, tokens: Tensor, states: Tensor, attending: Attending) -> Tensor:

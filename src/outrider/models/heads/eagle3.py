@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.head import Head, Norm
-from outrider.models.heads.kind import Exported, HeadKind, Raw, plain_keys
+from outrider.models.heads.kind import Exported, GgufLayout, HeadKind, Raw, plain_keys
 from outrider.models.heads.layer import Attending, HeadLayer
 from outrider.models.heads.layer_numbers import both_spellings
 
@@ -60,7 +60,13 @@ class Eagle3Kind(HeadKind[Eagle3Head]):
     num_taps = 3
     training: ClassVar = {"num_depths": 5}
     formats = ("vllm", "sglang", "speculators")
-    served_by = "outrider, vLLM, SGLang (export vllm), speculators (export speculators)"
+    gguf = GgufLayout(
+        "eagle3",
+        {"norm_before_residual": lambda _: False, "norm_before_fc": lambda _: False},
+        pairs_adjacent=True,
+        num_taps=3,
+    )
+    served_by = "outrider, vLLM, SGLang (export vllm), speculators (export speculators), llama.cpp (export gguf)"
 
     def claims(self, raw: Raw) -> bool:
         return super().claims(raw) and not PARALLEL_TOKENS & set(raw)

@@ -13,10 +13,11 @@ from outrider.core.errors import ModelError
 from outrider.models.config import config_of
 from outrider.models.gguf import hf_config, hf_tensors, read_gguf
 from outrider.models.load import read_config
+from outrider.models.quantised.folder import checkpoint
 from outrider.models.recurrent import recurrent_config
 from outrider.models.recurrent.ends import llama_keys, read_ends
 from outrider.models.source import local_path
-from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource
+from outrider.models.weights import TensorDict, TensorSource
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ def read_target(name: str) -> tuple[dict[str, Any], Ends]:
     """``config.json`` of a target and its ends, in float32. A target with recurrent layers is described as a Llama of its
     width."""
     path = local_path(name)
-    raw, source = _gguf(path) if path.suffix == ".gguf" else (read_config(path), SafetensorsFolder(path))
+    raw, source = _gguf(path) if path.suffix == ".gguf" else _folder(path)
     recurrent = recurrent_config(raw)
     if recurrent is not None:
         return llama_keys(recurrent, raw), Ends(*read_ends(recurrent, source), tied=recurrent.tied_head)
@@ -49,6 +50,11 @@ def read_target(name: str) -> tuple[dict[str, Any], Ends]:
     readout = embedding if config.tied_head else source.take("lm_head.weight", *shape).float()
     is_tied = config.tied_head and config.embedding_scale == config.logit_scale == 1.0
     return raw, Ends(embedding * config.embedding_scale, norm, readout * config.logit_scale, is_tied)
+
+
+def _folder(path: Path) -> tuple[dict[str, Any], TensorSource]:
+    raw = read_config(path)
+    return raw, checkpoint(path, raw)
 
 
 def _gguf(path: Path) -> tuple[dict[str, Any], TensorSource]:

@@ -68,7 +68,7 @@ def new_config(kind: str, target: Mapping[str, Any], **changes: Any) -> HeadConf
 SHAPES = (
     "num_heads", "num_blocks", "own_readouts", "prefix", "intermediate_size", "draft_vocab_size", "taps", "stride",
     "num_layers", "inner_dim", "exit_dim", "tie_weights", "scale_input", "mask_token_id", "markov_rank",
-    "markov_head_type", "draft_window", "max_offset",
+    "markov_head_type", "draft_window", "max_offset", "block_len",
 )  # fmt: skip
 """What ``new_config`` can be told about the shape of heads."""
 

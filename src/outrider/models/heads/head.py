@@ -39,6 +39,8 @@ class PackedTexts:
     """[R, L] place within the text."""
     supervised: Tensor
     """[R, L] the token at this place counts in the loss."""
+    revealed: Tensor | None = None
+    """[R, L] what follows this place is shown to heads that learn by glancing (Falcon)."""
 
     def shifted(self, values: Tensor, count: int) -> Tensor:
         """[R, L, ...] ``values`` as seen ``count`` places earlier; zero where there is none."""
@@ -105,6 +107,11 @@ class Head(nn.Module, ABC):
         """[...] logit of the chance that the guess from a state is accepted if those before it were, for kinds that know."""
         raise NotImplementedError(f"{self.config.kind} heads have no confidence head; leave confidence_weight at 0")
 
+    def glance(self, batch: PackedTexts, share: float) -> PackedTexts:
+        """The texts with some places revealed, about ``share`` times as many as were guessed wrong, for kinds that glance."""
+        del batch, share
+        raise NotImplementedError(f"{self.config.kind} heads do not glance; leave glance at 0")
+
     @property
     def frozen(self) -> tuple[str, ...]:
         """Parameters that are the target's own."""
@@ -131,3 +138,15 @@ class Head(nn.Module, ABC):
             return logits
         full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
         return full.index_copy_(-1, self.target_ids, logits)
+
+
+class FeatureHead(Head, ABC):
+    """Heads whose states are guesses of the target's features."""
+
+    @abstractmethod
+    def fuse(self, features: Tensor) -> Tensor:
+        """[..., H] the target's states as the heads take them."""
+
+    def aligned(self, states: Tensor) -> Tensor:
+        """[..., H] the part of states that is held to the target's next features."""
+        return states

@@ -8,7 +8,8 @@ are the plain format's own, so most kinds rename nothing.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
@@ -25,6 +26,23 @@ Exported = tuple[dict[str, Any], dict[str, Tensor]]
 """``config.json`` and tensors of a folder for another engine."""
 
 _UNUSED = ("rotary_emb.inv_freq",)
+
+
+@dataclass(frozen=True)
+class GgufLayout:
+    """How llama.cpp wants a kind of heads in a GGUF file (``models/gguf/heads.py``)."""
+
+    architecture: str
+    keys: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    """Keys of the architecture that decoders do not have, and what the heads say to each."""
+    pairs_adjacent: bool = False
+    """Rotary pairs stand next to each other."""
+    num_taps: int = 0
+    """Target layers that it must read; 0 for any number."""
+    reads_top: bool = True
+    """It may read the output of the target's last layer."""
+    has_mask: bool = False
+    """The tokenizer's keys name the mask token."""
 
 
 class HeadKind(ABC, Generic[Module]):
@@ -53,6 +71,8 @@ class HeadKind(ABC, Generic[Module]):
     """How the names of the matrices begin that have a row for every token the heads can say."""
     formats: ClassVar[tuple[str, ...]] = ()
     """Formats of other engines that it can be written in."""
+    gguf: ClassVar[GgufLayout | None] = None
+    """Its GGUF file; None for kinds that llama.cpp does not run."""
     served_by: ClassVar[str] = "outrider"
     """Engines that read it, in words."""
 

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.core.errors import ModelError, nearest
+from outrider.models.heads.chimera import KIND as CHIMERA
 from outrider.models.heads.dflash import KIND as DFLASH
 from outrider.models.heads.dspark import KIND as DSPARK
 from outrider.models.heads.eagle1 import KIND as EAGLE1
 from outrider.models.heads.eagle3 import KIND as EAGLE3
+from outrider.models.heads.falcon import KIND as FALCON
+from outrider.models.heads.fspad import KIND as FSPAD
 from outrider.models.heads.hydra import KIND as HYDRA
 from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.l_mtp import KIND as L_MTP
@@ -26,6 +29,9 @@ _ALL: tuple[HeadKind[Any], ...] = (
     HYDRA,
     EAGLE1,
     EAGLE3,
+    FSPAD,
+    FALCON,
+    CHIMERA,
     MLP_SPECULATOR,
     REDRAFTER,
     MTP,

@@ -71,11 +71,12 @@ def _normed(heads: Tensor, norm: Norm | None) -> Tensor:
 class HeadMlp(nn.Module):
     """The gated feed-forward part."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, out_size: int = 0) -> None:
+        """``out_size`` is the width of what comes out, where it is not the stream's."""
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.mlp_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.mlp_size, bias=False)
-        self.down_proj = nn.Linear(config.mlp_size, config.hidden_size, bias=False)
+        self.down_proj = nn.Linear(config.mlp_size, out_size or config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

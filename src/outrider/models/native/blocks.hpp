@@ -16,12 +16,13 @@ template <class T> constexpr bool has_tiles = HAS_TILES && sizeof(T) == 2;
 
 static inline int up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
+constexpr int IN_HALF = 2, IN_BRAIN = 3;  // values of is_stored: IEEE's 16 bits, bfloat16
 struct Matrix {
     const void* packed;
     const float* bias;    // [out] or null
     const float* scales;  // [out] of weights of 8 bits, or null
     int32_t in, out;
-    int32_t is_stored;    // as in a GGUF file: `packed` is [blocks] of Place (stored_types.hpp)
+    int32_t is_stored;    // as in a GGUF file: `packed` is [blocks] of Place (stored_types.hpp); or floats of 16 bits in a float pass
     int padded_in() const { return up(in, 32); }
     int num_blocks() const { return up(out, BLOCK) / BLOCK; }
 };

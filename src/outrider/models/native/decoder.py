@@ -156,7 +156,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         self._run(tree, cache, start, _Wanted(first=first, last=route.depth, route=route, hidden=hidden))
         return hidden
 
-    def placed(self, positions: Sequence[int]) -> NativeDecoder:
+    def placed(self, positions: Sequence[int] | Tensor) -> NativeDecoder:
         twin = copy(self)
         twin._tables = [table.placed(positions) for table in self._tables]
         return twin

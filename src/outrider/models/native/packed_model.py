@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from outrider.models.config import ModelConfig
-from outrider.models.decoder_weights import STORED_ROWS, LayerWeights, Weights
-from outrider.models.gguf.reader import GGUFFile
+from outrider.models.decoder_weights import STORED_ROWS, LayerWeights, StoredBytes, Weights
 from outrider.models.native.structs import LayerStruct, MatrixStruct, ModelStruct
 from outrider.models.packed import pack
 
 _BLOCK = 16
 _LINE = 64
 _LARGE_PAGE = 1 << 21
+_SIXTEEN = {12: 2, 13: 3}
+"""Types of 16 bits in a table of rows (``quantised/stored.py``), and how ``blocks.hpp`` numbers them."""
+_PACKED = 2
+"""What is added to such a type where an embedding is read from the packed head."""
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
 
@@ -49,7 +52,8 @@ class PackedModel:
         self.num_bytes = self._arena.num_bytes
         has_stored = any(_is_stored(matrix) for matrix, _ in _matrices(config, weights))
         layers = (LayerStruct * config.num_layers)(*(self._layer(config, i, layer) for i, layer in enumerate(weights.layers)))
-        embedding, embedding_type = self._embedding(weights.embedding) if embeds else (None, 0)
+        head = self._matrix(weights.head, None, config.hidden_size)
+        embedding, embedding_type = self._embedding(weights, head) if embeds else (None, 0)
         self.struct = ModelStruct(
             *(int(weights.dtype == torch.bfloat16), int(has_stored), config.hidden_size, config.num_layers),
             *(config.num_heads, config.num_kv_heads, config.head_dim, config.mlp_size, config.vocab_size),
@@ -58,19 +62,23 @@ class PackedModel:
             *(config.attention_softcap or 0.0, config.final_softcap or 0.0),
             embedding,
             self._floats(weights.norm),
-            self._matrix(weights.head, None, config.hidden_size),
+            head,
             layers,
         )
 
-    def _embedding(self, weight: Tensor) -> tuple[int, int]:
-        """Where the embedding lies, and its type in a GGUF file, from which its rows are read one by one; 0 for floats."""
+    def _embedding(self, weights: Weights, head: MatrixStruct) -> tuple[int, int]:
+        """Where the embedding lies, and its type if its rows are stored, which are read one by one; 0 for floats."""
+        weight = weights.embedding
         if not _is_stored(weight):
             return self._keep(weight.contiguous()), 0
         begin, storage = weight[0].tolist()
+        if storage in _SIXTEEN and weights.head is weight:
+            self._forget(weight)
+            return int(head.packed), storage + _PACKED
         return self._file.address + begin, storage
 
     @property
-    def _file(self) -> GGUFFile:
+    def _file(self) -> StoredBytes:
         assert self._stored_in is not None, "stored matrices come with their file"
         return self._stored_in
 
@@ -91,6 +99,10 @@ class PackedModel:
 
     def _matrix(self, weight: Tensor, bias: Tensor | None, inputs: int) -> MatrixStruct:
         packed = self._arena.take(self._size(weight, inputs))
+        if _is_stored(weight) and int(weight[0, 1]) in _SIXTEEN:
+            begin, storage = weight[0].tolist()
+            self._library.outrider_pack(c_void_p(packed), c_void_p(self._file.address + begin), len(weight), inputs, 2)
+            return MatrixStruct(packed, self._floats(bias), None, inputs, len(weight), _SIXTEEN[storage])
         if _is_stored(weight):
             places = self._pack_stored(packed, weight.contiguous(), inputs)
             return MatrixStruct(places, self._floats(bias), None, inputs, len(weight), 1)
@@ -108,12 +120,18 @@ class PackedModel:
         places = torch.zeros(-(-len(table) // _BLOCK), 2, dtype=torch.int64)
         pointers = (places.data_ptr(), packed, self._file.address, table.data_ptr())
         self._library.outrider_pack_stored(*map(c_void_p, pointers), len(table), inputs, torch.get_num_threads())
+        self._forget(table)
+        return self._keep(places)
+
+    def _forget(self, table: Tensor) -> None:
+        """Give back the rows of a matrix that has been packed."""
         begins = table[table[:, 1] > 0, 0]
         self._file.forget(int(begins.min()), int(begins.max()))
-        return self._keep(places)
 
     def _size(self, weight: Tensor, inputs: int) -> int:
         """Bytes of a packed matrix. Gates and ups are padded apart, so two blocks of outputs are the unit."""
+        if _is_stored(weight) and int(weight[0, 1]) in _SIXTEEN:
+            return _padded(len(weight)) * -(-inputs // 32) * 32 * 2
         if _is_stored(weight):
             types, counts = weight[:, 1].unique(return_counts=True)
             found = zip(types.tolist(), counts.tolist(), strict=True)

@@ -42,7 +42,9 @@ static inline float value(bf16 x) { return to_float(x); }
 // What enters the first layer
 template <class T> static void put_embedding(const Model& m, int64_t token, float* to) {
     const T* from = static_cast<const T*>(m.embedding) + size_t(token) * m.hidden;
-    if (m.embedding_type)
+    if (m.embedding_type >= HALF)
+        widen_row(m.embedding, token, m.embedding_type, m.hidden, to);
+    else if (m.embedding_type)
         with_type(m.embedding_type, [&]<class W>() {
             dequantise<W>(static_cast<const uint8_t*>(m.embedding) + size_t(token) * (m.hidden / W::WIDTH) * W::FILE_BYTES, m.hidden, to);
         });
@@ -129,6 +131,8 @@ template <class T> class Runner {
         if constexpr (sizeof(T) == 2) {
             if (of.w.scales) return product_of<int8_t>(phase, of, take);
         } else {
+            if (of.w.is_stored == IN_HALF) return product_of<half>(phase, of, take);
+            if (of.w.is_stored == IN_BRAIN) return product_of<bf16>(phase, of, take);
             if (of.w.is_stored) return round(phase, of), product_of<AnyStored>(phase, of, take);
         }
         product_of<T>(phase, of, take);

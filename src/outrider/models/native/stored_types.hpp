@@ -1,5 +1,6 @@
 // The quantised types of a GGUF file: how the file lays weights out, and how they lie packed, in no more memory than in the file
-// (the scales of Q4_K and Q5_K take 8 bits instead of 6).
+// (the scales of Q4_K and Q5_K take 8 bits instead of 6). Q4_Z, Q4_F and Q8_F are ours: GPTQ, AWQ and compressed-tensors come to them
+// (quantised/stored.py).
 //
 // A type's unit is 32 or 256 weights of an output. Packed, the units of sixteen outputs lie together, so that one vector holds the weights
 // of sixteen outputs and four inputs. A weight is scale * (number - ZERO), plus an offset in some types.
@@ -16,6 +17,8 @@ struct Unit {
     uint8_t numbers[8 * SPAN];
     uint16_t scale, offset;         // of 16 bits
     int8_t scales[16], offsets[8];  // of K types, group by group: factors of scale and offset
+    float wide;                     // scale of 32 bits
+    int8_t zero;                    // the number that stands for 0, less ZERO
 };
 static inline float half_to_float(uint16_t h) {
     uint16_t sixteen[LANES] = {h};
@@ -42,6 +45,23 @@ struct ScaleAndOffset {
     V offset(int) const { return load_half(offsets); }
     static float scale_of(const Unit& unit, int) { return half_to_float(unit.scale); }
     static float offset_of(const Unit& unit, int) { return half_to_float(unit.offset); }
+};
+INLINE V load_scales(const uint16_t* from) { return load_half(from); }
+INLINE V load_scales(const float* from) { return load(from); }
+template <class S> struct ScaleAndZero {  // S: 16 bits or float
+    static constexpr int SPANS = 1, GROUPS = 1;
+    static constexpr bool HAS_OFFSETS = true;
+    S scales[BLOCK];
+    int8_t zeros[BLOCK];
+    void put(int j, const Unit& unit) {
+        if constexpr (sizeof(S) == 2) scales[j] = unit.scale;
+        else scales[j] = unit.wide;
+        zeros[j] = unit.zero;
+    }
+    V scale(int, int) const { return load_scales(scales); }
+    V offset(int) const { return load_scales(scales) * -load(zeros); }
+    static float scale_of(const Unit& unit, int) { return sizeof(S) == 2 ? half_to_float(unit.scale) : unit.wide; }
+    static float offset_of(const Unit& unit, int group) { return scale_of(unit, group) * -float(unit.zero); }
 };
 struct ScalesAndOffsets {  // eight of each, for 32 weights
     static constexpr int SPANS = 8, GROUPS = 1;
@@ -204,7 +224,45 @@ struct Q6_K : Stored<6, 32, Scales> {
     }
 };
 
-// f.template operator()<W>() for the type of this number; the order is that of STORED in gguf/stored.py, from 1
+static inline float float_at(const uint8_t* from) {
+    float x;
+    memcpy(&x, from, 4);
+    return x;
+}
+struct Q4_Z : Stored<4, 8, ScaleAndZero<uint16_t>> {
+    static constexpr int FILE_BYTES = 19;
+    static void read(const uint8_t* from, Unit& unit) {
+        unit.scale = half_at(from), unit.zero = int8_t(from[2]), read_halves(from + 3, 16, unit.numbers);
+    }
+};
+struct Q4_F : Stored<4, 8, ScaleAndZero<float>> {
+    static constexpr int FILE_BYTES = 21;
+    static void read(const uint8_t* from, Unit& unit) {
+        unit.wide = float_at(from), unit.zero = int8_t(from[4]), read_halves(from + 5, 16, unit.numbers);
+    }
+};
+struct Q8_F : Stored<8, 128, ScaleAndZero<float>> {
+    static constexpr int FILE_BYTES = 37;
+    static void read(const uint8_t* from, Unit& unit) {
+        unit.wide = float_at(from), unit.zero = int8_t(from[4]);
+        for (int i = 0; i < SPAN; i++) unit.numbers[i] = from[5 + i] ^ 128;
+    }
+};
+
+// Floats of 16 bits in an embedding: HALF those of IEEE, BRAIN bfloat16 (quantised/stored.py). Packed: it is the head, packed (blocks.hpp).
+constexpr int64_t HALF = 12, BRAIN = 13, PACKED_HALF = 14, PACKED_BRAIN = 15;
+static inline void widen_row(const void* from, int64_t row, int64_t type, int in, float* to) {
+    const uint8_t* bytes = static_cast<const uint8_t*>(from);
+    const size_t width = up(in, 32), block = size_t(row / BLOCK) * width * BLOCK + size_t(row % BLOCK) * 2;
+    for (int k = 0; k < in; k++) {
+        const size_t at = type >= PACKED_HALF ? block + size_t(k / 2) * BLOCK * 2 + k % 2 : size_t(row) * in + k;
+        const uint16_t bits = half_at(bytes + 2 * at);
+        to[k] = type == HALF || type == PACKED_HALF ? half_to_float(bits) : to_float(bf16(bits));
+    }
+}
+
+// f.template operator()<W>() for the type of this number; the order is that of STORED in gguf/stored.py, from 1, and then that of
+// OWN in quantised/stored.py
 template <class F> static auto with_type(int64_t number, F f) {
     switch (number) {
         case 1: return f.template operator()<Q8_0>();
@@ -214,6 +272,9 @@ template <class F> static auto with_type(int64_t number, F f) {
         case 5: return f.template operator()<Q5_1>();
         case 6: return f.template operator()<Q4_K>();
         case 7: return f.template operator()<Q5_K>();
+        case 9: return f.template operator()<Q4_Z>();
+        case 10: return f.template operator()<Q4_F>();
+        case 11: return f.template operator()<Q8_F>();
         default: return f.template operator()<Q6_K>();
     }
 }

@@ -10,11 +10,10 @@ from outrider.core.errors import OptionError, RankError
 from outrider.models.load import device_of, lean_config
 from outrider.models.parallel.rank import Opening
 from outrider.models.parallel.target import ParallelTarget
-from outrider.models.parallel.team import watch
 from outrider.models.share import Share
 from outrider.models.source import Source, local_path
 
-__all__ = ["ParallelTarget", "RankError", "load_parallel", "watch"]
+__all__ = ["ParallelTarget", "RankError", "load_parallel"]
 
 
 def load_parallel(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -25,12 +25,13 @@ from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
+from outrider.core.watched_target import WatchedTarget
 from outrider.models.parallel.rank import Opening, Rank
-from outrider.models.parallel.team import Team
+from outrider.models.parallel.team import Team, watch
 
 
 @final
-class ParallelTarget(LayeredTarget):
+class ParallelTarget(LayeredTarget, WatchedTarget):
     """A model divided among processes of this machine, led by this one."""
 
     def __init__(self, opening: Opening) -> None:
@@ -62,6 +63,9 @@ class ParallelTarget(LayeredTarget):
     @property
     def team(self) -> Team:
         return self._team
+
+    def tell_loss(self, tell: Callable[[str], None]) -> None:
+        watch(self._team, tell)
 
     @property
     def pads(self) -> bool:

@@ -5,12 +5,14 @@
 //   add_small, add_bytes    sum[output] += the four products; weights of at most 127, or of at most 255
 //   whole, floats           sixteen equal whole numbers; whole numbers as floats
 //   round_to_bytes          writes sixteen floats, at most 127, to the nearest (even) whole number; returns their sum
-//   load_half               sixteen numbers of 16 bits (IEEE)
+//   load_half               sixteen numbers of 16 bits (IEEE); load_pair: those of an even input and of the next
 //   WHOLE_SUMS, WHOLE_ROWS  sums that stay in registers, and rows that share one reading of the weights
 //
 // Whole numbers are added without rounding, so every instruction set finds the same sums.
 #pragma once
 #include "isa.hpp"
+
+struct half { uint16_t bits; };  // a number of 16 bits (IEEE)
 
 #if defined(__AVX512BW__) && !defined(OUTRIDER_ISA_GENERIC)
 constexpr int WHOLE_SUMS = 8, WHOLE_ROWS = 4;
@@ -28,6 +30,10 @@ INLINE I whole(int32_t x) { return (I)_mm512_set1_epi32(x); }
 INLINE V floats(I x) { return (V)_mm512_cvtepi32_ps((__m512i)x); }
 INLINE V load_half(const uint16_t* p) {
     return (V)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+INLINE void load_pair(const half* from, V& even, V& odd) {
+    const __m512i both = _mm512_loadu_si512(from);
+    even = (V)_mm512_cvtph_ps(_mm512_cvtepi32_epi16(both)), odd = (V)_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(both, 16)));
 }
 INLINE int32_t round_to_bytes(V x, int8_t* to) {
     const __m512i near = _mm512_cvtps_epi32((__m512)x);
@@ -116,5 +122,10 @@ INLINE V load_half(const uint16_t* p) {
         const Words size = (Words)((Floats)((w & 0x7fffu) << 13) * 0x1p112f);
         return (Floats)(size | (endless & 0x7f800000u) | (w & 0x8000u) << 16);
     });
+}
+INLINE void load_pair(const half* from, V& even, V& odd) {
+    uint16_t first[LANES], second[LANES];
+    for (int i = 0; i < LANES; i++) first[i] = from[2 * i].bits, second[i] = from[2 * i + 1].bits;
+    even = load_half(first), odd = load_half(second);
 }
 #endif

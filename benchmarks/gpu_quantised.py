@@ -1,0 +1,222 @@
+"""Quantised checkpoints on a GPU at 8B shapes: plain and speculative tokens per second against bf16 and against the floor.
+
+    PYTHONPATH=src python benchmarks/gpu_quantised.py [--json FILE] [--tokens 128] [--repeats 5]
+
+The models are the bundled pair, inflated (recipes/inflate.py). The target's matrices are rounded on the device to the form
+that a checkpoint has. Its head and the draft model stay in bf16, as in the checkpoints people have. Every form is first checked
+against its own numbers in plain PyTorch. Runs of all forms are interleaved. Each line is the median of the repeats, with the
+lowest and the highest. The floor is the bytes that a pass reads over 4.3 TB/s. The last line of stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path[:0] = [str(Path(__file__).parent)]
+from gpu import BANDWIDTH, Bench, _cache, _pass_ms, median_ms  # noqa: E402  # pyright: ignore
+
+from outrider.captured import Rounds  # noqa: E402
+from outrider.models.decoder_weights import LayerWeights, Weights  # noqa: E402
+from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
+from outrider.models.gpu.products import multiply  # noqa: E402
+from outrider.models.gpu.skinny import product, reference_product  # noqa: E402
+from outrider.models.gpu.tiles import Kind, tile_for  # noqa: E402
+from outrider.models.packed import GROUP, Packed  # noqa: E402
+from outrider.models.quantised.packed_rows import PackedRows  # noqa: E402
+
+BF16 = "bf16"
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("plain", {}),
+    "draft-model K=6": ("draft-model", {"num_draft_tokens": 6}),
+    "draft-model K=8": ("draft-model", {"num_draft_tokens": 8}),
+    "best-first 63": ("best-first", {"num_draft_tokens": 8, "num_tree_nodes": 63}),
+}
+NODES = (1, 8, 16, 64, 128, 512)
+
+
+def nibbles(codes: Tensor) -> Tensor:
+    """[out, in / 2] from codes 0 .. 15 [out, groups, 128]."""
+    codes = codes.to(torch.uint8)
+    return (codes[..., : GROUP // 2] | codes[..., GROUP // 2 :] << 4).flatten(1).contiguous()
+
+
+def symmetric(weight: Tensor) -> Packed:
+    """GPTQ without zeros: scales of 16 bits for groups of 128."""
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    scales = (groups.abs().amax(-1) / 7.5).half()
+    codes = (groups / scales.float()[..., None] + 8).round_().clamp_(0, 15)
+    return Packed(nibbles(codes), scales.T.contiguous())
+
+
+def with_zeros(weight: Tensor) -> Packed:
+    """AWQ: scales of 16 bits and zeros for groups of 128."""
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+    scales = ((high - low) / 15).half()
+    zeros = (-low / scales.float()).round_().clamp_(0, 15)
+    codes = (groups / scales.float()[..., None] + zeros[..., None]).round_().clamp_(0, 15)
+    return Packed(nibbles(codes), scales.T.contiguous(), (zeros - 8).T.to(torch.bfloat16).contiguous())
+
+
+def float_blocks(weight: Tensor) -> Packed:
+    """FP8 as DeepSeek and Qwen publish it: a scale for 128 x 128."""
+    blocks = weight.float().unflatten(1, (-1, GROUP)).unflatten(0, (-1, GROUP))
+    scales = blocks.abs().amax((1, 3)) / 448
+    codes = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn).flatten(0, 1).flatten(1)
+    return Packed(codes.contiguous(), scales.repeat_interleave(GROUP, 0).T.contiguous())
+
+
+def float_outputs(weight: Tensor) -> Packed:
+    """FP8 of compressed-tensors: a scale for each output."""
+    scales = weight.float().abs().amax(1, keepdim=True) / 448
+    return Packed((weight.float() / scales).to(torch.float8_e4m3fn), scales.T.contiguous())
+
+
+FORMS: dict[str, Callable[[Tensor], Packed]] = {
+    "int4 (GPTQ)": symmetric,
+    "int4 (AWQ)": with_zeros,
+    "fp8 blocks": float_blocks,
+    "fp8 outputs": float_outputs,
+}
+
+
+def rounded_weights(weights: Weights, pack: Callable[[Tensor], Packed]) -> Weights:
+    """The same model with the layers' matrices rounded, as a quantised folder gives it."""
+    rows = PackedRows()
+
+    def table(matrix: Tensor) -> Tensor:
+        return rows.table(pack(matrix))
+
+    def layer(old: LayerWeights) -> LayerWeights:
+        return replace(old, qkv=table(old.qkv), out=table(old.out), gate_up=table(old.gate_up), down=table(old.down))
+
+    return replace(weights, layers=[layer(old) for old in weights.layers], rows=rows)
+
+
+def check(name: str, pack: Callable[[Tensor], Packed]) -> dict[str, Any]:
+    """Products of every kind and number of rows against plain PyTorch; a row's bits must not depend on the others."""
+    draw = torch.Generator("cuda").manual_seed(1)
+    packed = pack(torch.randn(512, 4096, generator=draw, device="cuda").bfloat16() / 8)
+    x = torch.randn(128, 4096, generator=draw, device="cuda").bfloat16()
+    worst, same, lone = 0.0, True, None
+    for kind in Kind:
+        gated = kind is Kind.GATED
+        expected = reference_product(x, packed.unpacked(torch.float32), gated=gated)
+        first = None
+        for count in (1, 5, 8, 16, 32, 64):
+            y = multiply(x[:count], packed, kind)
+            first = y[..., :1, :].clone() if first is None else first
+            same = same and torch.equal(first, y[..., :1, :])
+            whole = (y.sum(0) if y.dim() == 3 else y).float()
+            worst = max(worst, float((whole - expected[:count]).norm() / expected[:count].norm()))
+        wide = multiply(x, packed, kind).float()
+        worst = max(worst, float((wide - expected).norm() / expected.norm()))
+        tile = tile_for(kind, 8, 256 if gated else 512, bits=packed.bits)
+        y = product(x[:8], packed, tile=tile, gated=gated)
+        y = (y.sum(0) if y.dim() == 3 else y).float()
+        lone = max(lone or 0.0, float((y - expected[:8]).norm() / expected[:8].norm()))
+    print(
+        f"check {name:<14} relative error {worst:.1e} (without the ring {lone:.1e}), same bits at every count: {same}",
+        flush=True,
+    )
+    return {"error": worst, "error_without_ring": lone, "same_bits": same}
+
+
+def measure(bench: Bench, modes: list[str], num_tokens: int, repeats: int) -> dict[str, Any]:
+    """Tokens per second of every mode and method, in turns."""
+    methods = {
+        (mode, label): bench.method(name, mode=mode, **options) for mode in modes for label, (name, options) in METHODS.items()
+    }
+    speeds: dict[tuple[str, str], list[float]] = {key: [] for key in methods}
+    texts: dict[tuple[str, str], list[list[int]]] = {key: [] for key in methods}
+    rounds: dict[tuple[str, str], list[float]] = {key: [] for key in methods}
+    for (mode, _), method in methods.items():
+        bench.run(method, bench.prompts[:1], 24, mode=mode)  # captures
+    for repeat in range(repeats):
+        prompt = bench.prompts[repeat % len(bench.prompts)]
+        for key, method in methods.items():
+            state = bench.run(method, [prompt], num_tokens, mode=key[0])[0]
+            speeds[key].append(state.stats.tokens_per_second)
+            texts[key].append(state.output_ids)
+            rounds[key].append(state.stats.num_tokens / state.stats.num_passes)
+    base = statistics.median(speeds[BF16, "plain"])
+    print(
+        f"\n{'':<32}{'tok/s':>8}{'lowest':>8}{'highest':>8}{'to bf16':>9}{'to plain':>9}{'tok/round':>10}  same text as plain"
+    )
+    found: dict[str, Any] = {}
+    for key, all_speeds in speeds.items():
+        speed, plain = statistics.median(all_speeds), statistics.median(speeds[key[0], "plain"])
+        same = sum(a == b for a, b in zip(texts[key], texts[key[0], "plain"], strict=True))
+        per_round = statistics.mean(rounds[key])
+        found["/".join(key)] = {
+            "tokens_per_second": speed, "lowest": min(all_speeds), "highest": max(all_speeds), "to_bf16_plain": speed / base,
+            "to_plain": speed / plain, "tokens_per_round": per_round, "same": f"{same}/{repeats}",
+        }  # fmt: skip
+        print(
+            f"{', '.join(key):<32}{speed:>8.1f}{min(all_speeds):>8.1f}{max(all_speeds):>8.1f}{speed / base:>8.2f}x"
+            f"{speed / plain:>8.2f}x{per_round:>10.2f}  {same}/{repeats}",
+            flush=True,
+        )
+    return found
+
+
+def passes(target: FastDecoder) -> dict[str, float]:
+    """Milliseconds of a pass by nodes at 1,024 tokens of context: up to 64 captured, more as prompts are read."""
+    found = {str(count): _pass_ms(target, _cache(target, 1024).rows(), count) for count in NODES if count <= 64}
+
+    def prompt(count: int) -> None:
+        target.prefill([list(range(5, 5 + count))], target.new_cache(1))
+
+    return found | {str(count): median_ms(lambda count=count: prompt(count), 5) for count in NODES if count > 64}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--check", action="store_true", help="check the products only")
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    results: dict[str, Any] = {"checks": {name: check(name, pack) for name, pack in FORMS.items()}}
+    if not arguments.check:
+        bench = Bench(context=1024)
+        bench.targets[BF16], bench.drafts[BF16], bench.rounds[BF16] = (
+            each["fast"] for each in (bench.targets, bench.drafts, bench.rounds)
+        )
+        for name, pack in FORMS.items():
+            bench.targets[name] = FastDecoder(bench.config, rounded_weights(bench.weights, pack))
+            bench.drafts[name] = FastDecoder(bench.draft_config, bench.draft_weights)
+            bench.rounds[name] = Rounds(bench.targets[name])
+        modes = [BF16, *FORMS]
+        for mode in modes:
+            read = bench.targets[mode].weights.bytes_read
+            results[f"bytes/{mode}"], results[f"floor_tokens_per_second/{mode}"] = read, BANDWIDTH / read
+            results[f"pass_ms/{mode}"] = found = passes(bench.targets[mode])
+            print(
+                f"{mode:<14} reads {read / 1e9:.2f} GB, floor {BANDWIDTH / read:.0f} tok/s; ms of a pass by nodes: "
+                f"{ {n: round(ms, 3) for n, ms in found.items()} }",
+                flush=True,
+            )
+        results["speeds"] = measure(bench, modes, arguments.tokens, arguments.repeats)
+    results |= {"date": date.today().isoformat(), "device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    results["seconds"] = time.perf_counter() - began
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1))
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Does ``serve --learn`` bring acceptance back after the text has shifted, and what does it cost?
+
+    python benchmarks/learn_run.py [--method eagle3] [--requests 500] [--temperature 0.3] [--out FILE]
+
+The bundled model, whose draft knows stories, serves a new application: questions about a few passages of a manual, asked again
+and again. One server learns and one does not; each is a process of its own and gets the same requests under the default policy,
+in blocks with a pause after each. Learning takes its share of the time while requests run, and the pauses.
+
+    lost      = tokens per pass on stories - tokens per pass on the new text, with the draft that was there at the beginning
+    recovered = (tokens per pass on the new text afterwards - before) / lost              held-out seeds, chains of four
+    goodput   = tokens per CPU second of the whole process while requests were served, learning's share included
+
+CPU seconds are used because other work may run on the machine. Texts of both servers must be equal. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from outrider import LLM, SamplingParams
+from outrider.cli.serve_learning import taught
+from outrider.server.app import create_app
+from outrider.server.service import Service
+from outrider.server.settings import ServerSettings
+from outrider.train.online import OnlineLearner
+
+ROOT = Path(__file__).parents[1]
+BEGINNINGS = ("Once upon a time", "One day, a girl named", "Tom and his dog", "The old man", "Lily liked to", "There was a big")
+_HELD_OUT = 1_000_000
+
+
+def passages(llm: LLM, count: int, length: int, seed: int) -> list[list[int]]:
+    """Passages of the manual, as tokens."""
+    rng, texts = random.Random(seed), [llm.codec.encode(page.read_text()) for page in sorted((ROOT / "docs").glob("*.md"))]
+    found = list[list[int]]()
+    while len(found) < count:
+        text = rng.choice([text for text in texts if len(text) > 2 * length])
+        begin = rng.randrange(len(text) - length)
+        found.append(text[begin : begin + length])
+    return found
+
+
+class Arm:
+    """A server, with or without learning."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.llm = LLM(method=arguments.method, max_batch_size=16)
+        self.prompts = passages(self.llm, arguments.passages, arguments.prompt_len, arguments.seed)
+        found = taught(self.llm, arguments) if arguments.arm == "learning" else None
+        lessons = {} if found is None else {"learner": found.learner, "install": found.install}
+        self.learner = found.learner if found and isinstance(found.learner, OnlineLearner) else None
+        self.service = Service(self.llm, ServerSettings(), **lessons)
+        self.cpu, self.wall, self.num_tokens, self.texts = 0.0, 0.0, 0, list[str]()
+        self.blocks = list[float]()
+
+    def tokens_per_pass(self, prompts: list[Any]) -> float:
+        """Of chains of four, in requests that are never served."""
+        given = self.arguments
+        every = [
+            SamplingParams(max_tokens=given.max_tokens, temperature=given.temperature, seed=_HELD_OUT + i, ignore_eos=True)
+            for i in range(len(prompts))
+        ]
+        method = self.llm.compose(self.llm.method_name, num_draft_tokens=4)
+        outputs = self.llm.generate(prompts, every, method=method)
+        return sum(len(one.token_ids) for one in outputs) / sum(one.stats.num_passes for one in outputs)
+
+    def on_new_text(self) -> float:
+        return self.tokens_per_pass([self.prompts[i % len(self.prompts)] for i in range(self.arguments.held)])
+
+    async def ask(self, client: httpx.AsyncClient, number: int) -> tuple[str, int]:
+        given = self.arguments
+        body = {"prompt": self.prompts[number % len(self.prompts)], "max_tokens": given.max_tokens, "seed": number}
+        answer = await client.post("/v1/completions", json={**body, "temperature": given.temperature, "ignore_eos": True})
+        found = answer.json()
+        return found["choices"][0]["text"], found["usage"]["completion_tokens"]
+
+    async def block(self, client: httpx.AsyncClient, numbers: range) -> None:
+        """Requests one after the other from each of a few clients; their time counts."""
+        cpu, wall, left = time.process_time(), time.perf_counter(), list(numbers)
+        answers: dict[int, tuple[str, int]] = {}
+
+        async def one() -> None:
+            while left:
+                number = left.pop(0)
+                answers[number] = await self.ask(client, number)
+
+        await asyncio.gather(*(one() for _ in range(self.arguments.clients)))
+        spent = time.process_time() - cpu
+        self.cpu, self.wall = self.cpu + spent, self.wall + time.perf_counter() - wall
+        self.texts += [answers[number][0] for number in numbers]
+        written = sum(answers[number][1] for number in numbers)
+        self.num_tokens += written
+        self.blocks.append(written / spent)
+
+    async def pause(self) -> None:
+        """Nobody asks until what is being learned is learned: an update, as a rule."""
+        await asyncio.sleep(0.5)
+        while self.learner is not None and self.learner.is_learning:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)  # the engine takes it over
+
+    async def serve(self) -> None:
+        transport = httpx.ASGITransport(create_app(self.service), raise_app_exceptions=False)
+        self.service.worker.start()
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:
+            for begin in range(0, self.arguments.requests, self.arguments.block):
+                await self.block(client, range(begin, min(begin + self.arguments.block, self.arguments.requests)))
+                await self.pause()
+        self.service.close()
+
+    def run(self) -> dict[str, Any]:
+        home = self.tokens_per_pass([BEGINNINGS[i % len(BEGINNINGS)] for i in range(self.arguments.held)])
+        before = self.on_new_text()
+        asyncio.run(self.serve())
+        told = {"home": home, "before": before, "after": self.on_new_text(), "tokens": self.num_tokens, "texts": self.texts}
+        told |= {"cpu_s": self.cpu, "wall_s": self.wall, "tokens_per_cpu_s": self.blocks, "all_cpu_s": time.process_time()}
+        if self.learner is not None:
+            judged = self.learner.judgements
+            told |= {"updates": len(judged), "swaps": sum(one.swapped for one in judged)}
+            told |= {"learning_s": self.learner.learning_seconds}
+        return told
+
+
+def arm(name: str) -> dict[str, Any]:
+    """What a server in a process of its own tells."""
+    done = subprocess.run([sys.executable, *sys.argv, "--arm", name], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compared(off: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:
+    lost = on["home"] - on["before"]
+    ratios = [with_it / without for with_it, without in zip(on["tokens_per_cpu_s"], off["tokens_per_cpu_s"], strict=True)]
+    told = {"lost": lost, "recovered": (on["after"] - on["before"]) / lost, "equal_texts": off["texts"] == on["texts"]}
+    told |= {"goodput": (on["tokens"] / on["cpu_s"]) / (off["tokens"] / off["cpu_s"]), "goodput_by_block": ratios}
+    for name, given in (("without", off), ("with", on)):
+        told[name] = {key: value for key, value in given.items() if key != "texts"}
+    return told
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--method", default="draft-model")
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--block", type=int, default=50, help="requests between two pauses")
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--passages", type=int, default=20)
+    parser.add_argument("--prompt-len", type=int, default=32)
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--temperature", type=float, default=0.3)
+    parser.add_argument("--held", type=int, default=60, help="requests that measure, of each kind of text")
+    parser.add_argument("--learn-share", type=float, default=0.05)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="file for the result")
+    parser.add_argument("--arm", choices=["plain", "learning"], help=argparse.SUPPRESS)
+    parser.set_defaults(dtype="auto", device=None)
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if arguments.arm:
+        torch.set_num_threads(1)
+        print(json.dumps(Arm(arguments).run()))
+        return 0
+    found = compared(arm("plain"), arm("learning"))
+    given = {name: value for name, value in vars(arguments).items() if name not in ("arm", "out", "device", "dtype")}
+    found = {"options": given, **found}
+    if arguments.out:
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))
+    return 0 if found["equal_texts"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

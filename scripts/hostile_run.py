@@ -1,0 +1,126 @@
+"""All hostile requests of the tests against a server of its own, each beside a bystander whose text and latency are checked.
+
+    python scripts/hostile_run.py [--quiet 100] [--rounds 1] [--out FILE]
+
+First the bystander is asked alone, which gives its quiet p99. Then every case of ``tests/server/hostile_cases.py`` is sent
+while the bystander asks. In the end the server's memory, grammar compilers included, is compared with what it was before.
+Reported are answers that are not in order, 5xx, bystanders with another text or slower than three times the quiet p99, and
+memory. Run it on a quiet machine: latencies are wall time. The last line is JSON. The exit code is 1 if anything is out of
+bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "server"))
+
+from hostile_cases import Case, all_cases  # pyright: ignore[reportMissingImports]
+
+BYSTANDER = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 1, "seed": 11, "ignore_eos": True}
+_SLOWER, _MORE_MEMORY = 3.0, 1.1
+
+
+@contextmanager
+def served() -> Iterator[tuple[int, str]]:
+    """Process number and address of a server that runs as long as somebody looks."""
+    command = [sys.executable, "-m", "outrider", "serve", "--port", "0", "--log-level", "error"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            address = next(found[1] for line in process.stdout if (found := re.search(r"at (http://\S+:\d+)/", line)))
+            yield process.pid, address
+        finally:
+            process.terminate()
+
+
+def memory_of(pid: int) -> int:
+    """Bytes that a process and its children hold."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    files = [Path(f"/proc/{one}/statm") for one in (pid, *children)]
+    pages = sum(int(file.read_text().split()[1]) for file in files if file.exists())
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Run:
+    """What was seen."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client, self.text = client, ""
+        self.wrong, self.errors, self.changed = list[str](), list[str](), list[str]()
+        self.seconds: dict[str, float] = {}
+
+    async def bystander(self) -> tuple[float, str]:
+        began = time.perf_counter()
+        answer = await self.client.post("/v1/completions", json=BYSTANDER)
+        return time.perf_counter() - began, answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
+
+    async def quiet_p99(self, count: int) -> float:
+        for _ in range(10):
+            _, self.text = await self.bystander()
+        found = sorted([(await self.bystander())[0] for _ in range(count)])
+        return found[min(len(found) - 1, int(0.99 * len(found)))]
+
+    async def attack(self, case: Case) -> None:
+        content = case.body if isinstance(case.body, bytes) else json.dumps(case.body).encode()
+        headers = {"content-type": "application/json"}
+        hostile = asyncio.ensure_future(self.client.request(case.method, case.path, content=content, headers=headers))
+        seconds, text = await self.bystander()
+        self.seconds[case.name] = max(seconds, self.seconds.get(case.name, 0.0))
+        status = (await hostile).status_code
+        self.wrong += [f"{case.name}: {status}"] if status not in case.statuses else []
+        self.errors += [case.name] if status >= 500 else []
+        self.changed += [case.name] if text != self.text else []
+
+
+async def run(address: str, pid: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    async with httpx.AsyncClient(base_url=address, timeout=120) as client:
+        found = Run(client)
+        p99, before = await found.quiet_p99(arguments.quiet), memory_of(pid)
+        cases = all_cases()
+        for case in [*cases] * arguments.rounds:
+            await found.attack(case)
+        await asyncio.sleep(5)
+        await found.bystander()
+        after = memory_of(pid)
+    slow = {name: round(seconds, 3) for name, seconds in found.seconds.items() if seconds > _SLOWER * p99}
+    told = {"cases": len(cases), "rounds": arguments.rounds, "not_in_order": found.wrong, "server_errors": found.errors}
+    told |= {"changed_texts": found.changed, "quiet_p99_s": round(p99, 4), "slower_than_3_p99": slow}
+    return {**told, "slowest_s": round(max(found.seconds.values()), 4), "memory_before": before, "memory_after": after}
+
+
+def is_well(told: dict[str, Any]) -> bool:
+    held = told["memory_after"] <= _MORE_MEMORY * told["memory_before"]
+    return held and not any(told[name] for name in ("not_in_order", "server_errors", "changed_texts", "slower_than_3_p99"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quiet", type=int, default=100, help="requests of the bystander alone")
+    parser.add_argument("--rounds", type=int, default=1, help="how often all cases are sent")
+    parser.add_argument("--out", type=Path, help="file for the result")
+    arguments = parser.parse_args()
+    with served() as (pid, address):
+        told = asyncio.run(run(address, pid, arguments))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(told, indent=1) + "\n")
+    print(json.dumps(told))
+    return 0 if is_well(told) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""What ``outrider serve --learn`` teaches: the draft model or the heads of the method that is served.
+
+Methods that remember (n-grams, suffixes, successors of tokens) learn by being used, with or without ``--learn``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.api import LLM
+from outrider.core.errors import OptionError
+from outrider.core.interfaces import Target
+from outrider.engine.exchange import Learner
+from outrider.methods import METHODS
+from outrider.models.heads import load_head
+from outrider.models.load import load_model
+from outrider.train.draft_lm import DraftLM
+from outrider.train.online import OnlineSettings, online_draft, online_heads, online_sorted_draft
+
+
+@dataclass(frozen=True, eq=False)
+class Taught:
+    """A learner, and how what it makes is put into service."""
+
+    learner: Learner
+    install: Callable[[Any], None]
+
+
+def taught(llm: LLM, arguments: argparse.Namespace) -> Taught | None:
+    """The learner of a model's method; None where the method learns by being used. It learns in a thread of its own, with a
+    target of its own: passes of the served one belong to the engine's thread."""
+    settings = OnlineSettings(background=True, busy_share=arguments.learn_share)
+    if llm.draft_names:
+        target = _second_target(llm, arguments)
+        return Taught(_draft_learner(llm, target, settings), llm.replace_draft)
+    if llm.heads_name is not None:
+        target = _second_target(llm, arguments)
+        head = load_head(llm.heads_name, target, dtype=torch.float32, ends=llm.model_name)
+        dtype = torch.float32 if target.device.type == "cpu" else target.dtype
+        return Taught(online_heads(head, target, settings, dtype=dtype), llm.replace_heads)
+    if llm.method.drafter.memories:
+        return None
+    raise OptionError(
+        f"--learn has nothing to teach: method {llm.method_name!r} has no draft model, no heads and no memory; name a draft "
+        "with --draft, or a method that learns, as 'eagle3' or 'suffix'"
+    )
+
+
+def _draft_learner(llm: LLM, target: Target, settings: OnlineSettings) -> Learner:
+    draft, dtype = DraftLM.load(llm.draft_names[0], target.device), llm.drafts[0].dtype
+    if METHODS[llm.method_name].needs_layers:
+        return online_sorted_draft(draft, target, settings, dtype=dtype, exits=llm.option("exits"))
+    return online_draft(draft, target, settings, dtype=dtype)
+
+
+def _second_target(llm: LLM, arguments: argparse.Namespace) -> Target:
+    return load_model(llm.model_name, dtype=arguments.dtype, device=arguments.device, fast=False)

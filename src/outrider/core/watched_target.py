@@ -1,0 +1,16 @@
+"""Targets that need other processes, and say when one of them dies."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from outrider.core.interfaces import Target
+
+
+class WatchedTarget(Target, ABC):
+    """A target that needs other processes."""
+
+    @abstractmethod
+    def tell_loss(self, tell: Callable[[str], None]) -> None:
+        """Call ``tell``, from a thread of its own, with the name of a process that this target needs, once one dies."""

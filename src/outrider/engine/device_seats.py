@@ -1,0 +1,102 @@
+"""Requests in the slots of captured rounds: what was read of them, and what a round brought them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.core.device_round import PIECE_LEN
+from outrider.core.device_sampling import Stages
+from outrider.core.draft import Draft, Draws
+from outrider.core.interfaces import Observation, Plan
+from outrider.core.request import Origin, RequestState
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+from outrider.engine.finish import emit
+
+NUM_PIECES = (0, 4, 16)
+"""Pieces of prompts that a round may read: a round is captured for each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Joining:
+    """A request on its way to a slot."""
+
+    number: int
+    state: RequestState
+    cache: Any
+    """What was read of its tokens; None for nothing."""
+    is_read: bool
+
+
+@dataclass
+class Seat:
+    """A request in a slot."""
+
+    number: int
+    state: RequestState
+    stages: Stages
+    """Of the sampler that the request needs."""
+    num_read: int
+    """Tokens of the prompt that were read, or will have been when the rounds started so far have ended."""
+    began: float
+    first_round: int | None = None
+    """The first of its own; None as long as it stands still because its prompt is read."""
+    known: int = 0
+    """Tokens the drafter has certainly read."""
+    num_unread: int = 0
+    """Rounds since then that drafted nothing."""
+
+    @property
+    def num_left(self) -> int:
+        """Tokens of the prompt still to read."""
+        return len(self.state.tokens) - 1 - self.num_read if self.first_round is None else 0
+
+    def start(self, num_rounds: int) -> None:
+        """Run from the next round on."""
+        self.first_round, self.known = num_rounds, len(self.state.tokens) - 1
+        self.state.stats.prefill_seconds += time.perf_counter() - self.began
+
+    def take(self, note: Sequence[int], *, drafted: bool, max_len: int) -> list[int]:
+        """The tokens a round brought, up to where one of them ends the request. A request whose text fails ends alone."""
+        num_emitted, _, num_agreed, rejected, *choices = note
+        last = Origin.RECOVERED if rejected else Origin.BONUS
+        origins = [Origin.ACCEPTED if place < num_agreed else last for place in range(num_emitted)]
+        try:
+            taken = emit(self.state, choices[:num_emitted], origins, max_len=max_len)
+        except Exception as error:
+            self.state.fail(error)
+            taken = 0
+        if drafted:
+            self.known = len(self.state.tokens) - 2
+        else:
+            self.num_unread += 1
+        return choices[:taken]
+
+
+def next_pieces(seats: Sequence[Seat | None]) -> list[tuple[int, int]]:
+    """Slots, and tokens before the piece, of what the next round reads of prompts; first come first served."""
+    reading = [(slot, seat) for slot, seat in enumerate(seats) if seat is not None and seat.num_left]
+    found: list[tuple[int, int]] = []
+    for slot, seat in sorted(reading, key=lambda pair: pair[1].began):
+        while seat.num_left and len(found) < NUM_PIECES[-1]:
+            found.append((slot, seat.num_read))
+            seat.num_read += min(PIECE_LEN, seat.num_left)
+    return found
+
+
+def observation_of(notes: Sequence[Sequence[int] | None], depth: int, seconds: float, plan: Plan) -> Observation:
+    """What a policy and the statistics read of a round: depths, acceptance and seconds. The guesses stay on the device. A seat
+    that was empty has no note: it was asked for nothing."""
+    drafted = [0 if note is None else min(note[1], depth) for note in notes]
+    accepted = [0 if note is None else min(note[2], note[0]) for note in notes]
+    asked = tuple(0 if note is None else depth for note in notes)
+    tokens = torch.zeros(len(notes), depth + 1, dtype=torch.int64)
+    draft = Draft(TokenTree.chain(tokens, [count + 1 for count in drafted]), Draws.DETERMINISTIC)
+    paths = [list(range(count + 1)) for count in accepted]
+    played = Plan(asked, asked, reason=plan.reason)
+    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, played, seconds)

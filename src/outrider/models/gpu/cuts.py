@@ -1,0 +1,54 @@
+"""How the keys of a pass are cut into pieces, in layers of each window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import final
+
+from outrider.core.errors import OptionError
+from outrider.core.tree import TokenTree
+from outrider.models.attention.tree_tiles import Bounds, Cut
+from outrider.models.attention.tree_triton import cut_for
+from outrider.models.features import ModelConfig
+
+
+@final
+class Cuts:
+    """Those of one decoder."""
+
+    def __init__(self, config: ModelConfig, bounds: Sequence[Bounds], *, is_invariant: bool, is_wide: bool) -> None:
+        """``bounds`` are those of the layers. ``is_wide``: the kernel for many queries can be had."""
+        self._config, self._is_invariant, self._is_wide = config, is_invariant, is_wide
+        self._kinds = list({each.window: each for each in bounds}.values())
+
+    def of(self, shape: tuple[int, int], num_slots: int) -> dict[int, Cut]:
+        """By window, for rows and nodes of a pass whose rows end at ``num_slots`` or before."""
+        if self._is_invariant:  # pieces are counted from the beginning of the text
+            return dict.fromkeys((each.window for each in self._kinds), self._cut(shape, num_slots, is_plain=True))
+        return {
+            each.window: self._cut(shape, min(num_slots, (each.window or num_slots) + shape[1]), is_plain=each.is_plain)
+            for each in self._kinds
+        }
+
+    def check_depth(self, tree: TokenTree) -> None:
+        """Nodes of a tree see one another whatever the window; only one as deep as the window would see too much."""
+        shortest = min((each.window for each in self._kinds if each.window), default=0)
+        if shortest and not tree.is_chain and tree.num_nodes > shortest and int(tree.depths.max()) >= shortest:
+            raise OptionError(f"a tree of {tree.num_nodes} nodes is deeper than the window of {shortest}; draft less far ahead")
+
+    def _cut(self, shape: tuple[int, int], num_slots: int, *, is_plain: bool) -> Cut:
+        config = self._config
+        if shape[1] > 64 and not self._is_invariant:
+            return Cut(1, block_queries=64, block_keys=32 if config.head_dim > 128 else 64)
+        cut = cut_for(
+            shape[0],
+            shape[1] * config.num_heads // config.num_kv_heads,
+            num_kv_heads=config.num_kv_heads,
+            capacity=num_slots,
+            invariant=self._is_invariant,
+            wide=self._is_wide and is_plain,
+        )
+        if config.head_dim <= 128:
+            return cut
+        return replace(cut, num_stages=2) if self._is_invariant else replace(cut, block_keys=32)  # to fit into shared memory

@@ -1,0 +1,105 @@
+"""FSPAD: EAGLE whose token embedding picks from the feature, and whose layer has one output for logits and one for features.
+
+Two changes to EAGLE-1. *Feature sampling*: the mixture of embedding and feature is widened, and the embedding alone decides how
+much of each wide number passes. *Partial alignment distillation*: the layer ends in two vectors. One is read by the target's
+output matrix and is free; the other is held to the target's next feature and is what the next step continues.
+(Gui et al. 2024, arXiv 2408.15562; sizes, weights and tensor names follow the authors' code, github.com/Luc4Gui/FSPAD.)
+
+    z   = fc [e ; r_{k-1}] + b,        y = z + D (silu(G e) * U norm(z)),         e = e(x_{t+1+k}),  r_{-1} = norm(h_L)_t
+    a   = y + attention(y),            [s_k ; r_k] = [a ; a] + mlp(norm(a)),      q_k = softmax(W_target s_k)
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outrider.models.config import ModelConfig
+from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.eagle import EagleHead
+from outrider.models.heads.head import Norm
+from outrider.models.heads.kind import HeadKind
+from outrider.models.heads.layer import Attending, HeadAttention, HeadMlp
+
+
+class SampledFeatures(nn.Module):
+    """Embedding and feature become one vector, of which the embedding picks."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
+        self.mlp = HeadMlp(config)
+        self.post_attention_layernorm = Norm(config.hidden_size, config.norm_eps)
+
+    def forward(self, embedded: Tensor, features: Tensor) -> Tensor:
+        mixed = self.fc(torch.cat([embedded, features], -1))
+        passed = F.silu(self.mlp.gate_proj(embedded)) * self.mlp.up_proj(self.post_attention_layernorm(mixed))
+        return mixed + self.mlp.down_proj(passed)
+
+
+class ForkedLayer(nn.Module):
+    """A decoder layer without an input norm, whose MLP ends in two vectors."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attn = HeadAttention(config, config.hidden_size)
+        self.mlp = HeadMlp(config, out_size=2 * config.hidden_size)
+        self.post_attention_layernorm = Norm(config.hidden_size, config.norm_eps)
+
+    def forward(self, states: Tensor, attending: Attending) -> Tensor:
+        states = states + self.self_attn(states, attending)
+        return torch.cat([states, states], -1) + self.mlp(self.post_attention_layernorm(states))
+
+
+@final
+class FspadHead(EagleHead):
+    """A state is [what is said ; what is held to the feature]."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        assert config.layer is not None
+        self.target_norm = Norm(config.hidden_size, config.norm_eps)
+        self.fc = SampledFeatures(config.layer)
+        self.layers = nn.ModuleList([ForkedLayer(config.layer)])
+        if self.has_readout:
+            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        return (*super().frozen, "lm_head.weight")
+
+    def fuse(self, features: Tensor) -> Tensor:
+        return self.target_norm(features)
+
+    def aligned(self, states: Tensor) -> Tensor:
+        return states[..., -self.config.hidden_size :]
+
+    def step(self, tokens: Tensor, states: Tensor, attending: Attending) -> Tensor:
+        """``states`` are the target's features, or states of this head."""
+        embedded = self.embed_tokens(tokens).to(states.dtype)
+        return self.layers[0](self.fc(embedded, self.aligned(states)), attending)
+
+    def readout(self, depth: int, state: Tensor) -> Tensor:
+        del depth
+        said = state[..., : self.config.hidden_size]
+        if self.has_readout:
+            return self.lm_head(said)
+        return nn.functional.linear(said, self.embed_tokens.weight.to(said.dtype))
+
+
+@final
+class FspadKind(HeadKind[FspadHead]):
+    """Folders of FSPAD heads."""
+
+    name = "fspad"
+    module = FspadHead
+    architectures = ("FspadModel",)
+    model_type = "fspad"
+    has_layer = True
+    training: ClassVar = {"num_depths": 3, "feature_weight": 0.5, "noise": 0.02}
+
+
+KIND = FspadKind()

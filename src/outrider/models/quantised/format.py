@@ -1,0 +1,67 @@
+"""What a format of quantised checkpoints declares: the names of a matrix's tensors, and what they mean."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from outrider.models.quantised.matrix import Quantised
+
+Parts: TypeAlias = Mapping[str, Tensor]
+"""The tensors of one matrix by the ending of their name."""
+Settings: TypeAlias = Mapping[str, Any]
+"""The ``quantization_config`` of a config.json."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """How the tensors of a quantised matrix are called: all of them begin alike."""
+
+    marker: str
+    """The ending that only a quantised matrix has."""
+    others: tuple[str, ...]
+    """The other endings; a matrix need not have all of them."""
+    whole: str = ".weight"
+    """The ending that the matrix would have if it were not quantised."""
+
+
+class Format(ABC):
+    """One format with its settings: frozen, and without any weights."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The format in words, with what matters of its settings."""
+
+    @property
+    @abstractmethod
+    def names(self) -> Names: ...
+
+    @property
+    @abstractmethod
+    def codes(self) -> tuple[str, int]:
+        """The ending of the tensor that holds the codes of a matrix, and how many of them one of its numbers holds."""
+
+    @property
+    @abstractmethod
+    def stays(self) -> bool:
+        """Whether a CPU multiplies the codes as they are: whole numbers, in groups of neighbours (``stored.py``)."""
+
+    @property
+    @abstractmethod
+    def packs(self) -> bool:
+        """Whether a GPU multiplies the codes as they are (``packed_rows.py``)."""
+
+    @abstractmethod
+    def matrix(self, parts: Parts) -> Quantised | None:
+        """The matrix as codes and scales; None for codes that no product here takes as they are."""
+
+    def dequantised(self, parts: Parts) -> Tensor:
+        """The matrix as float32, in the shape an unquantised checkpoint has: the reference."""
+        found = self.matrix(parts)
+        assert found is not None, "a format without codes for a product dequantises by itself"
+        return found.dequantised()

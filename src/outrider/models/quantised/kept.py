@@ -1,0 +1,79 @@
+"""A quantised checkpoint whose matrices stay quantised: a matrix becomes a table of its rows, which are kept elsewhere.
+
+The decoder joins matrices and reorders their rows when it reads them. A table of rows [out, 2] can be joined and reordered like
+any matrix, and nothing is copied meanwhile. Where the rows are kept is up to the device (``stored.py``, ``packed_rows.py``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from outrider.models.quantised.folder import QuantisedFolder
+from outrider.models.quantised.matrix import Quantised
+from outrider.models.weights import TensorSource
+
+_JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class KeptFolder(TensorSource):
+    """The tensors of a quantised checkpoint, matrices as tables of rows where they can be kept."""
+
+    instead: str
+    """How matrices are multiplied that cannot be kept, for the warning."""
+
+    def __init__(self, folder: QuantisedFolder) -> None:
+        self.origin, self._folder = folder.origin, folder
+        self._ready: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
+        self._num_dequantised = 0
+
+    @abstractmethod
+    def keep(self, matrices: Mapping[str, Quantised]) -> dict[str, Tensor] | None:
+        """Tables of the rows of matrices that will be joined; None where one of them cannot be kept."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self._folder.names
+
+    def read(self, name: str) -> Tensor:
+        return self._folder.read(name)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        if name not in self._folder.quantised_names:
+            return super().take(name, *shape)
+        if name not in self._ready:
+            self._prepare(_beside(name))
+        tensor, found = self._ready.pop(name)
+        self.check_shape(name, found, shape)
+        return tensor
+
+    def warn(self) -> None:
+        """Say how many quantised matrices were dequantised after all."""
+        if self._num_dequantised:
+            total, form = len(self._folder.quantised_names), self._folder.form.title
+            found = f"{self._num_dequantised} of {total} quantised matrices ({form})"
+            warnings.warn(f"{self.origin}: {found} are multiplied in {self.instead}", stacklevel=4)
+
+    def _prepare(self, names: list[str]) -> None:
+        """Matrices that the decoder joins: all of them are kept, or none."""
+        quantised, there = self._folder.quantised_names, [name for name in names if name in self.names]
+        found = {name: self._folder.matrix(name) for name in there if name in quantised}
+        matrices = {name: matrix for name, matrix in found.items() if matrix is not None}
+        tables = self.keep(matrices) if len(matrices) == len(there) else None
+        for name in there:
+            if tables is not None:
+                self._ready[name] = tables[name], matrices[name].shape
+                continue
+            whole = self._folder.read(name)
+            self._num_dequantised += name in quantised
+            self._ready[name] = whole, tuple(whole.shape)
+
+
+def _beside(name: str) -> list[str]:
+    """A matrix and those that the decoder joins it with."""
+    before, _, stem = name.removesuffix(".weight").rpartition(".")
+    joined = next((group for group in _JOINED if stem in group), (stem,))
+    return [f"{before}.{other}.weight" for other in joined]

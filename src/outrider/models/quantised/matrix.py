@@ -1,0 +1,75 @@
+"""A quantised matrix, whatever library wrote it: small codes, and a scale for every group of inputs.
+
+    w[o, i] = scale[o, g] * (code[o, i] - zero[o, g])        g = i // group_len, or the group that act-order gave the input
+
+Codes are whole numbers (4 or 8 bits) or floats of 8 bits (e4m3). ``dequantised`` is the reference of every product with such a
+matrix: exact in float32 for scales of 16 bits, rounded once for scales of 32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Quantised:
+    """An [out, in] matrix of codes."""
+
+    codes: Tensor
+    """[out, in] int8, or float8_e4m3fn."""
+    scales: Tensor
+    """[out, groups], of any float type."""
+    group_len: int
+    """Neighbouring inputs that share a scale."""
+    bits: int
+    """4 or 8: bits of a code. Whole codes are signed, -8 .. 7 or -128 .. 127."""
+    zeros: Tensor | None = None
+    """[out, groups] int16: the code of the number 0; None where it is 0 everywhere."""
+    group_of: Tensor | None = None
+    """[in] the group of every input, where groups are not neighbours (act-order)."""
+
+    def __post_init__(self) -> None:
+        groups = -(-self.codes.shape[1] // self.group_len) if self.group_of is None else int(self.group_of.max()) + 1
+        for what, found in (("scales", self.scales), ("zeros", self.zeros)):
+            if found is not None and tuple(found.shape) != (len(self.codes), groups):
+                raise ValueError(f"{what} of {len(self.codes)} outputs and {groups} groups have shape {list(found.shape)}")
+        if self.group_of is not None and len(self.group_of) != self.codes.shape[1]:
+            raise ValueError(f"{self.codes.shape[1]} inputs, and groups of {len(self.group_of)}")
+
+    @property
+    def is_float(self) -> bool:
+        """The codes are floats of 8 bits."""
+        return self.codes.dtype == torch.float8_e4m3fn
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def dequantised(self) -> Tensor:
+        """[out, in] float32."""
+        numbers = self.codes.float()
+        if self.zeros is not None:
+            numbers -= self.spread(self.zeros).float()
+        return numbers.mul_(self.spread(self.scales).float())
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[out, in] from [out, groups]: each input has the value of its group."""
+        if self.group_of is not None:
+            return values[:, self.group_of]
+        return values.repeat_interleave(self.group_len, 1)[:, : self.codes.shape[1]]
+
+
+def in_order(group_of: Tensor, group_len: int) -> bool:
+    """Whether the groups of inputs are neighbours, as without act-order."""
+    return torch.equal(group_of.long(), torch.arange(len(group_of)) // group_len)
+
+
+def spread_blocks(scales: Tensor, num_outputs: int, block_len: int) -> Tensor:
+    """[out, groups] from a scale per block of outputs: [blocks, groups]."""
+    return scales.repeat_interleave(block_len, 0)[:num_outputs]

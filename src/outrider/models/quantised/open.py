@@ -1,0 +1,61 @@
+"""Open a quantised checkpoint so that its matrices stay quantised, where a device has products for them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from dataclasses import replace
+
+import torch
+
+from outrider.core.layered_target import LayeredTarget
+from outrider.models.decoder_weights import Weights
+from outrider.models.features import ModelConfig
+from outrider.models.gpu import can_run as gpu_can_run
+from outrider.models.gpu.known import head_dim_for, missing_features
+from outrider.models.native import native_decoder
+from outrider.models.native.decoder import missing_features as native_missing
+from outrider.models.quantised.folder import QuantisedFolder
+from outrider.models.quantised.packed_rows import PackedFolder
+from outrider.models.quantised.stored import StoredFolder
+from outrider.models.weights import TensorSource, read_weights
+
+_FEW_BITS = 4
+
+
+def stored_decoder(config: ModelConfig, folder: TensorSource) -> LayeredTarget | None:
+    """Multiplies the quantised matrices of a folder as they are, on a CPU; None where they are not, or it cannot."""
+    if not isinstance(folder, QuantisedFolder) or not folder.form.stays or native_missing(config):
+        return None
+    source = StoredFolder(folder)
+    weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"))
+    source.warn()
+    found = native_decoder(config, replace(weights, file=source.memory))
+    _give_back()
+    return found
+
+
+def _give_back() -> None:
+    """Ask the C library for the memory that reading took; only glibc keeps so much that it matters."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def packed_weights(config: ModelConfig, folder: TensorSource, device: torch.device) -> Weights | None:
+    """The weights of a folder for the fast decoder of a GPU, quantised matrices as they are; None where it cannot."""
+    if not isinstance(folder, QuantisedFolder) or not folder.form.packs or not stays_on_gpu(config):
+        return None
+    if not gpu_can_run(config, torch.bfloat16, device):
+        return None
+    source = PackedFolder(folder, device)
+    weights = read_weights(source, config, dtype=torch.bfloat16, device=device)
+    source.warn()
+    return replace(weights, rows=source.rows)
+
+
+def stays_on_gpu(config: ModelConfig) -> bool:
+    """Whether the fast decoder multiplies quantised matrices of such a model: plain gated layers, heads as they are."""
+    return not missing_features(config, _FEW_BITS) and head_dim_for(config) == config.head_dim

@@ -1,0 +1,125 @@
+"""Quantised matrices that stay so on a GPU, in the form that its products take (``packed.py``).
+
+    4 bits             groups of 32, 64 or 128 inputs, with or without zeros; larger groups become groups of 128
+    8 bits, whole      a scale per output, or groups of a multiple of 16 inputs; no zeros
+    8 bits, e4m3       likewise
+
+No code and no scale changes. Matrices with other groups, with zeros in 8 bits or with act-order are made 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.models.decoder_weights import STORED_ROWS
+from outrider.models.packed import GROUP, Packed
+from outrider.models.quantised.folder import QuantisedFolder
+from outrider.models.quantised.kept import KeptFolder
+from outrider.models.quantised.matrix import Quantised
+
+_SMALL_GROUPS = (32, 64, GROUP)
+
+
+@final
+class PackedRows:
+    """Packed matrices by number; a table names rows of some of them: the row, and 1 more than the number."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, Packed] = {}
+        self._count = 0
+
+    def table(self, piece: Packed) -> Tensor:
+        """Keep a matrix."""
+        self._pieces[self._count] = piece
+        self._count += 1
+        rows = torch.arange(piece.shape[0], dtype=STORED_ROWS)
+        return torch.stack((rows, torch.full_like(rows, self._count)), 1)
+
+    def matrix(self, table: Tensor) -> Packed:
+        """The matrix of these rows. What it is made of is kept no longer."""
+        table = table.cpu()
+        numbers = table[:, 1].unique().tolist()
+        pieces = [self._pieces.pop(number - 1) for number in numbers]
+        begins = torch.zeros(max(numbers) + 1, dtype=torch.int64)
+        begins[numbers] = torch.tensor([0, *(piece.shape[0] for piece in pieces[:-1])]).cumsum(0)
+        order, joined = begins[table[:, 1]] + table[:, 0], _joined(pieces)
+        if torch.equal(order, torch.arange(joined.shape[0])):
+            return joined
+        rows = order.to(joined.data.device)
+        zeros = None if joined.zeros is None else joined.zeros[:, rows].contiguous()
+        return Packed(_bytes(joined)[rows].view(joined.data.dtype), joined.scales[:, rows].contiguous(), zeros)
+
+
+@final
+class PackedFolder(KeptFolder):
+    """The tensors of a quantised checkpoint for a GPU."""
+
+    instead = "16 bits"
+
+    def __init__(self, folder: QuantisedFolder, device: torch.device) -> None:
+        super().__init__(folder)
+        self.rows, self._device = PackedRows(), device
+
+    def keep(self, matrices: Mapping[str, Quantised]) -> dict[str, Tensor] | None:
+        if not all(map(can_pack, matrices.values())) or len({_form(matrix) for matrix in matrices.values()}) > 1:
+            return None
+        has_zeros = any(matrix.zeros is not None for matrix in matrices.values())
+        return {name: self.rows.table(packed(matrix, self._device, zeros=has_zeros)) for name, matrix in matrices.items()}
+
+
+def can_pack(matrix: Quantised) -> bool:
+    """Whether products on a GPU take the matrix as it is."""
+    num_inputs, length = matrix.shape[1], _group_len(matrix)
+    if matrix.group_of is not None or num_inputs % length:
+        return False
+    if matrix.bits == 4:
+        return length in _SMALL_GROUPS
+    return matrix.zeros is None and (length == num_inputs or length % 16 == 0)
+
+
+def packed(matrix: Quantised, device: torch.device, *, zeros: bool) -> Packed:
+    """The matrix on a device, with a tensor of zeros if wanted, also where all of them are 0."""
+    length = _group_len(matrix)
+    scales = _regrouped(matrix, matrix.scales, length).to(device)
+    if matrix.bits == 8:
+        return Packed(matrix.codes.contiguous().to(device), scales)
+    groups = (matrix.codes.to(device) + 8).view(torch.uint8).view(matrix.shape[0], -1, length)
+    data = (groups[..., : length // 2] | groups[..., length // 2 :] << 4).flatten(1)
+    found = matrix.zeros if matrix.zeros is not None else torch.zeros_like(matrix.scales, dtype=torch.int16)
+    return Packed(data, scales, _regrouped(matrix, found, length).to(device, torch.bfloat16) if zeros else None)
+
+
+def _group_len(matrix: Quantised) -> int:
+    """Inputs of a group: those of the checkpoint, or 128 of a larger one. In 8 bits an output may be one group."""
+    num_inputs = matrix.shape[1]
+    length = num_inputs if matrix.scales.shape[1] == 1 else matrix.group_len
+    is_cut = length % GROUP == 0 and (matrix.bits == 4 or length < num_inputs)
+    return GROUP if is_cut else length
+
+
+def _regrouped(matrix: Quantised, values: Tensor, length: int) -> Tensor:
+    """[groups of ``length``, out] from [out, groups]."""
+    times = matrix.shape[1] // length // values.shape[1]
+    return values.repeat_interleave(times, 1).T.contiguous()
+
+
+def _form(matrix: Quantised) -> tuple[int, bool, int, torch.dtype]:
+    return matrix.bits, matrix.is_float, _group_len(matrix), matrix.scales.dtype
+
+
+def _joined(pieces: Sequence[Packed]) -> Packed:
+    """Matrices of one form, one below the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    zeros = [piece.zeros for piece in pieces if piece.zeros is not None]
+    data = torch.cat([_bytes(piece) for piece in pieces]).view(pieces[0].data.dtype)
+    return Packed(data, torch.cat([piece.scales for piece in pieces], 1), torch.cat(zeros, 1) if zeros else None)
+
+
+def _bytes(piece: Packed) -> Tensor:
+    """The codes as bytes, which PyTorch joins and picks whatever they mean."""
+    return piece.data.view(torch.uint8)

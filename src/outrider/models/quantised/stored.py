@@ -1,0 +1,128 @@
+"""Quantised matrices that stay so on a CPU: their codes in the layout that the native pass multiplies.
+
+The pass knows the blocks of 32 weights of GGUF files (``gguf/stored.py``) and types that are ours (``OWN``). A group of 64 or
+128 inputs becomes blocks with the same scale. No number changes: a matrix takes the first type that holds it exactly.
+
+    Q4_0, Q8_0   scale of 16 bits, the zero is the middle of the codes
+    Q4_Z         scale of 16 bits, and the zero as a code: scale * zero would not fit into the 16 bits of a Q4_1 offset
+    Q4_F, Q8_F   scale of 32 bits, and the zero as a code
+
+Codes of floats and act-order have no such layout: those matrices are dequantised. Embedding and head stay in the 16 bits that
+the checkpoint has. Inputs are rounded to 8 bits for codes, as for GGUF files, and stay floats for the head.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Mapping
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.models.decoder_weights import STORED_ROWS
+from outrider.models.gguf.stored import SPAN
+from outrider.models.gguf.stored import STORED as GGUF_TYPES
+from outrider.models.quantised.folder import QuantisedFolder
+from outrider.models.quantised.kept import KeptFolder
+from outrider.models.quantised.matrix import Quantised
+
+OWN = ("Q4_Z", "Q4_F", "Q8_F", "F16", "BF16")
+"""Types that no GGUF file has here, in the order in which ``native/stored_types.hpp`` numbers them, after those of GGUF."""
+TYPES = {name: 1 + number for number, name in enumerate((*GGUF_TYPES, *OWN))}
+FLOATS = {torch.float16: "F16", torch.bfloat16: "BF16"}
+MOST_BYTES = 37
+"""Of a block of 32 weights, whatever its type."""
+_ENDS = ("embed_tokens.weight", "lm_head.weight")
+
+
+@final
+class RowMemory:
+    """Rows of stored matrices, written one after the other; a page is taken when it is written, and given back when asked."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._mapping = mmap.mmap(-1, max(1, num_bytes))
+        self._bytes = np.frombuffer(self._mapping, dtype=np.uint8)
+        self._used = 0
+
+    @property
+    def address(self) -> int:
+        """Where the rows lie in memory."""
+        return self._bytes.ctypes.data
+
+    def table(self, rows: Tensor, kind: str) -> Tensor:
+        """Keep rows [out, bytes] of one type: where each begins, and the number of the type."""
+        size = rows.numel()
+        self._bytes[self._used : self._used + size] = rows.reshape(-1).numpy()
+        begins = self._used + rows.shape[1] * torch.arange(len(rows), dtype=STORED_ROWS)
+        self._used += size
+        return torch.stack((begins, torch.full_like(begins, TYPES[kind])), 1)
+
+    def forget(self, begin: int, end: int) -> None:
+        """Give back the memory of rows that have been packed."""
+        first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if sys.platform == "linux" and first < last:
+            self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+@final
+class StoredFolder(KeptFolder):
+    """The tensors of a quantised checkpoint, its matrices as rows of ``memory`` where a type holds them exactly."""
+
+    instead = "float32"
+
+    def __init__(self, folder: QuantisedFolder) -> None:
+        super().__init__(folder)
+        self.memory = RowMemory(-(-folder.num_parameters // SPAN) * 2 * SPAN)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        tensor = super().take(name, *shape)
+        if not name.endswith(_ENDS) or tensor.dtype not in FLOATS or shape[1] % SPAN:
+            return tensor
+        return self.memory.table(tensor.contiguous().view(torch.uint8), FLOATS[tensor.dtype])
+
+    def keep(self, matrices: Mapping[str, Quantised]) -> dict[str, Tensor] | None:
+        kinds = {name: type_of(matrix) for name, matrix in matrices.items()}
+        found = {name: (matrix, kind) for name, matrix in matrices.items() if (kind := kinds[name]) is not None}
+        if len(found) < len(matrices):
+            return None
+        return {name: self.memory.table(rows_of(matrix, kind), kind) for name, (matrix, kind) in found.items()}
+
+
+def type_of(matrix: Quantised) -> str | None:
+    """The first type that holds the matrix exactly; None where there is none."""
+    if matrix.is_float or matrix.group_of is not None or matrix.shape[1] % SPAN:
+        return None
+    if matrix.scales.shape[1] > 1 and matrix.group_len % SPAN:
+        return None
+    wide = matrix.scales.float()
+    fits = torch.equal(wide.half().float(), wide)
+    if matrix.bits == 8:
+        return "Q8_0" if fits and matrix.zeros is None else "Q8_F"
+    return "Q4_F" if not fits else "Q4_0" if matrix.zeros is None else "Q4_Z"
+
+
+def rows_of(matrix: Quantised, kind: str) -> Tensor:
+    """[out, bytes of a row] uint8: the matrix in blocks of this type."""
+    num_outputs, num_inputs = matrix.shape
+    blocks = num_inputs // SPAN
+    scales = _per_block(matrix, matrix.scales.to(torch.float32 if kind.endswith("F") else torch.float16))
+    parts = [scales.unsqueeze(-1).view(torch.uint8)]
+    if kind in OWN:
+        zeros = matrix.zeros if matrix.zeros is not None else torch.zeros_like(matrix.scales, dtype=torch.int16)
+        parts.append(_per_block(matrix, zeros).to(torch.int8).unsqueeze(-1).view(torch.uint8))
+    codes = matrix.codes.view(num_outputs, blocks, SPAN)
+    if matrix.bits == 8:
+        parts.append(codes.view(torch.uint8))
+    else:
+        numbers = (codes + 8).view(torch.uint8)
+        parts.append(numbers[..., : SPAN // 2] | numbers[..., SPAN // 2 :] << 4)
+    return torch.cat(parts, -1).flatten(1)
+
+
+def _per_block(matrix: Quantised, values: Tensor) -> Tensor:
+    """[out, blocks] from [out, groups]."""
+    blocks = matrix.shape[1] // SPAN
+    return values.repeat_interleave(-(-blocks // values.shape[1]), 1)[:, :blocks].contiguous()

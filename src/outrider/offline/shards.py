@@ -1,0 +1,135 @@
+"""A job cut into shards, each a file that is written whole or not at all.
+
+A shard holds the lines of a few prompts. It appears under its name in one step, so what is there is finished, whoever wrote
+it. A job that was killed is started again with the shards that are missing. Every line depends on its prompt, its number
+and the job's settings alone, so a job in pieces writes what a job in one go would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from outrider.core.errors import OptionError
+
+Prompt = str | list[int]
+Numbered = Sequence[tuple[int, Prompt]]
+"""Prompts, each with its number in the job."""
+Writer = Callable[[Numbered], list[dict[str, Any]]]
+"""Writes a line for every prompt."""
+OpenWriter = Callable[[], Writer]
+"""Makes a writer in the process that will write; loads the model there."""
+
+
+@final
+@dataclass(frozen=True)
+class Shards:
+    """The folder of a job."""
+
+    folder: Path
+    prompts: Sequence[Prompt]
+    settings: dict[str, Any]
+    """What the lines depend on beside the prompts. A folder of a job with other settings is refused."""
+    size: int = 32
+    """Prompts of a shard."""
+
+    @staticmethod
+    def beside(out: Path, prompts: Sequence[Prompt], settings: dict[str, Any], *, size: int = 32) -> Shards:
+        """The folder ``OUT.shards`` of a job that writes ``out``. Makes it, or finds it from an earlier run."""
+        shards = Shards(out.with_name(out.name + ".shards"), prompts, settings, size)
+        shards.folder.mkdir(parents=True, exist_ok=True)
+        shards._check()
+        return shards
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.prompts) / self.size)
+
+    def missing(self) -> list[int]:
+        """Shards that are not there yet."""
+        return [number for number in range(len(self)) if not self._file(number).exists()]
+
+    def task(self, number: int) -> list[tuple[int, Prompt]]:
+        """The prompts of a shard."""
+        begin = number * self.size
+        return list(enumerate(self.prompts[begin : begin + self.size], begin))
+
+    def write(self, number: int, lines: Sequence[dict[str, Any]]) -> None:
+        write_shard(self.folder, number, lines)
+
+    def merge(self, out: Path) -> int:
+        """All lines in the order of their prompts, as one file; the folder is removed. Returns how many lines there are."""
+        left = self.missing()
+        assert not left, f"shards {left} are missing"
+        part = out.with_name(out.name + ".part")
+        with part.open("w", encoding="utf-8") as file:
+            for number in range(len(self)):
+                file.write(self._file(number).read_text(encoding="utf-8"))
+        os.replace(part, out)
+        for path in [*self.folder.glob("shard-*"), self.folder / "job.json"]:
+            path.unlink()
+        self.folder.rmdir()
+        return len(self.prompts)
+
+    def _file(self, number: int) -> Path:
+        return _name(self.folder, number)
+
+    def _check(self) -> None:
+        """Leave a note of what the job is, or compare with the one that is there."""
+        note, mine = self.folder / "job.json", self._note()
+        if not note.exists():
+            part = note.with_suffix(".part")
+            part.write_text(json.dumps(mine), encoding="utf-8")
+            os.replace(part, note)
+            return
+        found = json.loads(note.read_text(encoding="utf-8"))
+        other = [name for name in mine if found.get(name) != mine[name]]
+        if other:
+            raise OptionError(
+                f"{self.folder} holds the shards of another job (its {other[0]} was {found.get(other[0])!r}, now "
+                f"{mine[other[0]]!r}); remove the folder, or use another --out"
+            )
+
+    def _note(self) -> dict[str, Any]:
+        digest = hashlib.sha256(json.dumps(list(self.prompts)).encode()).hexdigest()[:16]
+        return {"prompts": digest, "shard_size": self.size, **json.loads(json.dumps(self.settings))}
+
+
+def write_shard(folder: Path, number: int, lines: Sequence[dict[str, Any]]) -> None:
+    """A shard's file, in one step. Two processes that write the same shard write the same lines."""
+    name = _name(folder, number)
+    part = name.with_suffix(f".{os.getpid()}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, name)
+
+
+def _name(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:06d}.jsonl"
+
+
+def run_here(shards: Shards, open_writer: OpenWriter) -> Iterator[int]:
+    """Write what is missing in this process, one shard after the other; yields the number of each that is done."""
+    left = shards.missing()
+    writer = open_writer() if left else None
+    for number in left:
+        assert writer is not None
+        shards.write(number, writer(shards.task(number)))
+        yield number
+
+
+def finished(shards: Shards, out: Path, done: Iterable[int], told: Callable[[int], None]) -> int:
+    """Wait until every shard is done, telling how many prompts are, then merge them. Returns the number of lines."""
+    count = len(shards) - len(shards.missing())
+    told(min(count * shards.size, len(shards.prompts)))
+    for _ in done:
+        count += 1
+        told(min(count * shards.size, len(shards.prompts)))
+    return shards.merge(out)

@@ -1,0 +1,53 @@
+"""What a front door needs of the replicas behind it. ``ray_fleet.py`` has it from Ray Serve; tests have one of their own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from starlette.types import Message
+
+from outrider.server.quota import Client
+
+Routing = Literal["prefix", "random"]
+LOG = "outrider.log"
+"""The type of the message behind an answer that says what the request used, for quotas and the audit log."""
+
+
+class ReplicaLost(Exception):  # noqa: N818 (an event, which the front door handles)
+    """The replica that had a request ended before it had answered."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request as it travels to a replica."""
+
+    scope: Mapping[str, Any]
+    """The parts of the ASGI scope that can travel."""
+    body: bytes
+    client: Client
+
+    @staticmethod
+    def of(scope: Mapping[str, Any], body: bytes) -> Call:
+        kept = ("type", "method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "root_path", "asgi")
+        plain = {name: scope[name] for name in kept if name in scope}
+        return Call({**plain, "client": tuple(scope.get("client") or ()) or None}, body, scope["outrider.client"])
+
+
+class Fleet(ABC):
+    """Replicas that can be asked."""
+
+    @abstractmethod
+    def ask(self, text: str, call: Call) -> AsyncGenerator[Sequence[Message], None]:
+        """The messages of an answer as they come, in groups, then one of type ``LOG``. ``text`` is what the request is routed
+        by. Raises ``ReplicaLost`` where the replica ends, an ``ApiError`` where no replica takes the request."""
+
+    @abstractmethod
+    async def metrics(self) -> Mapping[str, bytes]:
+        """The metrics of every replica that answers, in Prometheus' format, by the replica's name."""
+
+    @abstractmethod
+    async def loads(self) -> Mapping[str, Mapping[str, int]]:
+        """What ``/load`` says of every replica that answers."""

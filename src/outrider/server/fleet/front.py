@@ -1,0 +1,191 @@
+"""The front door of a fleet: an ASGI application that hands every request to a replica and its answer back.
+
+A replica can end in the middle of an answer (killed, out of memory, its machine gone). While the client has seen nothing of
+the answer, another replica is asked: generating has no side effects, so asking twice is safe. It happens once for a request, so
+that one which kills its replica cannot kill them all. Where the client has seen a part, or the second replica ends too, it gets
+an error with the code ``replica_lost``, which says that the same request can be sent again. Nobody waits for ever: a request
+that no replica takes or answers in time gets a 504.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outrider.server.app import cross_origin
+from outrider.server.audit import AuditLog
+from outrider.server.failures import ApiError, late
+from outrider.server.fleet.affinity import routed_text
+from outrider.server.fleet.fleet import LOG, Call, Fleet, ReplicaLost
+from outrider.server.fleet.merged import FrontMetrics, Merged
+from outrider.server.guard import Guard
+from outrider.server.keys import KeyRing
+from outrider.server.leaving import unless_left
+from outrider.server.settings import ServerSettings
+
+_TRIES = 2
+_GRACE_S = 40.0
+"""A replica has its own limit on time, and lets slow clients read a while longer: the front door's limit lies behind both."""
+_STREAM = b"text/event-stream"
+
+
+def lost(*, is_begun: bool) -> ApiError:
+    """What a client is told of a dead replica."""
+    what = "in the middle of this answer" if is_begun else "before this request was answered"
+    message = f"the replica ended {what}; nothing is wrong with the request: send it again"
+    return ApiError(503, message, kind="server_error", code="replica_lost")
+
+
+def guarded(fleet: Fleet, settings: ServerSettings, metrics: FrontMetrics) -> tuple[Front, ASGIApp]:
+    """A front door, and the same with the guard of every server before it: keys, sizes, the log."""
+    front = Front(fleet, settings, metrics)
+    keys = KeyRing(settings.api_keys, Path(settings.api_key_file) if settings.api_key_file else None)
+    audit = AuditLog(Path(settings.audit_log) if settings.audit_log else None)
+    app: ASGIApp = Guard(front, settings, metrics.requests, keys, audit)
+    return front, CORSMiddleware(app, **cross_origin(settings)) if settings.cors_origins else app
+
+
+@final
+class Front:
+    """Hands requests to a fleet."""
+
+    def __init__(self, fleet: Fleet, settings: ServerSettings, metrics: FrontMetrics, *, grace_s: float = _GRACE_S) -> None:
+        """``grace_s``: how much longer than the replicas themselves it waits."""
+        self._fleet, self._metrics = fleet, metrics
+        self._limit_s = settings.timeout_s + grace_s
+        self.is_draining = False
+        self._own = {"/health": self._health, "/ping": self._health, "/load": self._load, "/metrics": self._all_metrics}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        try:
+            own = self._own.get(scope["path"])
+            response = await own() if own else await self._handed_on(scope, receive, send)
+        except ApiError as error:
+            response = error.response()
+        if response is not None:
+            await response(scope, receive, send)
+
+    def drain(self) -> None:
+        """Tell who asks for its health that it is about to end."""
+        self.is_draining = True
+
+    async def _health(self) -> Response:
+        """Well while any replica is."""
+        loads = await self._fleet.loads()
+        is_well = bool(loads) and not self.is_draining
+        state = "ok" if is_well else "draining" if self.is_draining else "no replica answers"
+        told = {"status": state, "replicas": len(loads), "requests": _total(loads).get("server_load", 0)}
+        return JSONResponse(told, 200 if is_well else 503)
+
+    async def _load(self) -> Response:
+        loads = await self._fleet.loads()
+        return JSONResponse({**_total(loads), "replicas": dict(loads)})
+
+    async def _all_metrics(self) -> Response:
+        told = await self._fleet.metrics()
+        self._metrics.replicas.set(len(told))
+        return Response(Merged(self._metrics, told).text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _handed_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = (await receive()).get("body", b"")  # the guard has read all of it
+        answer = _Answer(scope, send)
+        call = Call.of(scope, body)
+        await unless_left(HttpRequest(scope, receive), self._asked(routed_text(body), call, answer))
+
+    async def _asked(self, text: str, call: Call, answer: _Answer) -> None:
+        """Ask one replica, and another one where the first is lost before the client saw anything."""
+        deadline = asyncio.get_running_loop().time() + self._limit_s
+        for left in reversed(range(_TRIES)):
+            try:
+                async with asyncio.timeout_at(deadline), aclosing(self._fleet.ask(text, call)) as groups:
+                    async for group in groups:
+                        await answer.take(group)
+                await answer.close()
+                return
+            except TimeoutError:
+                await answer.fail(late(self._limit_s))
+                return
+            except ReplicaLost:
+                self._metrics.lost.inc()
+                if answer.is_begun or not left:
+                    await answer.fail(lost(is_begun=answer.is_begun))
+                    return
+                self._metrics.repeated.inc()
+                answer.held.clear()
+
+
+@dataclass(eq=False)
+class _Answer:
+    """What was sent to the client so far. Answers that are no streams are held until they are whole."""
+
+    scope: Scope
+    send: Send
+    is_begun: bool = False
+    held: list[Message] = field(default_factory=list)
+    num_events: int = 0
+
+    async def take(self, group: Sequence[Message]) -> None:
+        for message in group:
+            if message["type"] == LOG:
+                self.scope.setdefault(LOG, {}).update(message["told"])
+            elif self.is_begun:
+                await self._pass_on(message)
+            else:
+                self.held.append(message)
+        if not self.is_begun and any(_is_stream(message) for message in self.held) and len(self.held) > 1:
+            await self._release()
+
+    async def close(self) -> None:
+        """The replica has said everything."""
+        await self._release()
+
+    async def fail(self, error: ApiError) -> None:
+        """End with an error: a proper response, or an event where the stream has begun."""
+        if not self.is_begun:
+            raise error
+        event = {"type": "error", **error.body["error"], "sequence_number": self.num_events}
+        is_typed = self.scope["path"] == "/v1/responses"
+        text = f"event: error\ndata: {json.dumps(event)}\n\n" if is_typed else f"data: {json.dumps(error.body)}\n\n"
+        await self.send({"type": "http.response.body", "body": text.encode(), "more_body": False})
+
+    async def _release(self) -> None:
+        self.is_begun = True
+        for message in self.held:
+            await self._pass_on(message)
+        self.held.clear()
+
+    async def _pass_on(self, message: Message) -> None:
+        self.num_events += message.get("body", b"").count(b"\n\n")
+        await self.send(message)
+
+
+def _is_stream(message: Message) -> bool:
+    headers = message.get("headers", ())
+    return any(name.lower() == b"content-type" and value.startswith(_STREAM) for name, value in headers)
+
+
+def _total(loads: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    names = {name for load in loads.values() for name in load}
+    return {name: sum(load.get(name, 0) for load in loads.values()) for name in sorted(names)}
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """The replicas live and end by themselves: starting and stopping the front door is saying so."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,131 @@
+"""One replica: the routes of a server without its socket. It answers calls that a front door hands on.
+
+Ray Serve makes an object of ``Replica`` in a process of its own, asks ``check_health`` every second, and ends the process when
+it is not well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, final
+
+from starlette.types import Message
+
+from outrider.core.errors import OutriderError
+from outrider.core.interfaces import Target
+from outrider.core.request import Origin
+from outrider.engine.exchange import Learner
+from outrider.server.app import open_app
+from outrider.server.fleet.fleet import LOG, Call
+from outrider.server.models import Models
+from outrider.server.service import Service
+
+_LOG = logging.getLogger("outrider.server")
+
+
+@final
+class NewDraft(Learner):
+    """A draft model that somebody else has trained, for the engine to take between two rounds."""
+
+    def __init__(self) -> None:
+        self._offered: Target | None = None
+
+    def offer(self, draft: Target) -> None:
+        self._offered = draft
+
+    def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
+        del prompt_ids, token_ids, origins  # nothing is learnt here
+
+    def maybe_update(self, *, is_idle: bool = True) -> Target | None:
+        del is_idle  # it is ready
+        offered, self._offered = self._offered, None
+        return offered
+
+    def close(self) -> None:
+        self._offered = None
+
+
+Opened = tuple[Sequence[Service], Callable[[], None]]
+"""The services of a replica, the first one first, and what reads its draft again."""
+
+
+@final
+class Replica:
+    """A model being served, or several, without an address of their own."""
+
+    def __init__(self, name: str, opened: Opened, page: str = "") -> None:
+        services, self._read_draft = opened
+        self.name, self._models = name, Models(services)
+        self._app = open_app(self._models, page)
+        self._models.start()
+
+    async def answer(self, text: str, call: Call) -> AsyncGenerator[list[Message], None]:
+        """The ASGI messages of an answer, as many at once as there are. ``text`` is for who routed it here."""
+        del text
+        scope = {**call.scope, "outrider.client": call.client}
+        said: asyncio.Queue[Message | None] = asyncio.Queue()
+        has_left = asyncio.Event()
+        running = asyncio.ensure_future(self._run(scope, call.body, said, has_left))
+        try:
+            is_over = False
+            while not is_over:
+                group = [await said.get()]
+                while not said.empty():
+                    group.append(said.get_nowait())
+                is_over = None in group
+                yield [message for message in group if message is not None]
+            await running
+            yield [{"type": LOG, "told": scope.get(LOG, {})}]
+        finally:
+            has_left.set()
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+    async def _run(self, scope: dict[str, Any], body: bytes, said: asyncio.Queue[Message | None], left: asyncio.Event) -> None:
+        is_read = False
+
+        async def receive() -> Message:
+            nonlocal is_read
+            if not is_read:
+                is_read = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        try:
+            await self._app(scope, receive, said.put)
+        finally:
+            said.put_nowait(None)
+
+    async def metrics(self) -> tuple[str, bytes]:
+        return self.name, self._models.metrics_text()
+
+    async def load(self) -> tuple[str, Mapping[str, int]]:
+        """What ``/load`` says of this replica."""
+        schedulers = [service.worker.scheduler for service in self._models]
+        counts = {"waiting": sum(one.num_waiting for one in schedulers), "running": sum(one.num_running for one in schedulers)}
+        return self.name, {"server_load": sum(one.num_active for one in self._models), **counts}
+
+    def check_health(self) -> None:
+        """Raises where an engine does not run."""
+        dead = [service.name for service in self._models if not service.worker.is_alive]
+        if dead:
+            raise RuntimeError(f"the engine of {', '.join(dead)} is not running")
+
+    async def replace_draft(self) -> tuple[str, str]:
+        """Read the draft model's folder again and go on with what it holds, between two rounds. A folder that cannot be read
+        changes nothing. Returns this replica's name and what was wrong, empty for nothing."""
+        try:
+            await asyncio.to_thread(self._read_draft)
+        except (OutriderError, OSError, ValueError) as error:
+            _LOG.error("the draft model of before goes on: %s", error)
+            return self.name, str(error)
+        return self.name, ""
+
+    def close(self) -> None:
+        self._models.drain()
+        self._models.close()

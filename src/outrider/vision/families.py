@@ -1,0 +1,64 @@
+"""Which vision-language checkpoints are known, and how each writes an image into a prompt.
+
+llava            <image> once per feature
+qwen2_vl, 2.5    <|image_pad|> once per feature; places have three axes of positions
+idefics3, smolvlm   a large image is cut into tiles, each with a tag of its own, and shown once more as a whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.core.errors import ModelError, RequestError
+
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What differs between families."""
+
+    text_module: str
+    """Where transformers keeps the language model."""
+    text_type: str | None = None
+    """The lean decoder's name of the language model's family, where the checkpoint has a name of its own for it."""
+    has_axes: bool = False
+    """Places of an image have several axes of positions."""
+    is_tiled: bool = False
+    """Images are cut into tiles with tags."""
+
+
+FAMILIES = {
+    "llava": Family("language_model"),
+    "qwen2_vl": Family("language_model", "qwen2", has_axes=True),
+    "qwen2_5_vl": Family("language_model", "qwen2", has_axes=True),
+    "idefics3": Family("text_model", is_tiled=True),
+    "smolvlm": Family("text_model", is_tiled=True),
+}
+"""By the ``model_type`` of config.json."""
+
+
+def family_of(raw: Mapping[str, Any]) -> Family | None:
+    """The family of a config.json; None for a model of text, and for one whose images are not known."""
+    return FAMILIES.get(str(raw.get("model_type"))) if "vision_config" in raw else None
+
+
+def tiled_text(rows: int, columns: int, num_each: int, image_token: str) -> str:
+    """An image of Idefics3 or SmolVLM in a prompt: rows of tiles, then the whole image; ``num_each`` features a tile."""
+    around, places = "<fake_token_around_image>", image_token * num_each
+    tiles = [[f"{around}<row_{i + 1}_col_{j + 1}>{places}" for j in range(columns)] for i in range(rows)]
+    lines = "".join(f"{''.join(line)}\n" for line in tiles)
+    return f"{lines}\n{around}<global-img>{places}{around}" if rows else f"{around}<global-img>{places}{around}"
+
+
+def tiled_ids(rows: int, columns: int, num_places: int, image_token: tuple[str, int], encode: Encode) -> list[int]:
+    """Token ids of ``tiled_text`` for an image of ``num_places`` features; ``image_token`` is the placeholder and its id."""
+    num_tiles = rows * columns + 1
+    if num_places % num_tiles:
+        raise RequestError(f"an image of {num_places} features does not divide into {num_tiles} tiles; process it again")
+    ids = list(encode(tiled_text(rows, columns, num_places // num_tiles, image_token[0])))
+    if ids.count(image_token[1]) != num_places:
+        raise ModelError(f"the tokenizer does not know {image_token[0]!r} and the tags of tiles; fetch tokenizer.json again")
+    return ids

@@ -1,0 +1,92 @@
+"""The scripts of long runs: what they conclude from what they saw. The runs themselves take minutes and are not made here."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def arm(after: float, seconds: float, text: str = "a") -> dict[str, Any]:
+    blocks = [100 / seconds, 100 / seconds]
+    return {
+        "home": 3.0, "before": 2.0, "after": after, "tokens": 200, "cpu_s": 2 * seconds,
+        "tokens_per_cpu_s": blocks, "texts": [text],
+    }  # fmt: skip
+
+
+def test_what_learning_brought_back_and_cost() -> None:
+    told = load("benchmarks/learn_run.py").compared(arm(2.0, 1.0), arm(2.6, 1.25))
+    assert told["recovered"] == pytest.approx(0.6) and told["goodput"] == pytest.approx(0.8)
+    assert told["goodput_by_block"] == pytest.approx([0.8, 0.8]) and told["equal_texts"]
+    assert "texts" not in told["with"]
+    assert not load("benchmarks/learn_run.py").compared(arm(2.0, 1.0), arm(2.0, 1.0, "b"))["equal_texts"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "well"),
+    [
+        ({}, True),
+        ({"memory_after": 120}, False),
+        ({"slower_than_3_p99": {"a case": 9.0}}, False),
+        ({"server_errors": ["a case"]}, False),
+        ({"changed_texts": ["a case"]}, False),
+        ({"not_in_order": ["a case: 200"]}, False),
+    ],
+)
+def test_what_a_hostile_run_finds_out_of_bounds(seen: dict[str, Any], well: bool) -> None:
+    quiet = {"memory_before": 100, "memory_after": 105, "slower_than_3_p99": {}, "server_errors": [], "changed_texts": []}
+    assert load("scripts/hostile_run.py").is_well({**quiet, "not_in_order": [], **seen}) is well
+
+
+def test_the_table_of_load_generators_replaces_the_old_one(tmp_path: Path) -> None:
+    script, page = load("scripts/load_generators.py"), tmp_path / "page.md"
+    page.write_text(f"before\n{script._BEGIN}\nold\n{script._END}\nafter\n")
+    script.write(page, script.table([script.Result("one 1.0", 8, 0, 96)]))
+    text = page.read_text()
+    assert "old" not in text and "| one 1.0 | 8 | 0 | 96 |" in text
+    assert text.startswith("before\n") and text.endswith("\nafter\n")
+    assert script._BEGIN in (ROOT / "docs/clients.md").read_text()
+
+
+def test_the_server_warms_up_every_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Largest first, and not at all with a memory budget, where no round is captured."""
+    from outrider import LLM, OptionError
+    from outrider.cli.serve import _warm_up
+
+    asked, llm = list[tuple[int, int]](), LLM(method="plain")
+
+    def prepare(method: Any, *, batch_size: int, num_tokens: int) -> Iterator[tuple[int, int]]:
+        assert method is llm.method
+        asked.append((batch_size, num_tokens))
+        yield 1, 1
+
+    monkeypatch.setattr(llm.rounds, "prepare", prepare)
+    given = argparse.Namespace(warm_up=64, memory_budget=None, max_rows=12)
+    _warm_up(llm, given)
+    assert asked == [(size, 64) for size in (16, 8, 4, 2, 1)]
+    _warm_up(llm, argparse.Namespace(**{**vars(given), "memory_budget": 10**6}))
+    _warm_up(llm, argparse.Namespace(**{**vars(given), "warm_up": 0}))
+    assert len(asked) == 5
+    with pytest.raises(OptionError, match="--warm-up -1"):
+        _warm_up(llm, argparse.Namespace(**{**vars(given), "warm_up": -1}))

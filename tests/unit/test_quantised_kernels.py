@@ -1,0 +1,118 @@
+"""Products of the GPU with the matrices of quantised checkpoints, interpreted: against plain PyTorch, and as a whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from quantised_checkpoints import FORMS, quantise_folder
+from test_decoder_families import make_checkpoint
+from triton_interpreter import DEVICE
+
+from outrider.core.tree import TokenTree
+from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.grouped import sixteen_bits
+from outrider.models.gpu.products import multiply
+from outrider.models.gpu.skinny import Tile, product, reference_product
+from outrider.models.gpu.tiles import Kind
+from outrider.models.load import lean_config, load_model, read_config
+from outrider.models.packed import Packed
+from outrider.models.quantised.folder import QuantisedFolder, checkpoint
+from outrider.models.quantised.formats import format_of
+from outrider.models.quantised.matrix import Quantised
+from outrider.models.quantised.open import stays_on_gpu
+from outrider.models.quantised.packed_rows import PackedFolder, PackedRows, can_pack, packed
+from outrider.models.weights import read_weights
+
+KEPT = ["gptq", "gptq-symmetric", "gptq-v2", "gptq-channel", "awq", "int4-asymmetric", "gptq-8bit-symmetric", "int8-channel"]
+KEPT += ["fp8-channel", "fp8-tensor", "fp8-blocks", "bnb-int8"]
+"""Forms whose matrices stay as they are."""
+
+
+def matrix_of(kind: str, shape: tuple[int, int] = (48, 256)) -> Quantised:
+    settings, write = FORMS[kind]
+    tensors, _ = write("m", torch.randn(shape, generator=torch.Generator().manual_seed(3)) * 0.1)
+    form = format_of({"quantization_config": settings})
+    assert form is not None
+    found = form.matrix({name.removeprefix("m"): tensor for name, tensor in tensors.items()})
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_packing_changes_no_number(kind: str) -> None:
+    """Plain PyTorch unpacks the same numbers, and so does the kernel that writes 16 bits."""
+    matrix = matrix_of(kind)
+    assert can_pack(matrix)
+    found = packed(matrix, DEVICE, zeros=matrix.zeros is not None)
+    assert found.shape == matrix.shape and torch.equal(found.unpacked(torch.float32).cpu(), matrix.dequantised())
+    assert torch.equal(sixteen_bits(found, torch.float32).cpu(), matrix.dequantised())
+    assert found.nbytes < matrix.codes.numel() * (matrix.bits / 8) * 1.3
+
+
+def test_every_e4m3_float_is_itself() -> None:
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE)
+    codes = codes[codes & 127 != 127].repeat(16, 1).contiguous().view(torch.float8_e4m3fn)  # without NaN
+    found = sixteen_bits(Packed(codes, torch.ones(1, 16, device=DEVICE)), torch.bfloat16)
+    assert torch.equal(found.float(), codes.float())
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_products_are_those_of_the_numbers(kind: str) -> None:
+    matrix = matrix_of(kind)
+    weight = packed(matrix, DEVICE, zeros=matrix.zeros is not None)
+    x = torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    for gated, num_parts in ((False, 1), (True, 1), (False, 2)):
+        y = product(x, weight, tile=Tile(bn=16, bk=64, num_stages=2, num_parts=num_parts), gated=gated)
+        y = y.sum(0) if num_parts > 1 else y
+        expected = reference_product(x, weight.unpacked(torch.float32), gated=gated)
+        torch.testing.assert_close(y, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gptq", "fp8-blocks"])
+def test_many_rows_go_through_16_bits(kind: str) -> None:
+    matrix = matrix_of(kind)
+    weight = packed(matrix, DEVICE, zeros=matrix.zeros is not None)
+    x = torch.randn(70, 256, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    y = multiply(x, weight, Kind.HEAD)
+    torch.testing.assert_close(y, reference_product(x, weight.unpacked(torch.float32)), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gptq-act-order", "gptq-8bit", "int8-asymmetric"])
+def test_what_no_product_takes_is_made_16_bits(kind: str) -> None:
+    assert not can_pack(matrix_of(kind))
+
+
+def test_rows_are_joined_and_reordered_like_those_of_any_matrix() -> None:
+    rows, first, second = PackedRows(), matrix_of("gptq"), matrix_of("awq", (32, 256))
+    tables = [rows.table(packed(each, DEVICE, zeros=True)) for each in (first, second)]
+    whole = torch.cat(tables)
+    order = torch.randperm(80, generator=torch.Generator().manual_seed(0))
+    wanted = torch.cat((first.dequantised(), second.dequantised()))[order]
+    assert torch.equal(rows.matrix(whole[order]).unpacked(torch.float32).cpu(), wanted)
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "int8-channel", "fp8-blocks", "gptq-act-order"])
+def test_a_model_is_its_dequantised_twin(tmp_path: Path, kind: str) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "tie_word_embeddings": False}
+    make_checkpoint(tmp_path, "llama", sizes)
+    quantise_folder(tmp_path, kind)
+    config, folder = lean_config(tmp_path), checkpoint(tmp_path, read_config(tmp_path))
+    assert isinstance(folder, QuantisedFolder) and stays_on_gpu(config)
+    source = PackedFolder(folder, DEVICE)
+    weights = read_weights(source, config, dtype=torch.float32, device=DEVICE)
+    fast = FastDecoder(config, _with_rows(weights, source))
+    assert isinstance(fast.weights.layers[0].qkv, Packed) == (kind != "gptq-act-order")
+    eager = load_model(str(tmp_path), dtype="float32", device=str(DEVICE), fast=False)
+    chain = TokenTree.chain(torch.tensor([[3, 4, 5]], device=DEVICE))
+    cache = fast.new_cache(1)
+    cache.reserve(3)
+    logits, _ = fast.forward(chain.tokens, fast.step_of(chain, cache))
+    torch.testing.assert_close(logits, eager.score(chain, eager.new_cache(1)).logits, atol=2e-3, rtol=1e-3)
+
+
+def _with_rows(weights, source: PackedFolder):
+    from dataclasses import replace
+
+    return replace(weights, rows=source.rows)
