@@ -102,8 +102,7 @@ class LLM:
         self.reading = Reading(self.codec, vision, self.model_name)
         if keep_prompt != 1:
             self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
-        self.rounds = Rounds(self.target)
-        load = partial(load, dtype=draft_dtype or dtype)
+        self.rounds, load = Rounds(self.target), partial(load, dtype=draft_dtype or dtype)
         self.drafts = [opening.elsewhere(load, name) if draft_process else load(name) for name in self.draft_names]
         self.draft = self.drafts[0] if self.drafts else None
         self._by_name, self._heads = dict[str, Method](), dict[str, Head]()
