@@ -40,6 +40,7 @@ from outrider.models.heads import Head
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
+from outrider.rehearsal import Rehearsal, weight_of
 from outrider.requests import Reading, requests_of
 
 
@@ -116,7 +117,7 @@ class LLM:
         if opening.needs_draft(name, options):
             opening.check_vocabularies(self.codec, self.draft_codecs, name, self.model_name)
         options = opening.with_heads(self.model_name, name, options, self._heads)
-        return compose(
+        method = compose(
             name,
             self.target,
             draft=self.drafts or None,
@@ -125,6 +126,9 @@ class LLM:
             options=options,
             translation=TextTranslation(self.codec, self.draft_codecs[0]) if self.drafts and METHODS[name].foreign else None,
         )
+        label = {"models": [weight_of(model) for model in (self.model_name, *self.draft_names)], "method": name, **options}
+        method.policy.expect(Rehearsal(self.target, method.drafter, label))
+        return method
 
     def replace_draft(self, draft: Target) -> None:
         """Draft with another model of the same vocabulary from now on; methods composed before keep theirs."""

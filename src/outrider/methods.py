@@ -65,7 +65,7 @@ from outrider.drafters.itself import (
 )
 from outrider.drafters.mixed import cascade, hybrid, multi_draft, rasd
 from outrider.drafters.model import best_first, draft_model, draft_tree, pearl, reencode, rsd_s, s2d, sequoia, spectr, tli
-from outrider.policies.adaptive import Adaptive, AdaptiveOptions
+from outrider.policies.adaptive import Adaptive
 from outrider.policies.bandit import Bandit, BanditOptions
 from outrider.policies.confidence import Confidence, ConfidenceOptions
 from outrider.policies.entropy import Entropy, EntropyOptions
@@ -73,6 +73,7 @@ from outrider.policies.fixed import Fixed, FixedOptions
 from outrider.policies.heuristic import Heuristic, HeuristicOptions
 from outrider.policies.optimal import Optimal, OptimalOptions
 from outrider.policies.threshold import Threshold, ThresholdOptions
+from outrider.policies.tuning import AdaptiveOptions
 
 METHODS: Catalog[MethodRow] = Catalog(
     "method",

@@ -4,11 +4,9 @@
     the CACHES commit the accepted path, a POLICY plans the next tree.
 
 Objects of these classes are frozen: hyper-parameters and weights. What evolves is a state value that belongs to the
-requests of a batch and dies with them. Everything is batched: B requests, each with its own length, its own tree and its
-own number of committed tokens per round.
+requests of a batch and dies with them. Everything is batched: B requests, each with its own length and its own tree.
 
-What only some parts can do has files of its own: ``layered_target.py``, ``guessing_target.py``, ``stopping.py``, ``resume.py``,
-``lasting_memory.py``, ``turns.py``.
+What only some parts can do has files of its own (``layered_target.py``, ``stopping.py``, ``lasting_memory.py`` ...).
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.plan import Plan
+from outrider.core.prices import PriceSource
 from outrider.core.random_source import RandomSource
 from outrider.core.resume import Resume
 from outrider.core.rng import Choose, GumbelStream, Noise, gumbel_stream
@@ -222,8 +221,7 @@ class Drafter(ABC):
 
     @final
     def asked(self, state: Any, context: Context, plan: Plan) -> Draft:
-        """What it proposes, checked; where no guess is planned it is not even asked, and costs nothing. (It observes that
-        round too.)"""
+        """What it proposes, checked; where no guess is planned it is not asked and costs nothing. (It observes that round.)"""
         if not any(plan.max_depth):
             return context.without_guesses(self.draws)
         draft = self.propose(state, context, plan)
@@ -290,6 +288,10 @@ class Policy(ABC):
     def forget(self, state: Any | None) -> None:
         """The drafter was exchanged for another: drop what was learnt of its guesses. ``state`` is that of the running rows."""
         del state
+
+    def expect(self, prices: PriceSource) -> None:
+        """Rounds will cost what ``prices`` say, to be read at the first request. For policies that weigh costs."""
+        del prices
 
     def captured_shape(self) -> CapturedShape | None:
         """How large captured rounds get under this policy; None where a plan needs more than the last round's outcome."""

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from outrider.core.interfaces import Observation, Plan, Policy, RowState, StopRule
 from outrider.core.sampling import Law
-from outrider.policies.belief import probability_of
 from outrider.policies.checks import check_between, check_count, check_nodes
+from outrider.policies.draft_law import probability_of
 from outrider.policies.lengths import depths_of, plan_of
 
 _FEWEST = 6

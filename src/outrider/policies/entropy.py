@@ -24,8 +24,8 @@ from torch import Tensor
 
 from outrider.core.interfaces import Observation, Plan, Policy, RowState, StopRule
 from outrider.core.sampling import Law
-from outrider.policies.belief import entropy_of
 from outrider.policies.checks import check_between, check_count, check_nodes, check_order
+from outrider.policies.draft_law import entropy_of
 from outrider.policies.lengths import depths_of, plan_of
 
 

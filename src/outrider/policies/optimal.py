@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import final
 
 from outrider.core.interfaces import Observation, Plan, Policy, RowState
+from outrider.policies.belief import PositionRates, reach_of
 from outrider.policies.checks import check_between, check_count, check_nodes, check_order
-from outrider.policies.costs import CostModel, Timing
+from outrider.policies.cost_model import CostModel, Timing
 from outrider.policies.lengths import depths_of, plan_of
-from outrider.policies.rates import PositionRates, best_length, reach_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Optimal(Policy):
     def update(self, state: _State, observation: Observation) -> None:
         drafted = depths_of(observation.draft.tree)
         rest = observation.seconds - observation.draft_seconds
-        self.costs.of(len(drafted)).record(Timing(max(drafted), observation.draft_seconds, rest))
+        self.costs.of(len(drafted)).record(Timing(max(drafted), max(drafted), observation.draft_seconds, rest))
         for rates, num_drafted, num_accepted in zip(state.rates, drafted, observation.num_accepted, strict=True):
             if num_drafted:
                 rates.record((num_accepted, num_accepted < num_drafted))
@@ -86,3 +86,16 @@ class Optimal(Policy):
     def _best(self, rates: PositionRates, seconds: Sequence[float]) -> int:
         prior = [self.options.prior_acceptance] * self.options.num_draft_tokens
         return best_length(reach_of(rates.inherited(prior)), seconds, shortest=self.options.min_draft_tokens)
+
+
+def best_length(reach: Sequence[float], seconds: Sequence[float], *, shortest: int = 0) -> int:
+    """The K that maximises (1 + sum_{k <= K} reach_k) / seconds[K]; the shorter one of equals.
+
+    "Add a guess while it pays" finds the same K where ``seconds`` is convex; the scan also sees past a step in it, which
+    tiled kernels have."""
+    best, best_pace, tokens = shortest, 0.0, 1.0
+    for length, cost in enumerate(seconds):
+        tokens += reach[length - 1] if length else 0.0
+        if length >= shortest and tokens > best_pace * cost * (1 + 1e-12):
+            best, best_pace = length, tokens / cost
+    return best

@@ -23,8 +23,8 @@ from torch import Tensor
 from outrider.core.interfaces import Observation, Plan, Policy, Stateless, StopRule
 from outrider.core.sampling import Law
 from outrider.models.acceptance_head import load_acceptance_head
-from outrider.policies.belief import probability_of
 from outrider.policies.checks import check_between, check_count, check_nodes, check_order
+from outrider.policies.draft_law import probability_of
 from outrider.policies.lengths import plan_of
 
 Predictor = Callable[[Law, Tensor], Sequence[float]]

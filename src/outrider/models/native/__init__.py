@@ -7,7 +7,7 @@ import torch
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
 from outrider.models.joint import Joint
-from outrider.models.native.build import BUILD, built_library, can_build, ready_to_measure
+from outrider.models.native.build import BUILD, built_library, cache_folder, can_build, processor, ready_to_measure
 from outrider.models.native.decoder import NativeDecoder, can_run
 from outrider.models.native.instruction_sets import has_bfloat16, isa_here
 from outrider.models.weights import Weights
@@ -16,11 +16,13 @@ __all__ = [
     "BUILD",
     "NativeDecoder",
     "auto_types",
+    "cache_folder",
     "can_build",
     "can_run",
     "fastest_decoder",
     "isa_here",
     "native_decoder",
+    "processor",
     "ready_to_measure",
 ]
 

@@ -137,9 +137,14 @@ def _path(compiler: str) -> Path:
     digest = hashlib.sha256()
     for path in (_SOURCE, *sorted(_FOLDER.rglob("*.hpp"))):
         digest.update(path.read_bytes())
-    digest.update(" ".join((*_FLAGS, *isa_here().flags, _version(compiler), _processor())).encode())
+    digest.update(" ".join((*_FLAGS, *isa_here().flags, _version(compiler), processor())).encode())
+    return cache_folder() / f"native-{digest.hexdigest()[:20]}.so"
+
+
+def cache_folder() -> Path:
+    """Where what was built or measured on this machine is kept (``OUTRIDER_CACHE``, or the user's cache folder)."""
     folder = os.environ.get("OUTRIDER_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "outrider")
-    return Path(folder).expanduser() / f"native-{digest.hexdigest()[:20]}.so"
+    return Path(folder).expanduser()
 
 
 @cache
@@ -149,7 +154,8 @@ def _version(compiler: str) -> str:
 
 
 @cache
-def _processor() -> str:
+def processor() -> str:
+    """What tells this machine's processor from others."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,0 +1,87 @@
+"""What rounds cost on this machine, measured before they are served.
+
+A pass costs by its packed nodes, and drafting by its rows and by the guesses along a path. Both belong to the machine and the
+models, not to a text, so they are measured once and kept (``outrider/rehearsal.py``). A policy that is given a ``PriceSource``
+need not try lengths on its users to learn what they cost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+Points = tuple[tuple[float, float], ...]
+"""A curve: places and seconds, by rising place."""
+
+
+@final
+@dataclass(frozen=True)
+class Prices:
+    """Seconds of the parts of a round."""
+
+    passes: Points
+    """All of a round but its drafter, by packed nodes of all rows, roots included."""
+    drafts: tuple[tuple[int, Points], ...] = ()
+    """The drafter, by guesses along a path, for each number of rows that was measured; empty where it was not."""
+
+    def passing(self, nodes: float) -> float:
+        """Seconds of a pass of so many nodes, its walk and its commit."""
+        return between(self.passes, nodes)
+
+    def drafting(self, rows: int, guesses: float) -> float | None:
+        """Seconds of drafting so many guesses for each row; None where drafting was not measured."""
+        if not self.drafts:
+            return None
+        return between([(count, between(points, guesses)) for count, points in self.drafts], rows)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"passes": self.passes, "drafts": self.drafts}
+
+    @staticmethod
+    def of_json(value: Any) -> Prices:
+        """The prices that ``to_json`` wrote; ``ValueError`` for anything else."""
+        if not isinstance(value, Mapping) or not isinstance(value.get("drafts"), list):
+            raise ValueError("a list of prices is an object with 'passes' and 'drafts'")
+        drafts = tuple((int(rows), _points(points)) for rows, points in value["drafts"])
+        if any(rows < 1 for rows, _ in drafts):
+            raise ValueError("drafts are priced by a number of rows of at least 1")
+        return Prices(_points(value.get("passes")), drafts)
+
+
+class PriceSource(ABC):
+    """Where a policy gets prices, when it first needs them."""
+
+    @abstractmethod
+    def read(self, nodes_of: Callable[[int], int]) -> Prices | None:
+        """The prices, measured now if nobody has; None where they cannot be measured. ``nodes_of`` says how many guesses in
+        all a draft of so many along a path has, where it is a tree."""
+
+    @abstractmethod
+    def doubt(self) -> None:
+        """Real rounds contradict them: measure again next time."""
+
+
+def between(points: Sequence[tuple[float, float]], place: float) -> float:
+    """The curve at ``place``, along straight lines. Beyond its ends the nearest line goes on, but never falls."""
+    if len(points) == 1:
+        return points[0][1]
+    right = min(max(bisect_left(points, (place,)), 1), len(points) - 1)
+    (left_at, left), (right_at, value) = points[right - 1], points[right]
+    slope = (value - left) / (right_at - left_at)
+    if place > right_at:
+        return value + max(slope, 0.0) * (place - right_at)
+    return left + slope * max(place - left_at, 0.0)
+
+
+def _points(value: Any) -> Points:
+    """A curve as it was read from a file, checked."""
+    if not isinstance(value, list) or not value:
+        raise ValueError("a curve of prices is a list of places and seconds")
+    points = tuple((float(place), float(seconds)) for place, seconds in value)
+    places = [place for place, _ in points]
+    if any(not 0 <= seconds < 1e6 for _, seconds in points) or sorted(set(places)) != places:
+        raise ValueError("a curve of prices has rising places, and seconds that are not negative")
+    return points

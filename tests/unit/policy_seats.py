@@ -1,0 +1,121 @@
+"""Seats without models: batches of many requests on a machine with scripted prices, to see how far a policy is from the best.
+
+Nothing is measured and no clock is read. A policy is judged by what its plans deserve (expected tokens over expected seconds),
+so luck in single rounds does not count, and the best fixed length is known exactly.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import mul
+
+from policy_rounds import observation
+
+from outrider.core.interfaces import Plan, Policy
+from outrider.core.prices import Prices, PriceSource
+
+FIXED = (0, 1, 2, 4, 6, 8)
+"""Lengths that a policy is compared with, plain decoding included."""
+
+
+@dataclass
+class Given(PriceSource):
+    """Prices as they were measured; counts how often somebody doubted them."""
+
+    prices: Prices | None
+    num_doubts: int = 0
+    num_reads: int = 0
+
+    def read(self, nodes_of: Callable[[int], int]) -> Prices | None:
+        assert nodes_of(1) >= 1
+        self.num_reads += 1
+        return self.prices
+
+    def doubt(self) -> None:
+        self.num_doubts += 1
+
+
+@dataclass
+class Seats:
+    """Rows that share passes. Seconds of a pass follow from its packed nodes."""
+
+    passing: Callable[[float], float]
+    drafting: Callable[[int, int], float]
+    """Seconds by rows and guesses."""
+    rates: Callable[[int], float]
+    """Acceptance of a request, by its number: the same at every position."""
+    num_rows: int = 1
+    padded: bool = True
+    tree_nodes: Callable[[int], int] = lambda length: length
+    """Guesses in all of a row with so many along a path."""
+    request_rounds: int = 10**9
+    """Rounds after which a seat is given to the next request; seats do not change all at once."""
+    noise: float = 0.04
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def prices(self, *, error: float = 0.03, scale: float = 1.2) -> Prices:
+        """As a rehearsal would measure them: another pace, and every point a little wrong."""
+        rng = random.Random(5)
+        wrong = lambda seconds: seconds * scale * (1 + rng.uniform(-error, error))  # noqa: E731
+        passes = tuple((float(width), wrong(self.passing(width))) for width in (1, 2, 4, 8, 16, 32, 64, 256, 1024))
+        lengths = {1: (1, 2, 4, 8), 8: (1, 4)}
+        drafts = tuple((rows, tuple((float(k), wrong(self.drafting(rows, k))) for k in ks)) for rows, ks in lengths.items())
+        return Prices(passes, drafts)
+
+    def deserved(self, lengths: Sequence[int], requests: Sequence[int]) -> tuple[float, float]:
+        """Expected tokens and seconds of a round with a length for every row."""
+        tokens = sum(
+            1 + sum(accumulate([self.rates(one)] * length, mul)) for one, length in zip(requests, lengths, strict=True)
+        )
+        sizes = [self.tree_nodes(length) if length else 0 for length in lengths]
+        nodes = len(sizes) * (1 + max(sizes)) if self.padded else len(sizes) + sum(sizes)
+        return tokens, self.passing(nodes) + (self.drafting(len(sizes), max(lengths)) if any(lengths) else 0.0)
+
+    def round(self, plan: Plan, requests: Sequence[int]):
+        accepted = [self._walk(length, self.rates(one)) for length, one in zip(plan.max_depth, requests, strict=True)]
+        _, seconds = self.deserved(plan.max_depth, requests)
+        draft = self.drafting(len(requests), max(plan.max_depth)) if any(plan.max_depth) else 0.0
+        noisy = [part * self.rng.lognormvariate(0, self.noise) for part in (draft, seconds - draft)]
+        seen = observation(plan.max_depth, accepted, draft_seconds=noisy[0], score_seconds=noisy[1], plan=plan)
+        return replace(seen, padded=self.padded)
+
+    def _walk(self, length: int, rate: float) -> int:
+        return next((k for k in range(length) if self.rng.random() >= rate), length)
+
+
+@dataclass
+class Tally:
+    """What was deserved, and what each fixed length would have been, round by round."""
+
+    rounds: list[tuple[float, float]] = field(default_factory=list)
+    fixed: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: {length: [] for length in FIXED})
+
+    def share(self, begin: int = 0, end: int | None = None, *, of: int | None = None) -> float:
+        """Speed over that of the best fixed length, or of one of them."""
+        others = [speed(rounds[begin:end]) for length, rounds in self.fixed.items() if of is None or length == of]
+        return speed(self.rounds[begin:end]) / max(others)
+
+
+def speed(rounds: Sequence[tuple[float, float]]) -> float:
+    return sum(tokens for tokens, _ in rounds) / sum(seconds for _, seconds in rounds)
+
+
+def occupy(policy: Policy, seats: Seats, num_rounds: int) -> Tally:
+    """Serve requests on these seats. Where they come and go, a few rows leave and join every few rounds."""
+    tally, state, size = Tally(), policy.start(seats.num_rows), seats.num_rows
+    requests, number = list(range(size)), size
+    every = max(1, seats.request_rounds // size)
+    for index in range(1, num_rounds + 1):
+        plan = policy.plan(state, size)
+        policy.update(state, seats.round(plan, requests))
+        tally.rounds.append(seats.deserved(plan.max_depth, requests))
+        for length, rounds in tally.fixed.items():
+            rounds.append(seats.deserved([length] * size, requests))
+        if index % every == 0:
+            fresh = policy.start(1)
+            state = state.fork(range(1, size)).join(fresh) if size > 1 else fresh
+            requests, number = [*requests[1:], number], number + 1
+    return tally

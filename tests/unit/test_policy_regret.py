@@ -1,0 +1,149 @@
+"""How far the default policy is from the best fixed length when it knows its prices (``policy_seats``: nothing is measured).
+
+Prices are a fifth off in pace and a few percent at every point. Acceptance is what is left to learn, from the first round on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+from policy_seats import Given, Seats, occupy
+
+from outrider.core.prices import Prices
+from outrider.policies.adaptive import Adaptive
+from outrider.policies.tuning import AdaptiveOptions
+
+
+def gpu(nodes: float) -> float:
+    """Seconds of a pass of a large model: weights first, arithmetic from 64 nodes on."""
+    return 4.0e-3 + 4e-6 * nodes if nodes <= 64 else 4.256e-3 + 8.5e-6 * (nodes - 64)
+
+
+def gpu_draft(rows: int, guesses: int) -> float:
+    return 1e-4 + 4.5e-4 * guesses * (1 + rows / 256)
+
+
+def cpu(nodes: float) -> float:
+    """Seconds of a pass where every node costs."""
+    return 1e-3 + 1.2e-4 * (nodes - 1)
+
+
+def cpu_draft(rows: int, guesses: int) -> float:
+    return 5e-5 + 1.2e-4 * guesses * (1 + 0.3 * (rows - 1))
+
+
+def mixed(request: int) -> float:
+    return (0.85, 0.7, 0.55, 0.75)[request % 4]
+
+
+def useless(request: int) -> float:
+    del request
+    return 0.02
+
+
+GPU, CPU = Seats(gpu, gpu_draft, mixed), Seats(cpu, cpu_draft, mixed, padded=False)
+ALL = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+@pytest.fixture(autouse=True)
+def _thinking_takes_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision takes 30 millionths of a second on a machine that nobody shares: it is made every round or two."""
+    ticks = count(0.0, 3e-5)
+    monkeypatch.setattr("outrider.policies.adaptive.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+
+
+def informed(seats: Seats, options: AdaptiveOptions | None = None) -> Adaptive:
+    policy = Adaptive(options)
+    policy.expect(Given(seats.prices()))
+    return policy
+
+
+def played(policy: Adaptive, seats: Seats, num_rows: int, num_rounds: int):
+    return occupy(policy, replace(seats, num_rows=num_rows, rng=random.Random(num_rows)), num_rounds)
+
+
+@pytest.mark.parametrize("order", [ALL, (128, 32, 8, 4, 1), (8, 64, 1, 128, 16, 2, 4)], ids=["rising", "falling", "shuffled"])
+def test_the_first_rounds_of_every_batch_size_in_every_order(order: tuple[int, ...]) -> None:
+    """What one batch size has taught must not mislead the next."""
+    policy = informed(GPU)
+    shares = {num_rows: played(policy, GPU, num_rows, 200 if num_rows < 16 else 60).share() for num_rows in order}
+    assert min(shares.values()) >= 0.97, shares
+    assert shares[128] >= 0.99, shares
+
+
+@pytest.mark.parametrize(("seats", "num_rows"), [(GPU, 1), (CPU, 1), (CPU, 4)], ids=["gpu", "cpu", "cpu batch"])
+def test_the_next_thousand_rounds(seats: Seats, num_rows: int) -> None:
+    tally = played(informed(seats), seats, num_rows, 1200 if num_rows == 1 else 700)
+    assert tally.share(0, 200) >= 0.97 and tally.share(200) >= 0.985, (tally.share(0, 200), tally.share(200))
+
+
+@pytest.mark.parametrize("seats", [GPU, CPU], ids=["gpu", "cpu"])
+def test_a_useless_draft_costs_at_most_two_percent(seats: Seats) -> None:
+    for num_rows, num_rounds in ((1, 1200), (8, 400), (32, 200)):
+        hopeless = replace(seats, rates=useless)
+        tally = played(informed(hopeless), hopeless, num_rows, num_rounds)
+        assert tally.share(of=0) >= 0.98, (num_rows, tally.share(of=0))
+
+
+@pytest.mark.parametrize("seats", [GPU, CPU], ids=["gpu", "cpu"])
+def test_requests_that_come_and_go(seats: Seats) -> None:
+    """Thirty rounds each: what is known of a request dies with it, and what is known of all does not."""
+    policy, moving = informed(seats), replace(seats, request_rounds=30)
+    shares = {num_rows: played(policy, moving, num_rows, 200).share() for num_rows in (4, 16)}
+    assert min(shares.values()) >= 0.97, shares
+
+
+def test_every_row_gets_the_length_that_pays_for_it() -> None:
+    """Where a pass does not pad, a row that guesses badly takes no places from one that guesses well."""
+    apart = replace(CPU, rates=lambda request: (0.9, 0.3)[request % 2], drafting=lambda rows, guesses: 5e-5 + 6e-5 * guesses)
+    tally = played(informed(apart), apart, 8, 400)
+    assert tally.share(200) >= 1.03, tally.share(200)
+
+
+def test_trees_are_priced_by_their_nodes() -> None:
+    """A tree of 64 nodes at 16 levels: every level costs four places in the pass."""
+    options = AdaptiveOptions(num_tree_nodes=64)
+    trees = Seats(gpu, gpu_draft, lambda request: 0.85, tree_nodes=lambda length: 4 * length)
+    for num_rows in (1, 16):
+        tally = played(informed(trees, options), trees, num_rows, 300)
+        assert tally.share() >= 0.97 and tally.share(100) >= 0.98, (num_rows, tally.share())
+
+
+def test_wrong_prices_are_noticed_and_outgrown() -> None:
+    """The price list says that a wide pass is free, and it is not."""
+    wrong = Given(Prices(((1.0, 1e-3), (64.0, 1.01e-3)), ((1, ((1.0, 1e-4), (8.0, 1e-3))),)))
+    policy = Adaptive()
+    policy.expect(wrong)
+    steep = replace(CPU, passing=lambda nodes: 1e-3 * (0.5 + 0.5 * nodes), rates=lambda request: 0.8)
+    tally = played(policy, steep, 1, 800)
+    assert wrong.num_reads == 1 and wrong.num_doubts == 1
+    assert tally.share(400, of=0) >= 0.98, "never far below plain decoding, whatever the prices said"
+
+
+def test_prices_are_read_once_at_the_first_request_and_no_round_is_spent_on_calibration() -> None:
+    source = Given(GPU.prices())
+    policy = Adaptive()
+    policy.expect(source)
+    assert source.num_reads == 0, "loading a model does not wait for them"
+    codes: list[str] = []
+    for _ in range(3):
+        state = policy.start(1)
+        for _ in range(5):
+            plan = policy.plan(state, 1)
+            policy.update(state, GPU.round(plan, [0]))
+            codes.append(plan.reason.code.value if plan.reason else "")
+    assert source.num_reads == 1 and "calibration" not in codes and codes[0] == "fastest"
+
+
+@pytest.mark.parametrize("passing", [gpu, cpu])
+def test_without_prices_rounds_teach_them(passing: Callable[[float], float]) -> None:
+    seats = Seats(passing, gpu_draft if passing is gpu else cpu_draft, mixed)
+    policy = Adaptive()
+    policy.expect(Given(None))
+    tally = played(policy, seats, 1, 700)
+    assert tally.share(0, 200) >= 0.93 and tally.share(200) >= 0.96, (tally.share(0, 200), tally.share(200))
