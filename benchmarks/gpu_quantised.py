@@ -43,6 +43,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "draft-model K=8": ("draft-model", {"num_draft_tokens": 8}),
     "best-first 63": ("best-first", {"num_draft_tokens": 8, "num_tree_nodes": 63}),
 }
+LEAST = 2.0**-14
+"""Of a scale: an inflated model has blocks of zeros, and 0 / 0 is no number."""
 NODES = (1, 8, 16, 64, 128, 512)
 
 
@@ -55,7 +57,7 @@ def nibbles(codes: Tensor) -> Tensor:
 def symmetric(weight: Tensor) -> Packed:
     """GPTQ without zeros: scales of 16 bits for groups of 128."""
     groups = weight.float().unflatten(1, (-1, GROUP))
-    scales = (groups.abs().amax(-1) / 7.5).half()
+    scales = (groups.abs().amax(-1) / 7.5).clamp_(min=LEAST).half()
     codes = (groups / scales.float()[..., None] + 8).round_().clamp_(0, 15)
     return Packed(nibbles(codes), scales.T.contiguous())
 
@@ -64,7 +66,7 @@ def with_zeros(weight: Tensor) -> Packed:
     """AWQ: scales of 16 bits and zeros for groups of 128."""
     groups = weight.float().unflatten(1, (-1, GROUP))
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
-    scales = ((high - low) / 15).half()
+    scales = ((high - low) / 15).clamp_(min=LEAST).half()
     zeros = (-low / scales.float()).round_().clamp_(0, 15)
     codes = (groups / scales.float()[..., None] + zeros[..., None]).round_().clamp_(0, 15)
     return Packed(nibbles(codes), scales.T.contiguous(), (zeros - 8).T.to(torch.bfloat16).contiguous())
@@ -73,14 +75,14 @@ def with_zeros(weight: Tensor) -> Packed:
 def float_blocks(weight: Tensor) -> Packed:
     """FP8 as DeepSeek and Qwen publish it: a scale for 128 x 128."""
     blocks = weight.float().unflatten(1, (-1, GROUP)).unflatten(0, (-1, GROUP))
-    scales = blocks.abs().amax((1, 3)) / 448
+    scales = (blocks.abs().amax((1, 3)) / 448).clamp_(min=LEAST)
     codes = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn).flatten(0, 1).flatten(1)
     return Packed(codes.contiguous(), scales.repeat_interleave(GROUP, 0).T.contiguous())
 
 
 def float_outputs(weight: Tensor) -> Packed:
     """FP8 of compressed-tensors: a scale for each output."""
-    scales = weight.float().abs().amax(1, keepdim=True) / 448
+    scales = (weight.float().abs().amax(1, keepdim=True) / 448).clamp_(min=LEAST)
     return Packed((weight.float() / scales).to(torch.float8_e4m3fn), scales.T.contiguous())
 
 

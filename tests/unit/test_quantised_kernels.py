@@ -85,14 +85,12 @@ def test_what_no_product_takes_is_made_16_bits(kind: str) -> None:
     assert not can_pack(matrix_of(kind))
 
 
-def test_only_confirmed_forms_take_the_ring() -> None:
-    """Codes without zeros and scales of 16 bits, as ``dtype="int4"`` makes them; the rest when it is asked for."""
+def test_forms_with_a_scale_per_output_or_per_128_inputs_take_the_ring() -> None:
     forms = {kind: packed(matrix_of(kind), DEVICE, zeros=False) for kind in ("gptq-symmetric", "int8-channel", "fp8-channel")}
     wide = Packed(forms["int8-channel"].data, forms["int8-channel"].scales.float())
-    small = forms["gptq-symmetric"]
     usual = pack(torch.randn(16, 256, device=DEVICE).half(), 4)
-    assert [products._has_ring(each) for each in (usual, forms["int8-channel"])] == [True, True]
-    assert [products._has_ring(each) for each in (small, wide, forms["fp8-channel"])] == [False, False, False]
+    assert all(products._has_ring(each) for each in (usual, wide, forms["int8-channel"], forms["fp8-channel"]))
+    assert not products._has_ring(forms["gptq-symmetric"]), "groups of 32"
 
 
 def test_rows_are_joined_and_reordered_like_those_of_any_matrix() -> None:

@@ -15,9 +15,6 @@ from torch import Tensor
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 """Instructions of Hopper and later are there; never so for interpreted kernels."""
-RINGED_FORMS = os.environ.get("OUTRIDER_RING_FORMS", "0") == "1"
-"""Whether zeros, e4m3 floats and groups of 8 bits go through the ring (``rounded.py``). It compiles for them, and no device has
-confirmed their numbers yet, so the kernels of ``nibbles.py`` and ``grouped.py`` take them unless asked."""
 _IS_HOPPER = HOPPER and torch.cuda.get_device_capability()[0] == 9
 _RESERVE = 2048
 """Bytes a kernel may need beside its operands."""

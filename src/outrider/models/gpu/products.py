@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outrider.models.gpu.gates import gated_rows
 from outrider.models.gpu.grouped import sixteen_bits
-from outrider.models.gpu.limits import RINGED_FORMS, can_ring
+from outrider.models.gpu.limits import can_ring
 from outrider.models.gpu.skinny import SILU, Finish, product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
 from outrider.models.layers import activation_of
@@ -38,4 +38,4 @@ def multiply(
 
 def _has_ring(weight: Packed) -> bool:
     """Whether the fastest products take a matrix of this form."""
-    return (weight.is_usual and weight.scales.element_size() == 2) or (RINGED_FORMS and weight.has_units)
+    return (weight.is_usual and weight.scales.element_size() == 2) or weight.has_units
