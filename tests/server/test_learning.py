@@ -54,7 +54,8 @@ def test_a_spoilt_draft_recovers_while_it_serves(tmp_path: Path, options: dict[s
     """Under the default policy too, which hardly drafts with it: what is decoded without a draft is learnt from as well."""
     spoilt = spoilt_draft(tmp_path / "draft")
     llm = LLM(draft=spoilt, **options)
-    settings = OnlineSettings(background=True, update_every=128, num_steps=12, learning_rate=1e-3, warmup_steps=2, average=0.7)
+    steps = {"update_every": 128, "num_steps": 12, "learning_rate": 1e-3, "warmup_steps": 2, "average": 0.7}
+    settings = OnlineSettings(background=True, busy_share=1.0, **steps)  # all the time it wants: nothing depends on speed
     target = load_model(bundled_path("target"), fast=False)
     learner = online_draft(DraftLM.load(spoilt, target.device), target, settings, dtype=llm.drafts[0].dtype)
     service = Service(llm, ServerSettings(), learner=learner)

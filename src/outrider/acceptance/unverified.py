@@ -26,7 +26,6 @@ from outrider.acceptance.siblings import given_to
 from outrider.core.draft import Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import RowDraft
-from outrider.core.sampling import Law
 from outrider.core.tree import TokenTree
 
 
@@ -54,9 +53,6 @@ class Unverified(GatedRule):
     def limit(self, judged: Tensor) -> Tensor:
         """No probability is enough: the gate looks at whether the drafter went on."""
         return torch.full(judged.shape[:-1], math.inf, dtype=judged.dtype, device=judged.device)
-
-    def judged_by(self, law: Law) -> Tensor:
-        return law.adjusted.softmax(-1)
 
     def gate(self, tree: TokenTree, judged: Tensor) -> Tensor:
         places = torch.arange(1, tree.num_nodes, device=judged.device)
