@@ -19,17 +19,15 @@ def gated_rows(y: Tensor, activation: str) -> Tensor:
     """[M, I] from [M, 2 I] products, the gates first."""
     num_rows, width = y.shape[0], y.shape[1] // 2
     out = torch.empty(num_rows, width, dtype=y.dtype, device=y.device)
-    _gate[(triton.cdiv(width, _BLOCK), num_rows)](
-        y, out, width, GATED=True, ACTIVATION=ACTIVATIONS[activation], BLOCK=_BLOCK, num_warps=8
-    )
+    _gate[(triton.cdiv(width, _BLOCK), num_rows)](y, out, width, ACTIVATION=ACTIVATIONS[activation], BLOCK=_BLOCK, num_warps=8)
     return out
 
 
 @triton.jit
-def _gate(y, out, width, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _gate(y, out, width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(1).to(tl.int64)
     dims = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = dims < width
     gate = tl.load(y + row * 2 * width + dims, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(y + row * 2 * width + width + dims, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + dims, activated(gate, up, GATED, ACTIVATION).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * width + dims, activated(gate, up, True, ACTIVATION).to(out.dtype.element_ty), mask=inside)

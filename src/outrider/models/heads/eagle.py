@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import FeatureHead, PackedTexts
+from outrider.models.heads.head import FeatureHead, Norm, PackedTexts
 from outrider.models.heads.layer import Attending, PackedAttending, Rotations
 
 
@@ -34,3 +34,34 @@ class EagleHead(FeatureHead, ABC):
         for depth in range(count):
             states = self.step(batch.shifted(batch.tokens, depth + 1), states, attending)
             yield states
+
+
+class ReadByTarget(EagleHead, ABC):
+    """Guesses features of the target's last layer, under its norm, which the target's output matrix reads."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        self.target_norm = Norm(config.hidden_size, config.norm_eps)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        return (*super().frozen, "lm_head.weight")
+
+    def fuse(self, features: Tensor) -> Tensor:
+        return self.target_norm(features)
+
+    def said(self, state: Tensor) -> Tensor:
+        """[..., H] the part of a state that is read."""
+        return state
+
+    def readout(self, depth: int, state: Tensor) -> Tensor:
+        del depth
+        said = self.said(state)
+        if self.has_readout:
+            return self.lm_head(said)
+        return nn.functional.linear(said, self.embed_tokens.weight.to(said.dtype))
+
+    def add_readout(self) -> None:
+        """The output matrix, where it is not the embedding. Called last: the order of parameters is that of random numbers."""
+        if self.has_readout:
+            self.lm_head = nn.Linear(self.config.hidden_size, self.config.draft_vocab_size, bias=False)

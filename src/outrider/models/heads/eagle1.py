@@ -13,41 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.eagle import EagleHead
-from outrider.models.heads.head import Norm
+from outrider.models.heads.eagle import ReadByTarget
 from outrider.models.heads.kind import Exported, HeadKind, need_whole_vocabulary, only, plain_keys
 from outrider.models.heads.layer import Attending, HeadLayer
 
 
 @final
-class Eagle1Head(EagleHead):
+class Eagle1Head(ReadByTarget):
     """Predicts features."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         assert config.layer is not None
-        self.target_norm = Norm(config.hidden_size, config.norm_eps)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList([HeadLayer(config.layer, num_norms=0)])
-        if self.has_readout:
-            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        return (*super().frozen, "lm_head.weight")
-
-    def fuse(self, features: Tensor) -> Tensor:
-        return self.target_norm(features)
+        self.add_readout()
 
     def step(self, tokens: Tensor, states: Tensor, attending: Attending) -> Tensor:
         x = self.fc(torch.cat([self.embed_tokens(tokens).to(states.dtype), states], -1))
         return self.layers[0](x, attending)
-
-    def readout(self, depth: int, state: Tensor) -> Tensor:
-        del depth
-        if self.has_readout:
-            return self.lm_head(state)
-        return nn.functional.linear(state, self.embed_tokens.weight.to(state.dtype))
 
 
 @final

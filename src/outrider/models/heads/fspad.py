@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from outrider.models.config import ModelConfig
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.eagle import EagleHead
+from outrider.models.heads.eagle import ReadByTarget
 from outrider.models.heads.head import Norm
 from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.layer import Attending, HeadAttention, HeadMlp
@@ -55,24 +55,15 @@ class ForkedLayer(nn.Module):
 
 
 @final
-class FspadHead(EagleHead):
+class FspadHead(ReadByTarget):
     """A state is [what is said ; what is held to the feature]."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         assert config.layer is not None
-        self.target_norm = Norm(config.hidden_size, config.norm_eps)
         self.fc = SampledFeatures(config.layer)
         self.layers = nn.ModuleList([ForkedLayer(config.layer)])
-        if self.has_readout:
-            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        return (*super().frozen, "lm_head.weight")
-
-    def fuse(self, features: Tensor) -> Tensor:
-        return self.target_norm(features)
+        self.add_readout()
 
     def aligned(self, states: Tensor) -> Tensor:
         return states[..., -self.config.hidden_size :]
@@ -82,12 +73,8 @@ class FspadHead(EagleHead):
         embedded = self.embed_tokens(tokens).to(states.dtype)
         return self.layers[0](self.fc(embedded, self.aligned(states)), attending)
 
-    def readout(self, depth: int, state: Tensor) -> Tensor:
-        del depth
-        said = state[..., : self.config.hidden_size]
-        if self.has_readout:
-            return self.lm_head(said)
-        return nn.functional.linear(said, self.embed_tokens.weight.to(said.dtype))
+    def said(self, state: Tensor) -> Tensor:
+        return state[..., : self.config.hidden_size]
 
 
 @final

@@ -57,14 +57,6 @@ class AWQ(Format):
     def codes(self) -> tuple[str, int]:
         return ".qweight", 32 // _BITS
 
-    @property
-    def stays(self) -> bool:
-        return True
-
-    @property
-    def packs(self) -> bool:
-        return True
-
     def matrix(self, parts: Parts) -> Quantised:
         codes = signed(_apart(parts[".qweight"]).T, _BITS).contiguous()
         zeros = signed(_apart(parts[".qzeros"]).T, _BITS).to(torch.int16).contiguous()

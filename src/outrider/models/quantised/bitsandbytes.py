@@ -44,14 +44,6 @@ class EightBits(Format):
     def codes(self) -> tuple[str, int]:
         return ".weight", 1
 
-    @property
-    def stays(self) -> bool:
-        return True
-
-    @property
-    def packs(self) -> bool:
-        return True
-
     def matrix(self, parts: Parts) -> Quantised:
         codes, scales = parts[".weight"], parts[".SCB"].float().view(-1, 1) / 127
         return Quantised(codes, scales, codes.shape[1], 8)
@@ -78,15 +70,7 @@ class FourBits(Format):
 
     @property
     def stays(self) -> bool:
-        return False
-
-    @property
-    def packs(self) -> bool:
-        return False
-
-    def matrix(self, parts: Parts) -> Quantised | None:
-        del parts  # the codes are no whole numbers
-        return None
+        return False  # the codes are no whole numbers
 
     def dequantised(self, parts: Parts) -> Tensor:
         state = _state(parts)

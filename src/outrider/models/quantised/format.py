@@ -47,18 +47,19 @@ class Format(ABC):
         """The ending of the tensor that holds the codes of a matrix, and how many of them one of its numbers holds."""
 
     @property
-    @abstractmethod
     def stays(self) -> bool:
         """Whether a CPU multiplies the codes as they are: whole numbers, in groups of neighbours (``stored.py``)."""
+        return True
 
     @property
-    @abstractmethod
     def packs(self) -> bool:
         """Whether a GPU multiplies the codes as they are (``packed_rows.py``)."""
+        return self.stays
 
-    @abstractmethod
     def matrix(self, parts: Parts) -> Quantised | None:
         """The matrix as codes and scales; None for codes that no product here takes as they are."""
+        del parts
+        return None
 
     def dequantised(self, parts: Parts) -> Tensor:
         """The matrix as float32, in the shape an unquantised checkpoint has: the reference."""

@@ -56,10 +56,6 @@ class GPTQ(Format):
     def stays(self) -> bool:
         return not self.act_order or self.group_len <= 0
 
-    @property
-    def packs(self) -> bool:
-        return self.stays
-
     def matrix(self, parts: Parts) -> Quantised:
         middle, most = 1 << (self.bits - 1), (1 << self.bits) - 1
         codes = codes_in(parts[".qweight"], self.bits, dim=0).T

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from outrider.models.quantised.format import Format, Names, Parts, Settings
-from outrider.models.quantised.matrix import Quantised
 
 NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """What the sixteen codes stand for."""
@@ -47,15 +46,7 @@ class MXFP4(Format):
 
     @property
     def stays(self) -> bool:
-        return False
-
-    @property
-    def packs(self) -> bool:
-        return False
-
-    def matrix(self, parts: Parts) -> Quantised | None:
-        del parts  # experts are multiplied in 16 bits
-        return None
+        return False  # experts are multiplied in 16 bits
 
     def dequantised(self, parts: Parts) -> Tensor:
         blocks, exponents = parts["_blocks"], parts["_scales"].to(torch.int32) - 127
