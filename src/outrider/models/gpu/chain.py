@@ -34,9 +34,9 @@ class Seats:
         self.model = model
         self._spare = model.new_cache(1)
         self._spare.reserve(1)
-        spare = self._spare.places[0] if isinstance(self._spare, DeviceCache) else self._spare.pages[0][0]
+        self._spare_number = self._spare.places[0] if isinstance(self._spare, DeviceCache) else self._spare.pages[0][0]
         with torch.inference_mode(False):  # whoever asks first, anybody may read it
-            self._spare_place = torch.full((), spare, dtype=torch.int32, device=model.device)
+            self._spare_place = torch.full((), self._spare_number, dtype=torch.int32, device=model.device)
         self._caches: dict[tuple[int, int], DeviceCache | PagedCache] = {}
         self._places: dict[int, Tensor] = {}
         self._num_moved = 0
@@ -147,9 +147,8 @@ class Seats:
             self._num_moved += places is not None
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
                 places = self._places[batch_size] = torch.zeros(shape, dtype=torch.int32, device=self.model.device)
-        spare = self._spare.places[0] if isinstance(self._spare, DeviceCache) else self._spare.pages[0][0]
         width = places.numel() // batch_size
-        padded = [[*one, *[spare] * (width - len(one))] for one in held]
+        padded = [[*one, *[self._spare_number] * (width - len(one))] for one in held]
         places.copy_(sent(padded, torch.int32, places.device).view_as(places))
 
 
