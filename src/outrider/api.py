@@ -62,7 +62,7 @@ class LLM:
         device: str | None = None,
         max_batch_size: int | None = None,
         fast: bool = True,
-        numerics: str = "fast",
+        numerics: str = "auto",
         page_len: int = 0,
         max_len: int | None = None,
         revision: str | None = None,
@@ -74,9 +74,10 @@ class LLM:
         **options: Any,
     ) -> None:
         """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
-        several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" (GPU) makes speculative text equal
-        plain text bit for bit; ``page_len`` keeps the target's keys in pages. At most ``max_batch_size`` requests share a round
-        (left out: 8 on a CPU, on a GPU what memory holds). ``max_len`` opens the target for so many tokens; ``revision`` is a
+        several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" insists that text is that of plain
+        decoding bit for bit, "fast" lets near ties fall otherwise on a GPU (left out: invariant, but for weights of few bits);
+        ``page_len`` keeps the target's keys in pages. At most ``max_batch_size`` requests share a round (left out: 8 on a CPU,
+        on a GPU what memory holds). ``max_len`` opens the target for so many tokens; ``revision`` is a
         branch, tag or commit on the hub; ``trust_remote_code`` lets a checkpoint run Python code of its own;
         ``tensor_parallel`` divides the target among processes; ``draft_process`` gives every draft model a process of its own
         (for ``pearl``), ``draft_dtype`` a type of its own ("int8"); ``keep_prompt`` below 1 is LOSSY: the target reads only

@@ -123,7 +123,7 @@ def check_vocabularies(codec: TextCodec, drafts: Sequence[TextCodec], method: st
 
 def divided(size: int, load: partial[Target], source: Source, *, numerics: str, **options: Any) -> Target:
     """The target divided among ``size`` processes, opened as ``load`` would."""
-    if numerics != "fast":
+    if numerics == "invariant":
         raise OptionError(f"numerics = {numerics!r} is not available for a divided model; leave it or tensor_parallel out")
     from outrider.models.parallel import load_parallel
 
