@@ -188,6 +188,21 @@ def store_part(parts, peaks, at, num_parts, is_query, peak, weight, total, D: tl
 
 
 @triton.jit
+def store_block(
+    parts, peaks, at, num_parts, is_query, fold, open_piece, is_open, next_at, BY_PATHS: tl.constexpr, D: tl.constexpr
+):
+    """A block that one program has folded; nodes that go on with its open piece find that one in the next place."""
+    top, norm, sums = fold
+    peak, weight, total = open_piece
+    if BY_PATHS:
+        if is_open:
+            store_part(parts, peaks, next_at, num_parts, is_query, peak, weight, total, D)
+    else:
+        top, norm, sums = joined(top, norm, sums, peak, weight, total)
+    store_part(parts, peaks, at, num_parts, is_query, top, norm, sums, D)
+
+
+@triton.jit
 def slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS: tl.constexpr, PAGED: tl.constexpr):
     """Where the keys of a row's slots stand, in heads of D numbers."""
     if PAGED:

@@ -36,11 +36,11 @@ from outrider.models.attention.tree_tiles import (
     Sights,
     attend_block,
     folded_at,
-    joined,
     nothing_seen,
     origin_of,
     piece_len_of,
     slots_at,
+    store_block,
     store_part,
 )
 from outrider.models.gpu import launch
@@ -203,18 +203,28 @@ def _over_masked(
 
 
 @triton.jit
-def _store_block(
-    parts, peaks, at, num_parts, is_query, fold, open_piece, is_open, next_at, BY_PATHS: tl.constexpr, D: tl.constexpr
-):
-    """A block that one program has folded; nodes that go on with its open piece find that one in the next place."""
-    top, norm, sums = fold
-    peak, weight, total = open_piece
-    if BY_PATHS:
-        if is_open:
-            store_part(parts, peaks, next_at, num_parts, is_query, peak, weight, total, D)
-    else:
-        top, norm, sums = joined(top, norm, sums, peak, weight, total)
-    store_part(parts, peaks, at, num_parts, is_query, top, norm, sums, D)
+def _over_whole(
+    q, keys, values, key_tiles, value_tiles, places, of, between, is_query, numbers, top, norm, sums, peak, weight, total,
+    HEADS: tl.constexpr, D: tl.constexpr, CAPPED: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BK: tl.constexpr,
+    FOLDED: tl.constexpr, PIECE_LEN: tl.constexpr,
+):  # fmt: skip
+    """Tiles whose every slot is seen by all."""
+    row, head, first_slot = of
+    capacity, num_pages, scale, cap = numbers
+    dims = tl.arange(0, D)
+    for first in range(between[0], between[1], BK):
+        if COPIED:
+            k = key_tiles.load([first_slot + first, 0]).T
+            v = value_tiles.load([first_slot + first, 0])
+        else:
+            slots = first + tl.arange(0, BK)
+            at = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
+            k = tl.load(keys + at[None, :] * D + dims[:, None])
+            v = tl.load(values + at[:, None] * D + dims[None, :])
+        peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, cap, False, CAPPED)
+        if FOLDED > 1:
+            top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
+    return top, norm, sums, peak, weight, total
 
 
 @triton.jit(do_not_specialize=["num_nodes", "start"])
@@ -254,18 +264,11 @@ def _attend_pieces(
             (capacity, num_pages, scale, cap), top, norm, sums, peak, weight, total,
             HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK, FOLDED, PIECE_LEN,
         )  # fmt: skip
-    for first in range(inner, whole, BK):  # every slot is seen by all
-        if COPIED:
-            k = key_tiles.load([first_slot + first, 0]).T
-            v = value_tiles.load([first_slot + first, 0])
-        else:
-            slots = first + tl.arange(0, BK)
-            at = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
-            k = tl.load(keys + at[None, :] * D + dims[:, None])
-            v = tl.load(values + at[:, None] * D + dims[None, :])
-        peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, cap, False, CAPPED)
-        if FOLDED > 1:
-            top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
+    top, norm, sums, peak, weight, total = _over_whole(
+        q, keys, values, key_tiles, value_tiles, places, (row, head, first_slot), (inner, whole), is_query,
+        (capacity, num_pages, scale, cap), top, norm, sums, peak, weight, total,
+        HEADS, D, CAPPED, COPIED, PAGED, BK, FOLDED, PIECE_LEN,
+    )  # fmt: skip
     if BY_PATHS:
         high = whole  # the rest is each node's own (tree_in_order.py)
     top, norm, sums, peak, weight, total = _over_masked(
@@ -280,7 +283,7 @@ def _attend_pieces(
         if FOLDED == 1:
             store_part(parts, peaks, part, num_parts, is_query, peak, weight, total, D)
         else:
-            _store_block(
+            store_block(
                 parts, peaks, part, num_parts, is_query, (top, norm, sums), (peak, weight, total),
                 high < piece * size + size, part + num_queries, BY_PATHS, D,
             )  # fmt: skip

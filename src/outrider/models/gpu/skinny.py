@@ -100,11 +100,19 @@ def product(
         assert isinstance(weight, Tensor), "wide tiles know matrices of 16 bits"
         wide_product(x, weight, out, tile=tile, finish=finish, gated=gated, part_len=part_len)
         return out
+    _launch_plain(x, weight, out, tile=tile, finish=finish, gated=gated, part_len=part_len)
+    return out
+
+
+def _launch_plain(
+    x: Tensor, weight: Tensor | Packed, out: Tensor, *, tile: Tile, finish: Finish, gated: bool, part_len: int
+) -> None:
+    (num_rows, depth), num_outputs = x.shape, out.shape[-1]
     data, scales = (weight.data, weight.scales) if isinstance(weight, Packed) else (weight, weight)
     copied = tile.copied and isinstance(weight, Tensor) and can_copy(x, weight)
     even = num_outputs % tile.bn == 0 and depth % tile.bk == 0
     stage_bytes = (tile.bn * (2 if gated else 1) * data.element_size() + tile.bm * x.element_size()) * tile.bk
-    _product[grid[1], grid[0], grid[2]](
+    _product[triton.cdiv(num_rows, tile.bm), triton.cdiv(num_outputs, tile.bn), tile.num_parts](
         TensorDescriptor.from_tensor(x, [tile.bm, tile.bk]) if copied else x,
         TensorDescriptor.from_tensor(data, [tile.bn, tile.bk]) if copied else data,
         data,
@@ -130,7 +138,6 @@ def product(
         num_stages=stages_that_fit(tile.num_stages, stage_bytes),
         launch_pdl=launch.EARLY,
     )
-    return out
 
 
 def _launch_rounded(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated: bool, grid: tuple[int, int, int]) -> None:

@@ -228,85 +228,24 @@ def wide_kernel(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        bias,
-                        out,
-                        ring,
-                        rings,
-                        full,
-                        empty,
-                        place,
-                        sizes,
-                        num_steps,
-                        0,
-                        ACTIVATION,
-                        HAS_BIAS,
-                        SIDES,
-                        GROUPS,
-                        REST,
-                        EARLY,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        bias,
-                        out,
-                        ring,
-                        rings,
-                        full,
-                        empty,
-                        place,
-                        sizes,
-                        num_steps,
-                        1,
-                        ACTIVATION,
-                        HAS_BIAS,
-                        SIDES,
-                        GROUPS,
-                        REST,
-                        EARLY,
-                    ),
-                ),
-                (
-                    _fetch,
-                    (weights, inputs, ring, rings, full, empty, start, num_outputs, num_steps, SIDES, GROUPS, REST, EARLY),
-                ),
+                (_multiply, (bias, out, ring, rings, full, empty, place, sizes, num_steps, 0,
+                             ACTIVATION, HAS_BIAS, SIDES, GROUPS, REST, EARLY)),
+                (_multiply, (bias, out, ring, rings, full, empty, place, sizes, num_steps, 1,
+                             ACTIVATION, HAS_BIAS, SIDES, GROUPS, REST, EARLY)),
+                (_fetch, (weights, inputs, ring, rings, full, empty, start, num_outputs, num_steps,
+                          SIDES, GROUPS, REST, EARLY)),
             ],
             [4, 1],
             [240, 24],
-        )
+        )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        bias,
-                        out,
-                        ring,
-                        rings,
-                        full,
-                        empty,
-                        place,
-                        sizes,
-                        num_steps,
-                        0,
-                        ACTIVATION,
-                        HAS_BIAS,
-                        SIDES,
-                        GROUPS,
-                        REST,
-                        EARLY,
-                    ),
-                ),
-                (
-                    _fetch,
-                    (weights, inputs, ring, rings, full, empty, start, num_outputs, num_steps, SIDES, GROUPS, REST, EARLY),
-                ),
+                (_multiply, (bias, out, ring, rings, full, empty, place, sizes, num_steps, 0,
+                             ACTIVATION, HAS_BIAS, SIDES, GROUPS, REST, EARLY)),
+                (_fetch, (weights, inputs, ring, rings, full, empty, start, num_outputs, num_steps,
+                          SIDES, GROUPS, REST, EARLY)),
             ],
             [1],
             [24],
-        )
+        )  # fmt: skip
