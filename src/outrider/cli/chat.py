@@ -1,4 +1,4 @@
-"""``outrider chat``: talk to a model in the terminal, every token in the colour of where it came from."""
+"""Runs ``outrider chat``: the loop of a conversation in the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO, final
 
 from outrider.api import LLM
-from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of, with_grammar
+from outrider.cli.options import load_llm, sampling_of, with_grammar
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
 from outrider.cli.verdict import acceptance_of, share_text
 from outrider.core.errors import OutriderError
@@ -21,15 +21,6 @@ from outrider.core.trace import Round
 from outrider.viz.trace_file import with_words
 
 _HELP = "/plain and /fast switch speculation, /temperature X, /system TEXT, /new starts over, /quit or Ctrl+D ends"
-
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("chat", description=__doc__)
-    add_model_options(parser)
-    add_sampling_options(parser)
-    parser.add_argument("--system", metavar="TEXT", help="a system message that every conversation begins with")
-    parser.add_argument("--save-trace", type=Path, metavar="FILE", help="append every round, for `outrider viz`")
-    parser.set_defaults(run=run, temperature=0.7)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``outrider generate``: continue a prompt, watch where every token came from, compare with plain decoding."""
+"""Runs ``outrider generate``: texts, their origins, and the comparison with plain decoding."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from outrider.api import LLM, RequestOutput
-from outrider.cli.offline import Answers, add_ray, job_seed, run_job, settings_of
-from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of, with_grammar
+from outrider.cli.offline import Answers, job_seed, run_job, settings_of
+from outrider.cli.options import load_llm, sampling_of, with_grammar
+from outrider.cli.parsers.generate import STOPPING
 from outrider.cli.progress import waiting
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
 from outrider.cli.verdict import acceptance_of, share_text, verdict
@@ -25,33 +25,8 @@ from outrider.core.request import Origin
 from outrider.engine.beam import BeamOptions
 from outrider.models.native import ready_to_measure
 
-_STOPPING: dict[str, bool | Literal["never"]] = {"no": False, "yes": True, "never": "never"}
-"""Choices of --early-stopping."""
-
 _REPEATS = 3
 """Timed runs of each side of a comparison, taken in turns after one warm-up."""
-
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("generate", description=__doc__)
-    parser.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads standard input")
-    parser.add_argument("--file", type=Path, help="read the prompt from a file")
-    parser.add_argument("--lines", action="store_true", help="every line of the input is a prompt of its own")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to a chat model")
-    add_model_options(parser)
-    add_sampling_options(parser)
-    group = parser.add_argument_group("output")
-    group.add_argument("--show", action="store_true", help="colour every token by where it came from")
-    group.add_argument("--compare", action="store_true", help="run plain decoding too, in turns, and print the speed-up")
-    group.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    group.add_argument("--batch-size", type=int, help="requests that share target passes (default: 8; on a GPU, what fits)")
-    group = parser.add_argument_group("beam search (deterministic; takes --max-tokens and none of the other sampling options)")
-    group.add_argument("--num-beams", type=int, default=1, help="keep this many texts and print them, best first")
-    group.add_argument("--length-penalty", type=float, default=1.0, help="above 0 favours long texts")
-    group.add_argument("--early-stopping", choices=list(_STOPPING), default="no", help="when enough texts are finished")
-    group.add_argument("--out", type=Path, metavar="FILE", help="with --ray: where the answers go, a JSON line for each prompt")
-    add_ray(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -112,7 +87,7 @@ def _beams(llm: LLM, prompts: list[Any], params: SamplingParams, arguments: argp
         raise RequestError(
             "beam search takes --max-tokens and no other sampling option; leave them out, or leave out --num-beams"
         )
-    options = BeamOptions(arguments.num_beams, params.max_tokens, arguments.length_penalty, _STOPPING[arguments.early_stopping])
+    options = BeamOptions(arguments.num_beams, params.max_tokens, arguments.length_penalty, STOPPING[arguments.early_stopping])
     found = llm.beam_search(prompts, options)
     if arguments.json:
         print(json.dumps([[asdict(beam) for beam in beams] for beams in found], ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""``outrider trim``: a draft model or trained heads that say the commonest tokens only, which makes drafting cheaper."""
+"""Runs ``outrider trim``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,6 @@ from outrider.train.data import read_documents
 from outrider.train.vocabulary import Spoken, commonest
 
 _ENDS = ("bos_token_id", "eos_token_id")
-
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("trim", description=__doc__)
-    parser.add_argument("folder", metavar="DIR", help="a draft model, or heads")
-    parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="FILE", help=".npy, .jsonl or text")
-    parser.add_argument("--tokens", type=int, required=True, metavar="N", help="how many tokens it can say")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: DIR-N)")
-    parser.add_argument("--target", metavar="MODEL", help="of heads: the target (default: the bundled model)")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
