@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 import outrider
 from outrider import OptionError
 from outrider.cli.main import COMMANDS, main
-from outrider.cli.progress import waiting
+from outrider.cli.progress import first_explained, waiting
 from outrider.methods import METHODS, POLICIES, RULES
 
 PARSERS = Path(outrider.__file__).parent / "cli" / "parsers"
@@ -184,6 +185,21 @@ def test_no_wait_needs_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with waiting("loading a model", patience=0.0, out=out):
         time.sleep(0.01)
     assert out.getvalue() == ""
+
+
+def test_the_wait_for_the_first_piece_is_explained(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("OUTRIDER_QUIET", "0")
+    monkeypatch.setattr("outrider.cli.progress.PATIENCE", 0.0)
+    seen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", seen)
+
+    def pieces() -> Iterator[int]:
+        while "reading the prompt ..." not in seen.getvalue():
+            time.sleep(0.001)
+        yield from (1, 2)
+
+    assert list(first_explained(pieces(), "reading the prompt")) == [1, 2]
+    assert list(first_explained([], "reading the prompt")) == []
 
 
 def test_loading_is_a_wait(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TextIO, final
 
 from outrider.api import LLM
 from outrider.cli.options import load_llm, sampling_of, with_grammar
+from outrider.cli.progress import first_explained
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
 from outrider.cli.verdict import acceptance_of, share_text
 from outrider.core.errors import OutriderError
@@ -82,7 +83,8 @@ class Chat:
         prompt = self._prompt()
         request = self.llm.requests([prompt], self.params, streaming=True)[0]
         pieces, traced, rounds = self.llm.codec.new_stream(request.prompt_ids)(), self.trace_file is not None, list[Round]()
-        for step in self.llm.steps([request], method=self.method, traced=traced):
+        steps = self.llm.steps([request], method=self.method, traced=traced)
+        for step in first_explained(steps, "reading the prompt"):
             tokens = zip(step.new_tokens, step.origins, strict=True)
             print(*(coloured(pieces.push(token), origin) for token, origin in tokens), sep="", end="", flush=True)
             if traced:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError
 from outrider.models.export_formats import GGUF
 from outrider.models.gguf.export import export_gguf
@@ -17,13 +18,14 @@ from outrider.models.source import Source, local_path
 
 def run(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.folder
-    if arguments.format == GGUF:
-        out = arguments.out or folder.with_name(f"{folder.name}.gguf")
-        _export_gguf(folder, out, arguments)
-    else:
-        out = arguments.out or folder.with_name(f"{folder.name}-{arguments.format}")
-        head = load_head(folder, ends=arguments.target)
-        export_head(head, out, form=arguments.format, target_name=arguments.target or "target")
+    with waiting(f"converting {folder}"):
+        if arguments.format == GGUF:
+            out = arguments.out or folder.with_name(f"{folder.name}.gguf")
+            _export_gguf(folder, out, arguments)
+        else:
+            out = arguments.out or folder.with_name(f"{folder.name}-{arguments.format}")
+            head = load_head(folder, ends=arguments.target)
+            export_head(head, out, form=arguments.format, target_name=arguments.target or "target")
     print(out)
     return 0
 

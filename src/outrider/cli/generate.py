@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,12 +16,13 @@ from outrider.api import LLM, RequestOutput
 from outrider.cli.offline import Answers, job_seed, run_job, settings_of
 from outrider.cli.options import load_llm, sampling_of, with_grammar
 from outrider.cli.parsers.generate import STOPPING
-from outrider.cli.progress import waiting
+from outrider.cli.progress import first_explained, waiting
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
 from outrider.cli.verdict import acceptance_of, share_text, verdict
 from outrider.core.errors import OptionError, RequestError
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
+from outrider.core.reason import Reason
 from outrider.core.request import Origin
 from outrider.engine.beam import BeamOptions
 from outrider.models.native import ready_to_measure
@@ -44,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare:
         return _compare(llm, texts, prompts, params, arguments)
     if arguments.json or len(prompts) > 1:
-        outputs = llm.generate(prompts, params, progress=len(prompts) > 1 and sys.stderr.isatty())
+        has_bar = len(prompts) > 1 and sys.stderr.isatty()
+        with nullcontext() if has_bar else waiting(f"writing {len(prompts)} texts"):
+            outputs = llm.generate(prompts, params, progress=has_bar)
         print(json.dumps([_as_json(output) for output in outputs], ensure_ascii=False)) if arguments.json else _print_all(
             outputs
         )
@@ -61,9 +65,7 @@ def _on_ray(arguments: argparse.Namespace, texts: list[str]) -> int:
     if arguments.num_beams > 1 or arguments.compare:
         raise OptionError("--ray generates texts; --num-beams and --compare are for one process, so leave them out")
     arguments.job_seed = job_seed(arguments, arguments.out)
-    own = argparse.Namespace(**{**vars(arguments), "run": None})
     left_out = (
-        "run",
         "prompt",
         "file",
         "lines",
@@ -77,7 +79,7 @@ def _on_ray(arguments: argparse.Namespace, texts: list[str]) -> int:
         "batch_size",
     )
     settings = settings_of(arguments, [name for name in sorted(vars(arguments)) if name not in left_out])
-    count = run_job(arguments, texts, partial(Answers, own), arguments.out, settings)
+    count = run_job(arguments, texts, partial(Answers, arguments), arguments.out, settings)
     print(f"{arguments.out}: {count} answers")
     return 0
 
@@ -88,7 +90,8 @@ def _beams(llm: LLM, prompts: list[Any], params: SamplingParams, arguments: argp
             "beam search takes --max-tokens and no other sampling option; leave them out, or leave out --num-beams"
         )
     options = BeamOptions(arguments.num_beams, params.max_tokens, arguments.length_penalty, STOPPING[arguments.early_stopping])
-    found = llm.beam_search(prompts, options)
+    with waiting(f"searching with {options.num_beams} beams"):
+        found = llm.beam_search(prompts, options)
     if arguments.json:
         print(json.dumps([[asdict(beam) for beam in beams] for beams in found], ensure_ascii=False))
         return 0
@@ -118,7 +121,7 @@ def _stream(llm: LLM, prompt: str | list[int], text: str, params: SamplingParams
     """Print as it is written."""
     painter = _Painter(llm, prompt)
     last: RequestOutput | None = None
-    for number, chunk in enumerate(llm.stream(prompt, params)):
+    for number, chunk in enumerate(first_explained(llm.stream(prompt, params), "reading the prompt")):
         if number == 0:  # not before the request was found to be valid
             print(bold(text), end="")
         print(painter.paint(chunk.token_ids, chunk.origins) if show else chunk.text, end="", flush=True)
@@ -147,6 +150,8 @@ class Comparison:
     fast: list[RequestOutput]
     plain_speed: float
     fast_speed: float
+    idle: Reason | None
+    """Why the last round of a text without guesses had none."""
 
     @property
     def identical(self) -> bool:
@@ -159,7 +164,7 @@ class Comparison:
     def verdict(self, device: str) -> str:
         """Whether speculation paid, and why not."""
         plain, fast = ([output.stats for output in side] for side in (self.plain, self.fast))
-        return verdict(plain, fast, speedup=self.speedup, device=device, identical=self.identical)
+        return verdict(plain, fast, speedup=self.speedup, device=device, identical=self.identical, idle=self.idle)
 
 
 def measure(llm: LLM, prompts: list[Any], params: SamplingParams) -> Comparison:
@@ -173,7 +178,9 @@ def measure(llm: LLM, prompts: list[Any], params: SamplingParams) -> Comparison:
             if repeat:
                 speeds[side].append(speed)
     medians = {side: statistics.median(values) for side, values in speeds.items()}
-    return Comparison(outputs["plain"], outputs["fast"], medians["plain"], medians["fast"])
+    is_idle = acceptance_of([output.stats for output in outputs["fast"]]) is None
+    idle = llm.generate(prompts[:1], params, trace=True)[0].trace[-1].reason if is_idle else None
+    return Comparison(outputs["plain"], outputs["fast"], medians["plain"], medians["fast"], idle)
 
 
 def _timed(llm: LLM, prompts: list[Any], params: SamplingParams, method: Method) -> tuple[list[RequestOutput], float]:

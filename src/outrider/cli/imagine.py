@@ -12,6 +12,7 @@ import torch
 
 from outrider.bundled import bundled_path
 from outrider.cli.options import value_of
+from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError
 from outrider.images.drawing import drawn, passes_of_rows
 from outrider.images.model import ImageModel, Picture
@@ -24,10 +25,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.num < 1:
         raise OptionError(f"--num {arguments.num} is not valid; use at least 1")
     _check_names(arguments)
-    model = ImageModel.load(arguments.model, draft=arguments.draft, guidance=arguments.guidance, device=arguments.device)
+    with waiting(f"loading {arguments.model}"):
+        model = ImageModel.load(arguments.model, draft=arguments.draft, guidance=arguments.guidance, device=arguments.device)
     method = model.compose(arguments.method, acceptance=arguments.acceptance, options=_options(arguments))
     params = model.params(temperature=arguments.temperature, top_k=arguments.top_k, seed=arguments.seed)
-    pictures = model.imagine([arguments.label] * arguments.num, method, params)
+    with waiting(f"drawing {arguments.num} images"):
+        pictures = model.imagine([arguments.label] * arguments.num, method, params)
     write_png(arguments.out, torch.cat([drawn(one) if arguments.show else _plain(one) for one in pictures]))
     _tell(arguments, pictures, model.codebook.grid, lossless=method.lossless)
     return 0

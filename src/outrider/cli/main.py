@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from outrider.cli.parser import Parser
+from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError, OutriderError, RankError, nearest
 from outrider.core.version import VERSION
 
@@ -56,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         chosen = parser.read(words)
-        return import_module(f"outrider.cli.{chosen.command}").run(chosen)
+        with waiting("loading PyTorch"):
+            command = import_module(f"outrider.cli.{chosen.command}")
+        return command.run(chosen)
     except OutriderError as error:
         print(f"outrider: {error}", file=sys.stderr)
         return 2

@@ -16,7 +16,8 @@ from outrider.train.prune import best, importance_of, pruned
 
 def run(arguments: argparse.Namespace) -> int:
     name = arguments.model or bundled_path("target")
-    model = DraftLM.load(name, torch.device("cpu"))
+    with waiting(f"loading {name}"):
+        model = DraftLM.load(name, torch.device("cpu"))
     max_len = min(arguments.max_len, model.config.max_len)
     documents = read_documents(arguments.data, load_codec(name), max_len=max_len)[: arguments.texts]
     with waiting(f"reading {len(documents)} texts"):

@@ -56,7 +56,7 @@ def serve_fleet(arguments: argparse.Namespace, settings: ServerSettings, listene
     if arguments.learn:
         raise OptionError("--learn teaches the draft of one engine, and --replicas has several; leave one of them out")
     inner = replace(settings, api_keys=(), api_key_file=None, audit_log=None, tls_cert=None, tls_key=None)
-    opening = partial(open_services, argparse.Namespace(**{**vars(arguments), "run": None, "api_key": []}), inner)
+    opening = partial(open_services, argparse.Namespace(**{**vars(arguments), "api_key": []}), inner)
     options, metrics = fleet_options(arguments), FrontMetrics()
     fleet = RayFleet(opening, options, settings, live_page())
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bundled import bundled_path
+from outrider.cli.progress import waiting
 from outrider.codecs.load import load_codec
 from outrider.models.heads import load_head, save_head
 from outrider.models.heads.kinds import KINDS
@@ -26,14 +27,16 @@ def run(arguments: argparse.Namespace) -> int:
     raw = read_config(folder)
     is_head = bool(raw.get("outrider")) or any(kind.claims(raw) for kind in KINDS.values())
     target = (arguments.target or bundled_path("target")) if is_head else str(folder)
-    documents = read_documents(arguments.data, load_codec(target), max_len=1 << 20, min_len=1)
+    with waiting("counting the tokens of the data"):
+        documents = read_documents(arguments.data, load_codec(target), max_len=1 << 20, min_len=1)
     spoken = commonest(documents, arguments.tokens, int(raw["vocab_size"]), always=_ends(raw))
     out = arguments.out or folder.with_name(f"{folder.name}-{arguments.tokens}")
     notes = {"from": folder.name, "data": [file.name for file in arguments.data], "coverage": spoken.coverage}
-    if is_head:
-        save_head(trimmed(load_head(folder, ends=target), spoken.ids), out, notes=notes)
-    else:
-        trim_model(folder, raw, spoken.ids, out, notes)
+    with waiting(f"writing {out}"):
+        if is_head:
+            save_head(trimmed(load_head(folder, ends=target), spoken.ids), out, notes=notes)
+        else:
+            trim_model(folder, raw, spoken.ids, out, notes)
     print(_summary(out, spoken, raw))
     return 0
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.cli.options import load_llm, sampling_of
+from outrider.cli.progress import waiting
 from outrider.core.errors import RequestError
 from outrider.models.native import ready_to_measure
 from outrider.viz.trace_file import read_trace
@@ -67,5 +68,6 @@ def _told(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     params = sampling_of(arguments)
     ready_to_measure()
     llm = load_llm(arguments)
-    (output,) = llm.generate([arguments.prompt], params, trace=True)
+    with waiting("writing the text"):
+        (output,) = llm.generate([arguments.prompt], params, trace=True)
     return [seen.to_json() for seen in output.trace]
