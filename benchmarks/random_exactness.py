@@ -182,7 +182,7 @@ def run_shard(todo: list[tuple[str, int]], seconds: float) -> dict[str, Any]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    end, llm = time.monotonic() + seconds, LLM(dtype="float32")
+    end, llm = time.monotonic() + seconds, LLM(dtype="float32", device="cpu")
     models: dict[str, Counter[str]] = defaultdict(Counter)
     reasons: dict[str, str] = {}
     samplers, different = 0, Counter[str]()

@@ -48,12 +48,12 @@ def test_neither_equal_nor_refused_is_a_failure(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_random_samplers_write_the_text_of_plain_decoding() -> None:
-    llm = LLM(dtype="float32")
+    llm = LLM(dtype="float32", device="cpu")
     assert [random_exactness.try_sampler(llm, number) for number in range(2)] == [[], []]
 
 
 def test_a_sampler_that_differs_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM(dtype="float32")
+    llm = LLM(dtype="float32", device="cpu")
     generate = llm.generate
 
     def shorter(prompts: Any, params: Any, *, method: str) -> Any:
