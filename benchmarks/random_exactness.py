@@ -1,11 +1,12 @@
 """Random models and random samplers: is what speculation writes what plain decoding and transformers write?
 
-    python benchmarks/random_exactness.py --models 200 --samplers 1000        the full size
-    python benchmarks/random_exactness.py --models 20 --samplers 20           a look
+    python benchmarks/random_exactness.py --configurations 200 --samplers 1000 --workers 16       the full size
+    python benchmarks/random_exactness.py --configurations 0:1 --samplers 20 --seconds 300        a look
 
-Models: small random configurations of every architecture that transformers builds as a causal language model, opened as a user
-would open them. Each is equal to ``generate`` over a ragged batch with lookup and with trees, or refused with the reason.
-Samplers: random parameter sets on the bundled models; every method writes plain decoding's text. The last line is JSON.
+Models: random configurations of every architecture that transformers builds as a causal language model (``random_models.py``),
+opened as a user would open them. Each writes what ``generate`` writes, in a ragged batch, with lookup, with recycled trees and
+with deep trees, or is refused with the reason. Samplers: random parameter sets on the bundled models; every method writes plain
+decoding's text. ``--shard 2/8`` runs every eighth case, ``--out`` writes a results file. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -13,70 +14,56 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from random_models import KINDS, BuildError, small_model
 from transformers.utils import logging
 
 from outrider import LLM, OutriderError, SamplingParams, compose
+from outrider.bench.provenance import provenance
 from outrider.core.interfaces import Target
 from outrider.core.request import Request
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.models.load import load_model
 
-VOCAB, MOST_PARAMETERS, NUM_TOKENS = 61, 3_000_000, 14
+NUM_TOKENS, PATIENCE = 14, 120
 PROMPTS = [[5, 9, 33, 4, 17, 8, 44, 21, 3], [7, 7, 12], [50, 4, 29, 30, 31, 50, 4, 29, 30]]
-MODEL_METHODS = ("plain", "prompt-lookup", "token-recycling")
+STORIES = ["Once upon a time", "One day, a girl", "The dog said: the dog said:"]
+MODEL_METHODS = ("plain", "prompt-lookup", "token-recycling", "draft-tree")
 SAMPLER_METHODS = ("draft-model", "draft-tree", "best-first", "rsd-s", "spectr", "prompt-lookup", "token-recycling", "suffix")
+OUTCOMES = ("equal", "refused", "cannot be built", "unfinished", "DIFFERENT", "FAILED")
 
 
-def small_config(kind: str, chance: random.Random) -> Any:
-    """A configuration of few numbers, under the names that this architecture gives them."""
-    heads, layers = chance.choice((2, 4)), chance.choice((2, 3))
-    size = 16 * heads
-    sizes = {
-        **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), size),
-        **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), layers),
-        **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), heads),
-        **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size"), 2 * size),
-        **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 64),
-        **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), 4),
-        "num_key_value_heads": chance.choice((heads, heads // 2)),
-        "head_dim": 16,
-        "rotary_dim": 8,
-        "sliding_window": chance.choice((4, 8, 64)),
-        "num_experts_per_tok": 2,
-        "is_decoder": True,
-        "vocab_size": VOCAB,
-    }
-    known = vars(CONFIG_MAPPING[kind]())
-    given: dict[str, Any] = {name: value for name, value in sizes.items() if name in known}
-    given |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return CONFIG_MAPPING[kind](**given)
+class TooSlow(BaseException):
+    """A case took longer than it may."""
 
 
-def small_model(kind: str, seed: int) -> Any:
-    """A random model; raises where the architecture cannot be built this small."""
-    config = small_config(kind, random.Random(f"{kind} {seed}"))
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
-    if count > MOST_PARAMETERS:
-        raise ValueError(f"{count:,} parameters")
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.25)
-    return model
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Ends what takes longer."""
+
+    def end(*_: object) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def generated(model: Any) -> list[list[int]]:
@@ -90,34 +77,40 @@ def generated(model: Any) -> list[list[int]]:
 
 
 def written(target: Target, method: str) -> list[list[int]]:
-    """What we write, all prompts in one ragged batch."""
-    params = SamplingParams(max_tokens=NUM_TOKENS)
-    engine = Engine(target, compose(method, target, options={} if method == "plain" else {"num_draft_tokens": 5}))
-    requests = [Request(prompt, params) for prompt in PROMPTS]
+    """What we write, all prompts in one ragged batch; shorter where the context ends."""
+    options = {} if method == "plain" else {"num_draft_tokens": 5}
+    draft = target if method == "draft-tree" else None  # a draft that is always right: paths are deep
+    engine = Engine(target, compose(method, target, draft=draft, options=options))
+    requests = [Request(prompt, SamplingParams(max_tokens=NUM_TOKENS)) for prompt in PROMPTS]
     done = {step.request: step.state.output_ids for step in run(engine, requests, max_batch_size=len(PROMPTS))}
     return [list(done[index]) for index in range(len(PROMPTS))]
 
 
 @torch.no_grad()
-def is_tie(model: Any, expected: list[list[int]], found: list[list[int]]) -> bool:
-    """Whether texts part only where the two best logits are equal but for rounding."""
+def parts(model: Any, expected: list[list[int]], found: list[list[int]], max_len: int) -> bool:
+    """Whether texts differ, but for a place where the two best logits are equal up to rounding, and the end of the context."""
     for prompt, mine, other in zip(PROMPTS, expected, found, strict=True):
-        place = next((i for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b), None)
+        place = next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), None)
+        if place is None and len(other) < min(NUM_TOKENS, max_len - len(prompt)):
+            return True
         if place is not None:
             logits = model(torch.tensor([[*prompt, *mine[:place]]])).logits[0, -1]
             best = logits.topk(2).values
             if float(best[0] - best[1]) > 1e-4 * float(logits.std()):
-                return False
-    return True
+                return True
+    return False
 
 
 def try_model(kind: str, seed: int) -> str:
-    """ "equal", "refused: ...", "cannot be built: ..." or "DIFFERENT: ..."."""
+    """One of ``OUTCOMES``, with the reason where there is one."""
     try:
         model = small_model(kind, seed)
+    except BuildError as error:
+        return f"cannot be built: {error}"
+    try:
         expected = generated(model)
     except Exception as error:  # transformers raises many kinds
-        return f"cannot be built: {type(error).__name__}: {' '.join(str(error).split())[:80]}"
+        return f"cannot be built: generate: {type(error).__name__}: {' '.join(str(error).split())[:80]}"
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         try:
@@ -125,10 +118,20 @@ def try_model(kind: str, seed: int) -> str:
         except OutriderError as error:
             return f"refused: {str(error).replace(folder, kind)}"
     for method in MODEL_METHODS:
-        found = written(target, method)
-        if found != expected and not is_tie(model, expected, found):
+        if parts(model, expected, written(target, method), target.max_len):
             return f"DIFFERENT: {method} on {type(target).__name__}"
-    return "equal"
+    return f"equal: {type(target).__name__}"
+
+
+def outcome_of(kind: str, seed: int) -> str:
+    """``try_model``, whatever happens."""
+    try:
+        with limited(PATIENCE):
+            return try_model(kind, seed)
+    except TooSlow:
+        return f"unfinished: {PATIENCE} s"
+    except Exception as error:  # neither equal nor refused: a defect of ours
+        return f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def random_params(chance: random.Random) -> SamplingParams:
@@ -154,37 +157,123 @@ def random_params(chance: random.Random) -> SamplingParams:
     )
 
 
-def try_samplers(llm: LLM, count: int, seed: int = 0) -> Counter[str]:
-    """Texts that differ from plain decoding's, by method; prompts of a set share their passes."""
-    chance, different = random.Random(seed), Counter[str]()
-    prompts = ["Once upon a time", "One day, a girl", "The dog said: the dog said:"]
-    for _ in range(count):
-        params = [random_params(chance) for _ in prompts]
-        expected = [output.token_ids for output in llm.generate(prompts, params, method="plain")]
-        for name in SAMPLER_METHODS:
-            found = [output.token_ids for output in llm.generate(prompts, params, method=name)]
-            different[name] += sum(mine != other for mine, other in zip(found, expected, strict=True))
-    return different
+def try_sampler(llm: LLM, number: int) -> list[str]:
+    """Methods that wrote another text than plain decoding for a random parameter set; its prompts share their passes."""
+    chance = random.Random(f"sampler {number}")
+    params = [random_params(chance) for _ in STORIES]
+    expected = [output.token_ids for output in llm.generate(STORIES, params, method="plain")]
+    return [
+        name
+        for name in SAMPLER_METHODS
+        if [output.token_ids for output in llm.generate(STORIES, params, method=name)] != expected
+    ]
+
+
+def cases(first: int, last: int, num_samplers: int, shard: tuple[int, int]) -> list[tuple[str, int]]:
+    """(architecture, seed) and ("", sampler), in a random order that is always the same: a run that ends early is even."""
+    every = [(kind, seed) for seed in range(first, last) for kind in KINDS] + [("", number) for number in range(num_samplers)]
+    random.Random(0).shuffle(every)
+    return every[shard[0] :: shard[1]]
+
+
+def run_shard(todo: list[tuple[str, int]], seconds: float) -> dict[str, Any]:
+    """Outcomes by architecture, and what the samplers did, within the time."""
+    warnings.filterwarnings("ignore")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    end, llm = time.monotonic() + seconds, LLM(dtype="float32", device="cpu")
+    models: dict[str, Counter[str]] = defaultdict(Counter)
+    reasons: dict[str, str] = {}
+    samplers, different = 0, Counter[str]()
+    for kind, number in todo:
+        if time.monotonic() > end:
+            break
+        if not kind:
+            samplers += 1
+            different.update(try_sampler(llm, number))
+            continue
+        outcome = outcome_of(kind, number)
+        name, _, reason = outcome.partition(": ")
+        models[kind][name] += 1
+        reasons[f"{kind} {name}" if name not in ("DIFFERENT", "FAILED") else f"{kind} {number} {name}"] = reason
+        print(f"{kind:<28}{number:<5}{outcome}", file=sys.stderr, flush=True)
+    return {"models": models, "reasons": reasons, "samplers": samplers, "different": different, "asked": len(todo)}
+
+
+def merged(shards: list[dict[str, Any]]) -> dict[str, Any]:
+    """The shards as one run."""
+    models: dict[str, Counter[str]] = defaultdict(Counter)
+    total: dict[str, Any] = {"asked": 0, "samplers": 0, "different": Counter[str](), "reasons": {}}
+    for shard in shards:
+        for kind, counts in shard["models"].items():
+            models[kind].update(counts)
+        total["different"].update(shard["different"])
+        total["reasons"].update(shard["reasons"])
+        total["asked"] += shard["asked"]
+        total["samplers"] += shard["samplers"]
+    return {**total, "models": models}
+
+
+def counted(result: dict[str, Any]) -> Counter[str]:
+    """Outcomes of all architectures."""
+    return sum((Counter(each) for each in result["models"].values()), Counter[str]())
+
+
+def spread(arguments: list[str], workers: int) -> dict[str, Any]:
+    """One process for each shard; a process that died counts as a failure."""
+    words = [sys.executable, __file__, *arguments]
+    started = [
+        subprocess.Popen([*words, "--shard", f"{i}/{workers}"], stdout=subprocess.PIPE, text=True) for i in range(workers)
+    ]
+    found: list[dict[str, Any]] = []
+    for i, process in enumerate(started):
+        lines = (process.communicate()[0] or "").splitlines()
+        died = {"models": {f"shard {i}": {"FAILED": 1}}, "reasons": {}, "samplers": 0, "different": {}, "asked": 0}
+        found.append(json.loads(lines[-1]) if lines and lines[-1].startswith("{") else died)
+    return merged(found)
+
+
+def write(path: Path, result: dict[str, Any], counts: Counter[str]) -> None:
+    """A results file: one row for the totals, one for the samplers, one for each architecture."""
+    facts = provenance(["python", "benchmarks/random_exactness.py", *sys.argv[1:]])
+    rows = [{"architectures": len(result["models"]), **counts}]
+    rows.append({"sampler sets": result["samplers"], "methods": list(SAMPLER_METHODS), "different": result["different"]})
+    why = result["reasons"]
+    for kind, outcomes in sorted(result["models"].items()):
+        told = {name: why[f"{kind} {name}"] for name in outcomes if why.get(f"{kind} {name}")}
+        told |= {
+            key.removeprefix(f"{kind} "): text for key, text in why.items() if key.startswith(f"{kind} ") and key[-1].isupper()
+        }
+        rows.append({"architecture": kind, **outcomes, "why": told})
+    head = {name: facts[name] for name in ("command", "date", "commit")}
+    machine = f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}"
+    what = "random small models against transformers' generate, and random samplers against plain decoding"
+    path.write_text(json.dumps({**head, "machine": machine, "what": what, "rows": rows}, indent=1) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=int, default=200)
-    parser.add_argument("--samplers", type=int, default=1000)
+    parser.add_argument("--configurations", default="200", help="of each architecture: how many, or FIRST:LAST")
+    parser.add_argument("--samplers", type=int, default=1000, help="random parameter sets")
+    parser.add_argument("--seconds", type=float, default=1e9, help="end after about so long")
+    parser.add_argument("--shard", default="0/1", metavar="I/N", help="run every N-th case, from the I-th on")
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with a shard")
+    parser.add_argument("--out", type=Path, help="results file")
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    kinds = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    outcomes: dict[str, str] = {}
-    for number in range(arguments.models):
-        kind, seed = kinds[number % len(kinds)], number // len(kinds)
-        outcomes[f"{kind} {seed}"] = try_model(kind, seed)
-        print(f"{kind:<28}{outcomes[f'{kind} {seed}']}", flush=True)
-    different = try_samplers(LLM(dtype="float32"), arguments.samplers) if arguments.samplers else Counter[str]()
-    counts = Counter(text.partition(":")[0] for text in outcomes.values())
-    print(json.dumps({"models": counts, "samplers": arguments.samplers, "different texts": different}))
-    return 1 if counts["DIFFERENT"] or sum(different.values()) else 0
+    first, colon, last = arguments.configurations.partition(":")
+    begin, end = (int(first), int(last)) if colon else (0, int(first))
+    index, _, count = arguments.shard.partition("/")
+    if arguments.workers > 1:
+        passed = [f"--configurations={begin}:{end}", f"--samplers={arguments.samplers}", f"--seconds={arguments.seconds}"]
+        result = spread(passed, arguments.workers)
+    else:
+        result = run_shard(cases(begin, end, arguments.samplers, (int(index), int(count))), arguments.seconds)
+    counts = counted(result)
+    if arguments.out:
+        write(arguments.out, result, counts)
+    print(json.dumps(result if arguments.workers == 1 else {**counts, "samplers": result["samplers"], **result["different"]}))
+    return 1 if counts["DIFFERENT"] or counts["FAILED"] or sum(result["different"].values()) else 0
 
 
 if __name__ == "__main__":

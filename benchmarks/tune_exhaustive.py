@@ -25,7 +25,8 @@ from outrider.bench.session import Bench, encode_suites
 from outrider.bench.settings import BASELINE, Setting, runnable
 from outrider.bench.stats import Estimate, ratio_of
 from outrider.bench.suites import load_suites
-from outrider.bench.tune import TuneConfig, tune
+from outrider.bench.tune import tune
+from outrider.bench.tune_config import TuneConfig
 from outrider.bundled import bundled_path
 from outrider.core.draft import Shape
 from outrider.methods import METHODS

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from outrider.acceptance.coupled import Coupled
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OutriderError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Policy, Stateless, Target
+from outrider.core.kept_json import keep_json, read_json
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.prices import Prices, PriceSource
@@ -77,7 +77,7 @@ class Rehearsal(PriceSource):
         if known is None:
             known = measure(self.target, self.drafter, nodes_of, clock=self.clock)
             if known is not None:
-                _store(self.path, known)
+                keep_json(self.path, known.to_json())
         return known
 
     def doubt(self) -> None:
@@ -195,17 +195,6 @@ def _points(curve: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
 
 def _stored(path: Path) -> Prices | None:
     try:
-        return Prices.of_json(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        return Prices.of_json(read_json(path))
+    except (ValueError, TypeError):
         return None
-
-
-def _store(path: Path, prices: Prices) -> None:
-    """Into a temporary name first: another process may be doing the same. Where nothing can be written, nothing is kept."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            json.dump(prices.to_json(), file)
-        Path(file.name).replace(path)
-    except OSError:
-        return

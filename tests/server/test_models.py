@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families  # noqa: E40
 from outrider import LLM, SamplingParams  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
 from outrider.cli.main import main  # noqa: E402
-from outrider.cli.serve import add_parser  # noqa: E402
+from outrider.cli.parsers.serve import add_parser  # noqa: E402
 from outrider.cli.serve_models import Named, load_all  # noqa: E402
 from outrider.core.errors import OptionError  # noqa: E402
 from outrider.server.app import create_app  # noqa: E402

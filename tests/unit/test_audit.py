@@ -14,8 +14,9 @@ from outrider.acceptance import coupled as coupled_module
 from outrider.acceptance.paths import chain_verdict
 from outrider.api import LLM
 from outrider.bench.audit import catalogue
-from outrider.bench.audit.audit import AuditConfig, audit
+from outrider.bench.audit.audit import audit
 from outrider.bench.audit.betting import Gambler
+from outrider.bench.audit.config import AuditConfig
 from outrider.bench.audit.findings import Audit, Finding, Outcome
 from outrider.bench.audit.identity import ROUNDING, RULE, SCORES, Rounding, explain
 from outrider.bench.audit.numbers import check_numbers

@@ -12,6 +12,7 @@ import pytest
 from drafting import propose, start
 
 from outrider.cli import datastore as command
+from outrider.cli.parsers.datastore import add_parser
 from outrider.core.errors import ModelError, OptionError
 from outrider.drafters.copying.datastore import MAX_MATCH, Datastore
 from outrider.drafters.copying.datastore_build import build_datastore
@@ -190,9 +191,8 @@ def call(*arguments: str) -> int:
     import argparse
 
     parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
-    chosen = parser.parse_args(["datastore", *arguments])
-    return chosen.run(chosen)
+    add_parser(parser.add_subparsers())
+    return command.run(parser.parse_args(["datastore", *arguments]))
 
 
 def test_the_command_builds_and_describes(tmp_path, monkeypatch, capsys) -> None:

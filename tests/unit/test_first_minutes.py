@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,10 @@ import pytest
 import outrider
 from outrider import OptionError
 from outrider.cli.main import COMMANDS, main
-from outrider.cli.progress import waiting
+from outrider.cli.progress import first_explained, waiting
 from outrider.methods import METHODS, POLICIES, RULES
 
-CLI = Path(outrider.__file__).parent / "cli"
+PARSERS = Path(outrider.__file__).parent / "cli" / "parsers"
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -34,10 +36,27 @@ def modules_after(statement: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], []])
+HEAVY = {"torch", "transformers", "numpy", "tokenizers", "safetensors", "tqdm", "fastapi", "uvicorn"}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], [], *([name, "--help"] for name in COMMANDS)])
 def test_help_and_version_load_nothing_heavy(words: list[str]) -> None:
     loaded = modules_after(f"from outrider.cli.main import main; main({words!r})")
-    assert not {"torch", "transformers", "numpy", "tokenizers"} & loaded
+    assert not HEAVY & loaded
+    assert len({name for name in loaded if name.startswith("outrider.")}) <= 16
+
+
+def test_a_misspelt_option_loads_nothing_heavy() -> None:
+    assert not HEAVY & modules_after("from outrider.cli.main import main; main(['generate', '--temprature', '1'])")
+
+
+def test_the_help_names_what_can_be_trained() -> None:
+    from outrider.cli.parsers.train import TRAINABLE
+    from outrider.cli.train import TASKS
+    from outrider.models.heads import HEAD_KINDS
+    from outrider.train.kinds import OTHER_KINDS
+
+    assert list(TRAINABLE) == [*HEAD_KINDS, *OTHER_KINDS, *TASKS]
 
 
 def test_importing_outrider_loads_torch_on_first_use() -> None:
@@ -52,7 +71,7 @@ def test_the_help_lists_every_command(capsys) -> None:
         main(["--help"])
     out = capsys.readouterr().out
     assert ended.value.code == 0
-    written = {path.stem for path in CLI.glob("*.py") if "def add_parser(" in path.read_text()}
+    written = {path.stem for path in PARSERS.glob("*.py") if "def add_parser(" in path.read_text()}
     assert written == set(COMMANDS)
     for name, line in COMMANDS.items():
         assert name in out and line in out
@@ -66,7 +85,7 @@ def test_version(capsys) -> None:
     assert f'version = "{outrider.__version__}"' in project.read_text()
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "serve"])
+@pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_option_is_explained_and_shows_its_default(capsys, command: str) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
@@ -87,7 +106,7 @@ def test_every_option_has_a_help_line() -> None:
     for name in COMMANDS:
         parser = Parser(prog="outrider")
         commands = parser.add_subparsers()
-        __import__(f"outrider.cli.{name}", fromlist=["add_parser"]).add_parser(commands)
+        import_module(f"outrider.cli.parsers.{name}").add_parser(commands)
         for action in commands.choices[name]._actions:
             is_inner = not action.option_strings and action.choices is not None  # subcommands have lines of their own
             assert action.help or is_inner or name == "serve", f"{name} {action.dest} is not explained"
@@ -166,6 +185,21 @@ def test_no_wait_needs_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with waiting("loading a model", patience=0.0, out=out):
         time.sleep(0.01)
     assert out.getvalue() == ""
+
+
+def test_the_wait_for_the_first_piece_is_explained(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("OUTRIDER_QUIET", "0")
+    monkeypatch.setattr("outrider.cli.progress.PATIENCE", 0.0)
+    seen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", seen)
+
+    def pieces() -> Iterator[int]:
+        while "reading the prompt ..." not in seen.getvalue():
+            time.sleep(0.001)
+        yield from (1, 2)
+
+    assert list(first_explained(pieces(), "reading the prompt")) == [1, 2]
+    assert list(first_explained([], "reading the prompt")) == []
 
 
 def test_loading_is_a_wait(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

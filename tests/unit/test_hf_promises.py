@@ -80,10 +80,27 @@ def test_scaled_positions_up_to_the_last_token(name: str) -> None:
 
 
 def test_a_switch_that_nobody_knew_of_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opened past the length where its positions change, a row would depend on its neighbours: refused at once."""
-    monkeypatch.setattr(hf, "_context_of", lambda config, name, wanted: 160)
-    with pytest.raises(ModelError, match="longest row beside it"):
-        HFModel(random_model(*SCALED["phimoe-longrope"]), "phimoe")
+    """Past the length where its positions change a row would depend on its neighbours: the context ends before, and says so."""
+    monkeypatch.setattr(hf, "_context_of", lambda config, name, wanted: wanted or 160)
+    with pytest.warns(UserWarning, match=r"phimoe: .*longest row beside it.* opened for 40 tokens"):
+        target = HFModel(random_model(*SCALED["phimoe-longrope"]), "phimoe")
+    assert target.max_len == 40
+    with pytest.raises(ModelError, match=r"longest row beside it.* use max_len = 40 or less"):
+        HFModel(random_model(*SCALED["phimoe-longrope"]), "phimoe", max_len=100)
+
+
+def test_a_switch_that_no_config_names_is_found_by_halving(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(*MODELS["gpt_neox"])
+    forward = model.forward
+
+    def crowded(*, position_ids: Any = None, **options: Any) -> Any:
+        """Stretches positions once a row beside them is longer than 40."""
+        moved = position_ids is not None and position_ids.shape[0] > 1 and int(position_ids.max()) > 40
+        return forward(position_ids=2 * position_ids if moved else position_ids, **options)
+
+    monkeypatch.setattr(model, "forward", crowded)
+    with pytest.warns(UserWarning, match="opened for 32 tokens"):
+        assert HFModel(model).max_len == 32
 
 
 def test_a_context_beyond_the_switch_is_refused() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,24 +13,71 @@ from outrider import LLM
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import random_exactness
+from random_models import KINDS
+
+EMPTY: dict[str, Any] = {"models": {}, "reasons": {}, "samplers": 0, "different": {}, "asked": 0}
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "cohere", "olmo2", "gptj", "starcoder2"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "cohere", "olmo2", "gptj", "starcoder2", "big_bird", "whisper"])
 def test_a_random_model_is_equal_to_generate(kind: str) -> None:
-    assert random_exactness.try_model(kind, seed=0) == "equal"
+    assert random_exactness.outcome_of(kind, seed=0).startswith("equal: ")
+
+
+def test_a_model_with_an_encoder_beside_reads_its_text_layers() -> None:
+    """Its vision encoder has as many layers as its decoder, and comes first."""
+    assert random_exactness.outcome_of("git", seed=0) == "equal: HFModel"
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("bloom", "ALiBi"), ("mamba", "cannot score trees")])
 def test_a_random_model_that_cannot_be_used_is_refused(kind: str, reason: str) -> None:
-    outcome = random_exactness.try_model(kind, seed=0)
+    outcome = random_exactness.outcome_of(kind, seed=0)
     assert outcome.startswith("refused: ") and reason in outcome
 
 
 def test_a_difference_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_exactness, "generated", lambda model: [[1] * random_exactness.NUM_TOKENS] * 3)
-    assert random_exactness.try_model("gpt2", seed=0).startswith("DIFFERENT")
+    assert random_exactness.outcome_of("gpt2", seed=0).startswith("DIFFERENT")
+
+
+def test_neither_equal_nor_refused_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a shape")
+
+    monkeypatch.setattr(random_exactness, "written", broken)
+    assert random_exactness.outcome_of("gpt2", seed=0) == "FAILED: RuntimeError: a shape"
 
 
 def test_random_samplers_write_the_text_of_plain_decoding() -> None:
-    different = random_exactness.try_samplers(LLM(dtype="float32"), 2)
-    assert set(different) == set(random_exactness.SAMPLER_METHODS) and not any(different.values())
+    llm = LLM(dtype="float32", device="cpu")
+    assert [random_exactness.try_sampler(llm, number) for number in range(2)] == [[], []]
+
+
+def test_a_sampler_that_differs_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(dtype="float32", device="cpu")
+    generate = llm.generate
+
+    def shorter(prompts: Any, params: Any, *, method: str) -> Any:
+        return generate(
+            prompts[:1] if method == "suffix" else prompts, params[:1] if method == "suffix" else params, method=method
+        )
+
+    monkeypatch.setattr(llm, "generate", shorter)
+    assert random_exactness.try_sampler(llm, 0) == ["suffix"]
+
+
+def test_shards_are_all_cases_once() -> None:
+    every = random_exactness.cases(0, 2, 5, (0, 1))
+    shards = [case for index in range(3) for case in random_exactness.cases(0, 2, 5, (index, 3))]
+    assert sorted(shards) == sorted(every) and len(every) == 2 * len(KINDS) + 5
+
+
+def test_the_results_file_counts_every_shard(tmp_path: Path) -> None:
+    one = {**EMPTY, "models": {"gpt2": {"equal": 2}}, "reasons": {"gpt2 equal": "HFModel"}, "samplers": 3}
+    two = {**EMPTY, "models": {"gpt2": {"DIFFERENT": 1}}, "reasons": {"gpt2 7 DIFFERENT": "plain"}, "different": {"suffix": 1}}
+    result = random_exactness.merged([one, two])
+    random_exactness.write(tmp_path / "out.json", result, random_exactness.counted(result))
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["rows"][0] == {"architectures": 1, "equal": 2, "DIFFERENT": 1}
+    assert document["rows"][1]["sampler sets"] == 3 and document["rows"][1]["different"] == {"suffix": 1}
+    assert document["rows"][2]["why"] == {"equal": "HFModel", "7 DIFFERENT": "plain"}
+    assert {"command", "machine", "date", "commit", "what"} < document.keys()

@@ -109,3 +109,13 @@ def test_an_output_says_whether_its_bits_depend_on_company(tmp_path, capsys) -> 
     model.save_pretrained(tmp_path)
     assert main(["info", str(tmp_path)]) == 0 and "same bits     nowhere" in capsys.readouterr().out
     assert main(["info"]) == 0 and "same bits     on a CPU in float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_where_bits_hold_is_said_for_this_machine(is_built: bool, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a compiler no native pass runs, so the promise does not hold here."""
+    from outrider.cli.main import main
+
+    monkeypatch.setattr("outrider.models.info.can_build", lambda: is_built)
+    assert main(["info"]) == 0
+    assert ("not here: the native pass needs" in capsys.readouterr().out) != is_built

@@ -12,7 +12,8 @@ from outrider.bench.results import Cell, Results
 from outrider.bench.settings import Setting
 from outrider.bench.stats import Estimate
 from outrider.bench.tally import Tally
-from outrider.bench.tune import Raced, TuneConfig, Tuned, forecast, tune
+from outrider.bench.tune import Raced, Tuned, forecast, tune
+from outrider.bench.tune_config import TuneConfig
 from outrider.bundled import bundled_path
 from outrider.cli.main import main
 from outrider.methods import METHODS

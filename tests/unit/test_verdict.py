@@ -11,6 +11,7 @@ from outrider.bench.report_style import STYLE
 from outrider.bundled import bundled_path
 from outrider.cli.main import main
 from outrider.cli.verdict import acceptance_of, share_text, verdict
+from outrider.core.reason import Reason, ReasonCode
 from outrider.core.request import Stats
 
 
@@ -44,6 +45,16 @@ def test_wrong_guesses_and_dear_drafts_are_told_apart() -> None:
 def test_nothing_guessed_is_said() -> None:
     assert "no guess was made on this text" in said(PLAIN, 1.0)
     assert "DIFFERENT text" in said(PLAIN, 1.0, identical=False)
+
+
+@pytest.mark.parametrize("code", [ReasonCode.PLAIN_IS_FASTER, ReasonCode.BUDGET])
+def test_a_policy_that_declined_is_quoted(code: ReasonCode) -> None:
+    """A draft model had guesses: advice to try one would be wrong."""
+    idle = Reason(code, {"length": 4, "gain": 0.9, "tokens": 1.8, "cost": 2.0, "budget": 3.0})
+    text = verdict(PLAIN, PLAIN, speedup=0.97, device="CPU", identical=True, idle=idle)
+    assert "the policy expected none to pay on this CPU" in text and "0.90x" in text and "draft model" not in text
+    given = Reason(ReasonCode.FASTEST, {"length": 4, "gain": 1.9, "tokens": 1.8, "cost": 1.0})
+    assert "a text that repeats itself" in verdict(PLAIN, PLAIN, speedup=1.0, device="CPU", identical=True, idle=given)
 
 
 def test_acceptance_is_a_dash_where_nothing_was_tested(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from outrider.codecs.text import TextCodec
 from outrider.core.errors import OptionError, nearest
+
+if TYPE_CHECKING:
+    from outrider.codecs.text import TextCodec
 
 Message = Mapping[str, Any]
 _TEXT_KEYS = ("prompt", "text", "question", "instruction", "input")

@@ -23,6 +23,7 @@ from outrider.bench.runner import RunConfig, Runner
 from outrider.bench.settings import BASELINE, Setting, Skipped, runnable
 from outrider.bench.stats import Estimate, ratio_of
 from outrider.bench.tally import Tally
+from outrider.bench.tune_config import TuneConfig
 from outrider.core.draft import Shape
 from outrider.methods import METHODS
 
@@ -36,22 +37,6 @@ _SUITE = "prompts"
 _NEIGHBOUR_RACES = 2
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class TuneConfig:
-    """How much is tried."""
-
-    methods: Sequence[str] = ()
-    """Names of the table; none means every lossless row."""
-    max_tokens: int = 64
-    temperature: float = 0.0
-    batch_size: int = 1
-    num_probe_prompts: int = 4
-    num_finalists: int = 5
-    num_rounds: int = 9
-    seconds: float | None = None
-    """For all races together, about."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,4 @@
-"""``outrider bench``: every method of the table against plain decoding, in turns, in one process, with intervals.
-
-outrider bench                                        the bundled pair, every method, every suite
-outrider bench --model DIR --draft DIR --suites chat,code,prompts.jsonl --methods suffix,draft-model -K 3,5
-outrider bench --seconds 300 --json out.json --html out.html
-outrider bench compare old.json new.json              exit code 1 if the new run is slower
-outrider bench compare old1.json,old2.json,old3.json new1.json,new2.json,new3.json     tells smaller changes
-"""
+"""Runs ``outrider bench`` and ``outrider bench compare``."""
 
 from __future__ import annotations
 
@@ -25,7 +18,7 @@ from outrider.bench.report import report
 from outrider.bench.runner import RunConfig
 from outrider.bench.session import Bench, Outcome, run_bench, short_document
 from outrider.bench.settings import Grid
-from outrider.bench.suites import builtin_names, load_suites
+from outrider.bench.suites import load_suites
 from outrider.bench.table import table
 from outrider.bundled import bundled_path
 from outrider.cli.options import value_of
@@ -36,73 +29,11 @@ from outrider.models.native import ready_to_measure
 from outrider.models.source import local_path
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("bench", description=__doc__)
-    add_load_options(parser)
-    _add_what(parser)
-    _add_how(parser)
-    parser.set_defaults(run=run)
-    inner = parser.add_subparsers(metavar="", title="also")
-    compared = inner.add_parser("compare", help="is the second run slower than the first?")
-    compared.add_argument(
-        "old", metavar="OLD[,OLD...]", help="written by --json; several runs, with commas, tell smaller changes"
-    )
-    compared.add_argument("new", metavar="NEW[,NEW...]", help="as many, each made right after its partner where possible")
-    compared.add_argument("--threshold", type=float, default=0.02, help="changes smaller than this share are not reported")
-    compared.set_defaults(run=run_compare)
-
-
-def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """Which models, and on what."""
-    group = parser.add_argument_group("models")
-    group.add_argument("--model", metavar="NAME", help="folder, hub name or .gguf file (default: the bundled pair)")
-    group.add_argument(
-        "--draft", action="append", metavar="NAME", help="draft model or 'bundled', repeatable; may have a tokenizer of its own"
-    )
-    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
-    group.add_argument("--threads", type=int, help="CPU threads (default: as torch chooses)")
-
-
-def _add_what(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what is measured")
-    group.add_argument("--methods", default="all", help="names of `outrider methods`, with commas (default: all)")
-    group.add_argument("--suites", default="all", help=f"{', '.join(builtin_names())}, or .jsonl files (default: all of ours)")
-    group.add_argument("--num-draft-tokens", "-K", default="", metavar="K,K", help="draft lengths (default: each method's own)")
-    group.add_argument("--acceptance", default="", metavar="RULE,RULE", help="acceptance rules (default: each method's own)")
-    group.add_argument(
-        "--policy", default="", metavar="NAME,NAME", help="policies (default: as `generate`: adaptive, or fixed with -K)"
-    )
-    group.add_argument("--option", "-O", action="append", default=[], metavar="METHOD.NAME=VALUE", help="an option of a method")
-    group.add_argument("--temperature", "-t", type=float, default=0.0, help="0 is greedy")
-    group.add_argument("--batch-sizes", default="1", metavar="B,B", help="requests that share passes (default: 1)")
-    group.add_argument("--max-tokens", "-n", type=int, default=64, help="tokens of a text")
-    group.add_argument("--turns", type=int, default=1, help="turns of a conversation that are asked (default: 1)")
-    group.add_argument("--stop-at-eos", action="store_true", help="end at the end-of-sequence token (default: write on)")
-
-
-def _add_how(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how much, and where it goes")
-    group.add_argument("--rounds", type=int, default=5, help="times that everything is measured")
-    group.add_argument("--prompts", type=int, help="most prompts of a suite (default: all)")
-    group.add_argument("--seconds", type=float, help="end in about this time, with fewer prompts, rounds and settings")
-    group.add_argument(
-        "--peer",
-        action="append",
-        default=[],
-        metavar="ENGINE[=PYTHON]",
-        help=f"another engine in its own environment: {', '.join(VARIANTS)} or 'all'; see docs/bench.md",
-    )
-    group.add_argument(
-        "--peer-prompts", type=int, default=8, help="prompts of the comparison with peers (default: %(default)s)"
-    )
-    group.add_argument("--no-curves", action="store_true", help="leave out the cost of passes by size")
-    group.add_argument("--json", type=Path, metavar="FILE", help="write every figure with its provenance")
-    group.add_argument("--html", type=Path, metavar="FILE", help="write a report with plots")
-    group.add_argument("--quiet", action="store_true", help="no progress on standard error")
-
-
 def run(arguments: argparse.Namespace) -> int:
+    return _compare(arguments) if arguments.also == "compare" else _bench(arguments)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
     bench = bench_of(arguments)
     llm, drafts = load_pair(arguments)
     outcome = run_bench(llm, bench, drafts=drafts, say=_progress(arguments))
@@ -144,7 +75,7 @@ def finish(outcome: Outcome, arguments: argparse.Namespace) -> None:
     print(json.dumps(short_document(outcome, files)))
 
 
-def run_compare(arguments: argparse.Namespace) -> int:
+def _compare(arguments: argparse.Namespace) -> int:
     old, new = ([_read(Path(name)) for name in names_of(side)] for side in (arguments.old, arguments.new))
     changes = compare_runs(old, new)
     print(changes_table(changes, arguments.threshold))

@@ -1,4 +1,4 @@
-"""``outrider chat``: talk to a model in the terminal, every token in the colour of where it came from."""
+"""Runs ``outrider chat``: the loop of a conversation in the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO, final
 
 from outrider.api import LLM
-from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of, with_grammar
+from outrider.cli.options import load_llm, sampling_of, with_grammar
+from outrider.cli.progress import first_explained
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
 from outrider.cli.verdict import acceptance_of, share_text
 from outrider.core.errors import OutriderError
@@ -21,15 +22,6 @@ from outrider.core.trace import Round
 from outrider.viz.trace_file import with_words
 
 _HELP = "/plain and /fast switch speculation, /temperature X, /system TEXT, /new starts over, /quit or Ctrl+D ends"
-
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("chat", description=__doc__)
-    add_model_options(parser)
-    add_sampling_options(parser)
-    parser.add_argument("--system", metavar="TEXT", help="a system message that every conversation begins with")
-    parser.add_argument("--save-trace", type=Path, metavar="FILE", help="append every round, for `outrider viz`")
-    parser.set_defaults(run=run, temperature=0.7)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,7 +83,8 @@ class Chat:
         prompt = self._prompt()
         request = self.llm.requests([prompt], self.params, streaming=True)[0]
         pieces, traced, rounds = self.llm.codec.new_stream(request.prompt_ids)(), self.trace_file is not None, list[Round]()
-        for step in self.llm.steps([request], method=self.method, traced=traced):
+        steps = self.llm.steps([request], method=self.method, traced=traced)
+        for step in first_explained(steps, "reading the prompt"):
             tokens = zip(step.new_tokens, step.origins, strict=True)
             print(*(coloured(pieces.push(token), origin) for token, origin in tokens), sep="", end="", flush=True)
             if traced:

@@ -1,11 +1,4 @@
-"""``outrider datastore``: build the corpus that method ``rest`` copies from, and say what is in one.
-
-    outrider datastore build FILES --model NAME --out DIR
-    outrider datastore info DIR
-
-A ``.jsonl`` file holds a document per line, a JSON string or an object with a "text" field; any other file is one document.
-Files ending in ``.gz`` or ``.xz`` are unpacked on the way.
-"""
+"""Runs ``outrider datastore build`` and ``outrider datastore info``."""
 
 from __future__ import annotations
 
@@ -29,25 +22,10 @@ from outrider.codecs.load import load_codec
 from outrider.codecs.text import TextCodec
 from outrider.core.errors import OptionError
 from outrider.drafters.copying.datastore import Datastore
-from outrider.drafters.copying.datastore_build import SHARD_TOKENS, build_datastore
+from outrider.drafters.copying.datastore_build import build_datastore
 
 _PIECE = 1 << 20
 """Characters tokenized at once: a long text is cut at the end of a line near this length, to keep memory bounded."""
-
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("datastore", description=__doc__)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    build = actions.add_parser("build", help="tokenize text files and index them")
-    build.add_argument("files", nargs="+", type=Path, metavar="FILES", help="text or .jsonl files, plain, .gz or .xz")
-    build.add_argument("--model", metavar="NAME", help="whose tokenizer to use (default: the bundled model's)")
-    build.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write; must not hold a datastore")
-    build.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="tokens indexed at once")
-    build.set_defaults(run=run)
-    info = actions.add_parser("info", help="say what a datastore holds, and check that it is whole")
-    info.add_argument("folder", type=Path, metavar="DIR", help="written by `outrider datastore build`")
-    info.add_argument("--json", action="store_true", help="print JSON")
-    info.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

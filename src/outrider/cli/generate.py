@@ -1,4 +1,4 @@
-"""``outrider generate``: continue a prompt, watch where every token came from, compare with plain decoding."""
+"""Runs ``outrider generate``: texts, their origins, and the comparison with plain decoding."""
 
 from __future__ import annotations
 
@@ -7,51 +7,28 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from outrider.api import LLM, RequestOutput
-from outrider.cli.offline import Answers, add_ray, job_seed, run_job, settings_of
-from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of, with_grammar
-from outrider.cli.progress import waiting
+from outrider.cli.offline import Answers, job_seed, run_job, settings_of
+from outrider.cli.options import load_llm, sampling_of, with_grammar
+from outrider.cli.parsers.generate import STOPPING
+from outrider.cli.progress import first_explained, waiting
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
 from outrider.cli.verdict import acceptance_of, share_text, verdict
 from outrider.core.errors import OptionError, RequestError
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
+from outrider.core.reason import Reason
 from outrider.core.request import Origin
 from outrider.engine.beam import BeamOptions
 from outrider.models.native import ready_to_measure
 
-_STOPPING: dict[str, bool | Literal["never"]] = {"no": False, "yes": True, "never": "never"}
-"""Choices of --early-stopping."""
-
 _REPEATS = 3
 """Timed runs of each side of a comparison, taken in turns after one warm-up."""
-
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("generate", description=__doc__)
-    parser.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads standard input")
-    parser.add_argument("--file", type=Path, help="read the prompt from a file")
-    parser.add_argument("--lines", action="store_true", help="every line of the input is a prompt of its own")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to a chat model")
-    add_model_options(parser)
-    add_sampling_options(parser)
-    group = parser.add_argument_group("output")
-    group.add_argument("--show", action="store_true", help="colour every token by where it came from")
-    group.add_argument("--compare", action="store_true", help="run plain decoding too, in turns, and print the speed-up")
-    group.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    group.add_argument("--batch-size", type=int, help="requests that share target passes (default: 8; on a GPU, what fits)")
-    group = parser.add_argument_group("beam search (deterministic; takes --max-tokens and none of the other sampling options)")
-    group.add_argument("--num-beams", type=int, default=1, help="keep this many texts and print them, best first")
-    group.add_argument("--length-penalty", type=float, default=1.0, help="above 0 favours long texts")
-    group.add_argument("--early-stopping", choices=list(_STOPPING), default="no", help="when enough texts are finished")
-    group.add_argument("--out", type=Path, metavar="FILE", help="with --ray: where the answers go, a JSON line for each prompt")
-    add_ray(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare:
         return _compare(llm, texts, prompts, params, arguments)
     if arguments.json or len(prompts) > 1:
-        outputs = llm.generate(prompts, params, progress=len(prompts) > 1 and sys.stderr.isatty())
+        has_bar = len(prompts) > 1 and sys.stderr.isatty()
+        with nullcontext() if has_bar else waiting(f"writing {len(prompts)} texts"):
+            outputs = llm.generate(prompts, params, progress=has_bar)
         print(json.dumps([_as_json(output) for output in outputs], ensure_ascii=False)) if arguments.json else _print_all(
             outputs
         )
@@ -86,9 +65,7 @@ def _on_ray(arguments: argparse.Namespace, texts: list[str]) -> int:
     if arguments.num_beams > 1 or arguments.compare:
         raise OptionError("--ray generates texts; --num-beams and --compare are for one process, so leave them out")
     arguments.job_seed = job_seed(arguments, arguments.out)
-    own = argparse.Namespace(**{**vars(arguments), "run": None})
     left_out = (
-        "run",
         "prompt",
         "file",
         "lines",
@@ -102,7 +79,7 @@ def _on_ray(arguments: argparse.Namespace, texts: list[str]) -> int:
         "batch_size",
     )
     settings = settings_of(arguments, [name for name in sorted(vars(arguments)) if name not in left_out])
-    count = run_job(arguments, texts, partial(Answers, own), arguments.out, settings)
+    count = run_job(arguments, texts, partial(Answers, arguments), arguments.out, settings)
     print(f"{arguments.out}: {count} answers")
     return 0
 
@@ -112,8 +89,9 @@ def _beams(llm: LLM, prompts: list[Any], params: SamplingParams, arguments: argp
         raise RequestError(
             "beam search takes --max-tokens and no other sampling option; leave them out, or leave out --num-beams"
         )
-    options = BeamOptions(arguments.num_beams, params.max_tokens, arguments.length_penalty, _STOPPING[arguments.early_stopping])
-    found = llm.beam_search(prompts, options)
+    options = BeamOptions(arguments.num_beams, params.max_tokens, arguments.length_penalty, STOPPING[arguments.early_stopping])
+    with waiting(f"searching with {options.num_beams} beams"):
+        found = llm.beam_search(prompts, options)
     if arguments.json:
         print(json.dumps([[asdict(beam) for beam in beams] for beams in found], ensure_ascii=False))
         return 0
@@ -143,7 +121,7 @@ def _stream(llm: LLM, prompt: str | list[int], text: str, params: SamplingParams
     """Print as it is written."""
     painter = _Painter(llm, prompt)
     last: RequestOutput | None = None
-    for number, chunk in enumerate(llm.stream(prompt, params)):
+    for number, chunk in enumerate(first_explained(llm.stream(prompt, params), "reading the prompt")):
         if number == 0:  # not before the request was found to be valid
             print(bold(text), end="")
         print(painter.paint(chunk.token_ids, chunk.origins) if show else chunk.text, end="", flush=True)
@@ -172,6 +150,8 @@ class Comparison:
     fast: list[RequestOutput]
     plain_speed: float
     fast_speed: float
+    idle: Reason | None
+    """Why the last round of a text without guesses had none."""
 
     @property
     def identical(self) -> bool:
@@ -184,7 +164,7 @@ class Comparison:
     def verdict(self, device: str) -> str:
         """Whether speculation paid, and why not."""
         plain, fast = ([output.stats for output in side] for side in (self.plain, self.fast))
-        return verdict(plain, fast, speedup=self.speedup, device=device, identical=self.identical)
+        return verdict(plain, fast, speedup=self.speedup, device=device, identical=self.identical, idle=self.idle)
 
 
 def measure(llm: LLM, prompts: list[Any], params: SamplingParams) -> Comparison:
@@ -198,7 +178,9 @@ def measure(llm: LLM, prompts: list[Any], params: SamplingParams) -> Comparison:
             if repeat:
                 speeds[side].append(speed)
     medians = {side: statistics.median(values) for side, values in speeds.items()}
-    return Comparison(outputs["plain"], outputs["fast"], medians["plain"], medians["fast"])
+    is_idle = acceptance_of([output.stats for output in outputs["fast"]]) is None
+    idle = llm.generate(prompts[:1], params, trace=True)[0].trace[-1].reason if is_idle else None
+    return Comparison(outputs["plain"], outputs["fast"], medians["plain"], medians["fast"], idle)
 
 
 def _timed(llm: LLM, prompts: list[Any], params: SamplingParams, method: Method) -> tuple[list[RequestOutput], float]:

@@ -1,11 +1,4 @@
-"""``outrider imagine``: draw an image with an image model, and show how its codes were accepted.
-
-    outrider imagine --class 3 --method sjd --show                          a digit, by the bundled model
-    python recipes/images.py --data mnist.npz --out build/images/mnist      makes a model of your own
-
-The file holds the image. With ``--show`` it holds four panels: the image, the origin of every code (green accepted, orange
-recovered, blue bonus), the pass that wrote it (dark to bright), and the passes that each row of codes took.
-"""
+"""Runs ``outrider imagine``."""
 
 from __future__ import annotations
 
@@ -19,6 +12,7 @@ import torch
 
 from outrider.bundled import bundled_path
 from outrider.cli.options import value_of
+from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError
 from outrider.images.drawing import drawn, passes_of_rows
 from outrider.images.model import ImageModel, Picture
@@ -26,41 +20,17 @@ from outrider.images.png import write_png
 from outrider.methods import METHODS, RULES
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("imagine", description=__doc__)
-    parser.add_argument(
-        "--model",
-        type=Path,
-        metavar="DIR",
-        help="an image model, made by recipes/images.py (default: the bundled one, which draws digits)",
-    )
-    parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft model of the same codes")
-    parser.add_argument("--class", dest="label", type=int, default=0, metavar="N", help="what to draw")
-    parser.add_argument("--method", default="sjd", help="see `outrider methods`")
-    parser.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
-    parser.add_argument("--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
-    parser.add_argument("--window", type=int, default=16, help="guesses per pass")
-    parser.add_argument("--guidance", type=float, default=1.0, help="scale of classifier-free guidance; 1 is none")
-    parser.add_argument("--temperature", "-t", type=float, default=1.0, help="0 takes the likeliest code")
-    parser.add_argument("--top-k", type=int, default=0, help="codes to draw from; 0 is all")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same image")
-    parser.add_argument("--num", "-n", type=int, default=1, help="images, of the seeds seed, seed + 1 ...")
-    parser.add_argument("--out", type=Path, default=Path("imagined.png"), metavar="FILE", help="the PNG file")
-    parser.add_argument("--show", action="store_true", help="draw where every code came from, too")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=run)
-
-
 def run(arguments: argparse.Namespace) -> int:
     arguments.model = arguments.model or Path(bundled_path("digits/target"))
     if arguments.num < 1:
         raise OptionError(f"--num {arguments.num} is not valid; use at least 1")
     _check_names(arguments)
-    model = ImageModel.load(arguments.model, draft=arguments.draft, guidance=arguments.guidance, device=arguments.device)
+    with waiting(f"loading {arguments.model}"):
+        model = ImageModel.load(arguments.model, draft=arguments.draft, guidance=arguments.guidance, device=arguments.device)
     method = model.compose(arguments.method, acceptance=arguments.acceptance, options=_options(arguments))
     params = model.params(temperature=arguments.temperature, top_k=arguments.top_k, seed=arguments.seed)
-    pictures = model.imagine([arguments.label] * arguments.num, method, params)
+    with waiting(f"drawing {arguments.num} images"):
+        pictures = model.imagine([arguments.label] * arguments.num, method, params)
     write_png(arguments.out, torch.cat([drawn(one) if arguments.show else _plain(one) for one in pictures]))
     _tell(arguments, pictures, model.codebook.grid, lossless=method.lossless)
     return 0

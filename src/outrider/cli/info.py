@@ -1,4 +1,4 @@
-"""``outrider info MODEL``: what a checkpoint is, without loading its weights."""
+"""Runs ``outrider info``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ from outrider.bundled import bundled_path
 from outrider.models.info import describe_model
 from outrider.models.source import local_path
 from outrider.vision.info import with_vision
-
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("info", description=__doc__)
-    parser.add_argument("model", nargs="?", help="folder, hub name or .gguf file (default: the bundled target)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """``outrider``: the list of subcommands, and what happens to errors.
 
-A subcommand's module is imported when it is the one that was asked for: ``outrider --help`` does not wait for PyTorch.
+The words of a command (``cli/parsers/``) are apart from what it does (``cli/``), which is imported once its words were read.
+No help and no misspelt option waits for PyTorch.
 
 Exit codes: 0 done, 2 something in the input is wrong (one line says what and how to mend it), 130 interrupted.
 """
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from outrider.cli.parser import Parser
+from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError, OutriderError, RankError, nearest
 from outrider.core.version import VERSION
 
@@ -55,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         chosen = parser.read(words)
-        return chosen.run(chosen)
+        with waiting("loading PyTorch"):
+            command = import_module(f"outrider.cli.{chosen.command}")
+        return command.run(chosen)
     except OutriderError as error:
         print(f"outrider: {error}", file=sys.stderr)
         return 2
@@ -78,7 +82,7 @@ def _parser(command: str | None) -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, line in COMMANDS.items():
         if name == command:
-            import_module(f"outrider.cli.{name}").add_parser(commands)
+            import_module(f"outrider.cli.parsers.{name}").add_parser(commands)
         else:
             commands.add_parser(name, help=line)
     return parser

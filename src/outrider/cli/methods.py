@@ -1,4 +1,4 @@
-"""``outrider methods``: the tables of methods, acceptance rules and policies; ``outrider methods NAME`` explains one."""
+"""Runs ``outrider methods``: the tables, or one row in full."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ from typing import Any
 from outrider.cli.explain import explain
 from outrider.core.method_rows import MethodRow, RuleRow
 from outrider.methods import METHODS, POLICIES, RULES
-
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("methods", description=__doc__)
-    parser.add_argument("name", nargs="?", help="a method, rule or policy: its options, what they mean, paper and an example")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,18 +20,6 @@ from outrider.offline.shards import Numbered, OpenWriter, Prompt, Shards, finish
 from outrider.train.regenerate import regenerated, seeded
 
 
-def add_ray(parser: argparse.ArgumentParser) -> None:
-    """The flags of a job on Ray."""
-    group = parser.add_argument_group("many prompts on Ray Data (pip install 'outrider[ray]')")
-    group.add_argument("--ray", action="store_true", help="spread the prompts over workers; a killed job goes on where it was")
-    group.add_argument("--workers", type=int, default=2, metavar="N", help="processes that write, each with the model loaded")
-    group.add_argument("--worker-gpus", type=float, default=0.0, metavar="N", help="GPUs of a worker")
-    group.add_argument(
-        "--shard-size", type=int, default=32, metavar="N", help="prompts that are written between two checkpoints"
-    )
-    group.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster, as 'auto' (default: start Ray here)")
-
-
 @final
 class Answers:
     """Writes the lines of ``outrider generate``."""

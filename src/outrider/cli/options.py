@@ -19,64 +19,6 @@ CONFIG_KIND = "outrider config"
 """What a file written by ``outrider tune`` says it is."""
 
 
-def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "store") -> None:
-    """``model_action`` "append" lets ``--model`` be repeated, for commands that run several models."""
-    group = parser.add_argument_group("model and method")
-    group.add_argument("--config", type=Path, metavar="FILE", help="written by `outrider tune`; options given here come first")
-    group.add_argument(
-        "--model", metavar="NAME", action=model_action, help="folder, hub name or .gguf file (default: the bundled model)"
-    )
-    group.add_argument(
-        "--draft", action="append", metavar="NAME", help="draft model, repeatable (default: the bundled model's own)"
-    )
-    group.add_argument("--method", metavar="NAME", help="see `outrider methods`")
-    group.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
-    group.add_argument("--policy", metavar="NAME", help="how the draft length is chosen (default: adaptive, or fixed with -K)")
-    group.add_argument("--num-draft-tokens", "-K", type=int, metavar="K", help="guesses per round")
-    group.add_argument("--reference", action="append", default=[], metavar="FILE", help="a document to copy from (repeatable)")
-    group.add_argument(
-        "--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="any other option of the method"
-    )
-    group.add_argument(
-        "--dtype",
-        default="auto",
-        help="auto, float32, bfloat16, float16, int8 or stored (GGUF on a CPU)",
-    )
-    group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
-    group.add_argument("--numerics", default="auto", help="on a GPU: invariant (bit for bit plain decoding's text) or fast")
-    group.add_argument("--max-len", type=int, metavar="N", help="open the model for so many tokens (default: all it knows)")
-    text = "divide the model among so many processes, a GPU each where there are enough"
-    group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help=text)
-    group.add_argument("--draft-process", action="store_true", help="give the draft model a process of its own (for pearl)")
-    group.add_argument("--draft-dtype", metavar="DTYPE", help="of draft models, where it differs: int8 drafts in fewer bytes")
-    text = "LOSSY: read only this share of every prompt, chosen by the draft model (default: 1, all of it)"
-    group.add_argument("--keep-prompt", type=float, default=1.0, metavar="SHARE", help=text)
-    group.add_argument("--revision", metavar="REV", help="branch, tag or commit of a model on the hub")
-    group.add_argument("--trust-remote-code", action="store_true", help="let a checkpoint run Python code of its own")
-    group.add_argument("--no-fast", dest="fast", action="store_false", help="run the plain PyTorch decoder")
-
-
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", "-n", type=int, default=128, help="most tokens to write")
-    group.add_argument("--temperature", "-t", type=float, default=0.0, help="0 is greedy")
-    group.add_argument("--top-k", type=int, default=0, help="choose among the k likeliest tokens; 0 is all of them")
-    group.add_argument("--top-p", type=float, default=1.0, help="choose among the likeliest tokens that hold this share")
-    group.add_argument("--min-p", type=float, default=0.0, help="drop tokens below this share of the likeliest one")
-    group.add_argument("--typical-p", type=float, default=1.0, help="keep the most typical tokens that hold this share")
-    group.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1 repeats less, the prompt included")
-    group.add_argument("--presence-penalty", type=float, default=0.0, help="taken once from tokens that were written")
-    group.add_argument("--frequency-penalty", type=float, default=0.0, help="taken once for each time a token was written")
-    group.add_argument("--min-tokens", type=int, default=0, help="write at least so many")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    group.add_argument("--seed", type=int, help="same seed, same text")
-    grammar = group.add_mutually_exclusive_group()
-    grammar.add_argument("--json-schema", metavar="FILE", type=Path, help="write JSON that validates against this schema")
-    grammar.add_argument("--regex", metavar="PATTERN", help="write text that matches this regular expression")
-    grammar.add_argument("--ebnf", metavar="FILE", type=Path, help="write text of this grammar (Lark or GBNF notation)")
-    group.add_argument("--ignore-eos", action="store_true", help="write on after the end-of-sequence token")
-
-
 _SAMPLING = (
     "max_tokens temperature top_k top_p min_p typical_p repetition_penalty presence_penalty frequency_penalty min_tokens "
     "stop seed ignore_eos"

@@ -10,9 +10,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TextIO, TypeVar, cast
+
+_Item = TypeVar("_Item")
 
 PATIENCE = 2.0
 """Seconds that need no explanation."""
@@ -39,6 +41,16 @@ def waiting(what: str, *, patience: float | None = None, out: TextIO | None = No
         if shown.is_set():
             line_start = "\r" if stream.isatty() else ""
             print(f"{line_start}{what}: {time.perf_counter() - began:.0f} s", file=stream, flush=True)
+
+
+def first_explained(items: Iterable[_Item], what: str) -> Iterator[_Item]:
+    """The same items; the wait for the first of them is explained."""
+    pending, none = iter(items), object()
+    with waiting(what):
+        first = next(pending, none)
+    if first is not none:
+        yield cast("_Item", first)
+        yield from pending
 
 
 def _tell(what: str, stream: TextIO, patience: float, ended: threading.Event, shown: threading.Event) -> None:

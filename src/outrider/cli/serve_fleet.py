@@ -27,21 +27,6 @@ _KEPT = ExitStack()
 """Of a replica's process: folders of merged adapters, removed when it ends."""
 
 
-def add_replicas(parser: argparse.ArgumentParser) -> None:
-    """The flags of a fleet."""
-    group = parser.add_argument_group("replicas (pip install 'outrider[ray]')")
-    text = "run so many engines on Ray Serve behind this address; LEAST:MOST lets their number follow the load"
-    group.add_argument("--replicas", metavar="N", help=text)
-    text = "prefix: to the replica that has read the prompt's beginning; random: to the less busy of two random ones"
-    group.add_argument("--routing", choices=["prefix", "random"], default="prefix", help=text)
-    text = "requests of a replica that scaling aims at, with LEAST:MOST"
-    group.add_argument("--target-requests", type=float, default=8.0, metavar="N", help=text)
-    group.add_argument("--replica-cpus", type=float, metavar="N", help="cores of a replica (default: an equal share)")
-    group.add_argument("--replica-gpus", type=float, default=0.0, metavar="N", help="GPUs of a replica")
-    text = "join this Ray cluster, as 'auto' (default: start Ray on this machine)"
-    group.add_argument("--ray-address", metavar="ADDRESS", help=text)
-
-
 def fleet_options(arguments: argparse.Namespace) -> FleetOptions:
     from outrider.server.fleet.ray_fleet import FleetOptions
 
@@ -71,7 +56,7 @@ def serve_fleet(arguments: argparse.Namespace, settings: ServerSettings, listene
     if arguments.learn:
         raise OptionError("--learn teaches the draft of one engine, and --replicas has several; leave one of them out")
     inner = replace(settings, api_keys=(), api_key_file=None, audit_log=None, tls_cert=None, tls_key=None)
-    opening = partial(open_services, argparse.Namespace(**{**vars(arguments), "run": None, "api_key": []}), inner)
+    opening = partial(open_services, argparse.Namespace(**{**vars(arguments), "api_key": []}), inner)
     options, metrics = fleet_options(arguments), FrontMetrics()
     fleet = RayFleet(opening, options, settings, live_page())
     try:

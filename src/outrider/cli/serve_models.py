@@ -46,13 +46,6 @@ class Loaded:
     """The model an adapter was made for."""
 
 
-def add_models(parser: argparse.ArgumentParser) -> None:
-    """The flags beside ``--model``, which may be repeated."""
-    group = parser.add_argument_group("several models")
-    text = "LoRA adapter of the first model, a folder in PEFT's layout, served as a model of this name (repeatable)"
-    group.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER", help=text)
-
-
 def load_all(arguments: argparse.Namespace, kept: ExitStack) -> list[Loaded]:
     """Every model, the first one first. ``kept`` holds folders of merged adapters, which are removed when it is closed."""
     models = [Named.of(given) for given in arguments.model or ()]

@@ -1,10 +1,4 @@
-"""``outrider simulate``: what speculation would gain on other hardware, from acceptance and a model of costs.
-
-outrider simulate --hardware h200 --params 8e9 --layers 32 --draft-params 1e9 --draft-layers 16 --acceptance 0.8
-outrider simulate --hardware h100 --devices 4 --params 70e9 --layers 80 --acceptance 0.85,0.8,0.7 --batch-sizes 1,8,64
-outrider simulate --hardware h100 --devices 2 --link-latency 20 --link-bandwidth 25 --draft-params 1e9 --pearl
-outrider simulate --validate          predicted against measured, with synthetic drafters on the bundled model, here
-"""
+"""Runs ``outrider simulate``: predictions for other hardware, or checked on this machine."""
 
 from __future__ import annotations
 
@@ -16,56 +10,16 @@ from collections.abc import Sequence
 from outrider.bench.capacity import Capacity
 from outrider.bench.runner import RunConfig
 from outrider.bench.session import Bench, encode_suites
-from outrider.bench.simulate import HARDWARE, Cluster, Scenario, Shape, Wire, hardware_named, tokens_per_pass
+from outrider.bench.simulate import Cluster, Scenario, Shape, Wire, hardware_named, tokens_per_pass
 from outrider.bench.simulate_pearl import PearlScenario, pearl_tokens_per_pass
 from outrider.bench.suites import load_suites
 from outrider.bench.validate import predictions_table, validate
-from outrider.cli.bench import add_load_options, load_pair, names_of, numbers_of
+from outrider.cli.bench import load_pair, names_of, numbers_of
 from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError
 
 _CHUNK = 512
 """Tokens of a prompt that are read in one pass."""
-
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("simulate", description=__doc__)
-    group = parser.add_argument_group("elsewhere")
-    group.add_argument("--hardware", default="h200", help=f"one of {', '.join(HARDWARE)} (default: %(default)s)")
-    group.add_argument("--devices", type=int, default=1, help="devices that share the target's weights")
-    group.add_argument("--params", type=float, default=8e9, help="parameters of the target")
-    group.add_argument("--layers", type=int, default=32, help="layers of the target")
-    group.add_argument(
-        "--kv-bytes", type=float, default=131072, help="bytes of keys and values per token (default: an 8B model)"
-    )
-    group.add_argument(
-        "--draft-params", type=float, default=0.0, help="parameters of the draft; 0 for guesses that cost nothing"
-    )
-    group.add_argument("--draft-layers", type=int, default=1, help="layers of the draft")
-    group.add_argument(
-        "--acceptance", default="0.8", metavar="A,A", help="per position; the last goes on (default: %(default)s)"
-    )
-    group.add_argument("--batch-sizes", default="1,8,32,128", metavar="B,B", help="requests that share passes")
-    group.add_argument("--context", type=int, default=1024, help="tokens before the one that is written")
-    group.add_argument("--link-latency", type=float, metavar="US", help="microseconds between devices (default: one node's)")
-    group.add_argument("--link-bandwidth", type=float, default=100.0, metavar="GB", help="GB/s between them (default: 100)")
-    group.add_argument("--pearl", action="store_true", help="compare with drafting beside verifying, on one device more")
-    group.add_argument("--load", type=float, metavar="R", help="requests per second: how many replicas that takes")
-    group.add_argument("--request-tokens", type=float, default=256, help="tokens an answer has (default: 256)")
-    group.add_argument("--prompt-tokens", type=float, default=0, help="tokens that are read before an answer (default: 0)")
-    group.add_argument("--utilisation", type=float, default=0.7, help="share of a replica's speed to plan for (default: 0.7)")
-    group.add_argument("--price", type=float, default=0.0, help="of a replica's hour: what a million tokens cost")
-    group.add_argument("--longest", type=int, default=12, help="longest draft that is considered")
-    group = parser.add_argument_group("here")
-    group.add_argument("--validate", action="store_true", help="predict synthetic drafters on this machine, then measure them")
-    group.add_argument(
-        "--cpu-time", action="store_true", help="count CPU seconds, for a machine that is shared; needs --threads 1"
-    )
-    group.add_argument("--rounds", type=int, default=5, help="times that everything is measured")
-    group.add_argument("--prompts", type=int, default=3, help="prompts of each of two suites")
-    group.add_argument("--max-tokens", "-n", type=int, default=64, help="tokens of a text")
-    add_load_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

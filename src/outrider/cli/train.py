@@ -1,4 +1,4 @@
-"""``outrider train``: heads and draft models for a target, and training text in the target's own words."""
+"""Runs ``outrider train``: heads, draft models, and tasks beside them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from outrider.bundled import bundled_path
-from outrider.cli.offline import add_ray
 from outrider.cli.progress import waiting
 from outrider.cli.train_options import check_names, filled, read_options
 from outrider.cli.train_tasks import run_judge, run_regenerate
@@ -33,32 +31,6 @@ from outrider.train.vocabulary import commonest
 
 TASKS: Mapping[str, Callable[[argparse.Namespace], int]] = {"judge": run_judge, "regenerate": run_regenerate}
 """What is not a run of the training loop, by name."""
-
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("train", description=__doc__)
-    valid = ", ".join([*HEAD_KINDS, *OTHER_KINDS, *TASKS])
-    parser.add_argument("method", help=f"one of {valid}, or several heads with commas between them")
-    parser.add_argument("--target", metavar="MODEL", help="folder, hub name or .gguf file (default: the bundled model)")
-    parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="FILE", help=".npy, .jsonl or text")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="checkpoints; a run found there goes on")
-    parser.add_argument("--draft", metavar="MODEL", help="the draft model to begin with; acceptance-head: whose guesses")
-    parser.add_argument("--reference", metavar="MODEL", help="adaspec: the distilled model whose losses choose the tokens")
-    parser.add_argument(
-        "--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="any setting; see docs/train.md"
-    )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
-    parser.add_argument("--max-len", type=int, default=512, help="tokens per document; longer ones are cut")
-    parser.add_argument("--held-out", type=int, default=32, help="documents to judge by")
-    group = parser.add_argument_group("regenerate")
-    group.add_argument("--max-tokens", type=int, default=256, help="tokens of a text")
-    group.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
-    group.add_argument("--prompt-len", type=int, default=16, help="tokens of a text that are its prompt")
-    group.add_argument(
-        "--method-of-writing", default=None, metavar="METHOD", help="speculation while writing (default: the usual)"
-    )
-    add_ray(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

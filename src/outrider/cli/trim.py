@@ -1,4 +1,4 @@
-"""``outrider trim``: a draft model or trained heads that say the commonest tokens only, which makes drafting cheaper."""
+"""Runs ``outrider trim``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bundled import bundled_path
+from outrider.cli.progress import waiting
 from outrider.codecs.load import load_codec
 from outrider.models.heads import load_head, save_head
 from outrider.models.heads.kinds import KINDS
@@ -21,29 +22,21 @@ from outrider.train.vocabulary import Spoken, commonest
 _ENDS = ("bos_token_id", "eos_token_id")
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("trim", description=__doc__)
-    parser.add_argument("folder", metavar="DIR", help="a draft model, or heads")
-    parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="FILE", help=".npy, .jsonl or text")
-    parser.add_argument("--tokens", type=int, required=True, metavar="N", help="how many tokens it can say")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: DIR-N)")
-    parser.add_argument("--target", metavar="MODEL", help="of heads: the target (default: the bundled model)")
-    parser.set_defaults(run=run)
-
-
 def run(arguments: argparse.Namespace) -> int:
     folder = local_path(arguments.folder)
     raw = read_config(folder)
     is_head = bool(raw.get("outrider")) or any(kind.claims(raw) for kind in KINDS.values())
     target = (arguments.target or bundled_path("target")) if is_head else str(folder)
-    documents = read_documents(arguments.data, load_codec(target), max_len=1 << 20, min_len=1)
+    with waiting("counting the tokens of the data"):
+        documents = read_documents(arguments.data, load_codec(target), max_len=1 << 20, min_len=1)
     spoken = commonest(documents, arguments.tokens, int(raw["vocab_size"]), always=_ends(raw))
     out = arguments.out or folder.with_name(f"{folder.name}-{arguments.tokens}")
     notes = {"from": folder.name, "data": [file.name for file in arguments.data], "coverage": spoken.coverage}
-    if is_head:
-        save_head(trimmed(load_head(folder, ends=target), spoken.ids), out, notes=notes)
-    else:
-        trim_model(folder, raw, spoken.ids, out, notes)
+    with waiting(f"writing {out}"):
+        if is_head:
+            save_head(trimmed(load_head(folder, ends=target), spoken.ids), out, notes=notes)
+        else:
+            trim_model(folder, raw, spoken.ids, out, notes)
     print(_summary(out, spoken, raw))
     return 0
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.core.reason import Reason, ReasonCode
 from outrider.core.request import Stats
 
+_DECLINED = (ReasonCode.PLAIN_IS_FASTER, ReasonCode.BUDGET)
+"""Reasons for which a policy that has guesses makes none."""
 _PAYS = 1.02
 """Speed-ups below this are noise."""
 
@@ -49,15 +52,19 @@ def share_text(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def verdict(plain: Sequence[Stats], fast: Sequence[Stats], *, speedup: float, device: str, identical: bool) -> str:
-    """The last line of a comparison."""
+def verdict(
+    plain: Sequence[Stats], fast: Sequence[Stats], *, speedup: float, device: str, identical: bool, idle: Reason | None = None
+) -> str:
+    """The last line of a comparison. ``idle`` is the policy's reason for the rounds of a text without any guess."""
     same = "identical text" if identical else "DIFFERENT text (see docs/lossless.md on rounding)"
     if speedup >= _PAYS:
         return f"{speedup:.2f}x faster than plain decoding, {same}"
-    return f"No speed-up here ({speedup:.2f}x): {_reason(Rounds.of(plain), Rounds.of(fast), device)}; {same}"
+    return f"No speed-up here ({speedup:.2f}x): {_reason(Rounds.of(plain), Rounds.of(fast), device, idle)}; {same}"
 
 
-def _reason(plain: Rounds, fast: Rounds, device: str) -> str:
+def _reason(plain: Rounds, fast: Rounds, device: str, idle: Reason | None) -> str:
+    if fast.acceptance is None and idle is not None and idle.code in _DECLINED:
+        return f"no guess was made, for the policy expected none to pay on this {device}. {idle.sentence.removesuffix('.')}"
     if fast.acceptance is None:
         return "no guess was made on this text; try a method with a draft model, or a text that repeats itself"
     if not plain.score_seconds or not fast.score_seconds:  # rounds that are one graph are not timed in parts

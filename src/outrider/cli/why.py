@@ -1,7 +1,4 @@
-"""``outrider why``: continue a prompt, and say in plain sentences why each round drafted what it did.
-
-Reads a trace instead where one is given: ``outrider chat --save-trace FILE``, then ``outrider why --trace FILE``.
-"""
+"""Runs ``outrider why``: the reasons of the rounds, counted or one by one."""
 
 from __future__ import annotations
 
@@ -9,27 +6,15 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from outrider.cli.options import add_model_options, add_sampling_options, load_llm, sampling_of
+from outrider.cli.options import load_llm, sampling_of
+from outrider.cli.progress import waiting
 from outrider.core.errors import RequestError
 from outrider.models.native import ready_to_measure
 from outrider.viz.trace_file import read_trace
 
 _NO_REASON = {"code": "none", "sentence": "The policy gave no reason.", "numbers": {}}
-
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("why", description=__doc__)
-    parser.add_argument("prompt", nargs="?", help="the prompt to continue")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="explain the rounds of a trace file instead")
-    parser.add_argument("--request", type=int, metavar="N", help="which request of the trace (default: the first in it)")
-    parser.add_argument("--rounds", action="store_true", help="one line for every round, not only for every reason")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    add_model_options(parser)
-    add_sampling_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,5 +68,6 @@ def _told(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     params = sampling_of(arguments)
     ready_to_measure()
     llm = load_llm(arguments)
-    (output,) = llm.generate([arguments.prompt], params, trace=True)
+    with waiting("writing the text"):
+        (output,) = llm.generate([arguments.prompt], params, trace=True)
     return [seen.to_json() for seen in output.trace]

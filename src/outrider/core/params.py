@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
-from typing import Any, Protocol, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from outrider.core.errors import RequestError, nearest
 
-LogitsProcessor = Callable[[Sequence[int], Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LogitsProcessor = Callable[[Sequence[int], "Tensor"], "Tensor"]
 """``(tokens so far, prompt included; logits [V]) -> logits [V]``; called for every node of a tree with that node's path."""
 
 

@@ -1,14 +1,17 @@
 """Any Hugging Face causal language model as a target, through its own modules.
 
 A tree goes in as a 4-D mask (one per kind of layer where the architecture has several) and a position per node. Whether a
-model honours both is not declared anywhere, so it is *tried* when the model is opened (``hf_check.py``). A model that fails,
-or keeps a recurrent state instead of keys and values, is refused. (``models/recurrent/`` has decoders for some of the latter.)
+model honours both is not declared anywhere, so it is *tried* when the model is first opened (``hf_check.py``), and the verdict
+is kept (``hf_verdict.py``). A model that fails, or keeps a recurrent state instead of keys and values, is refused.
+(``models/recurrent/`` has decoders for some of the latter.)
 """
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -25,6 +28,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.attention.padded import padded_bias
 from outrider.models.hf_cache import HFCache
 from outrider.models.hf_check import AdaptedModel, check_model
+from outrider.models.hf_verdict import Verdict, kept_verdict
 from outrider.models.prefill import read_in_chunks
 from outrider.models.quantised.formats import method_of, unknown_method
 
@@ -43,8 +47,9 @@ def check_quantisation(raw: Mapping[str, Any]) -> None:
 class HFModel(AdaptedModel):
     """A transformers model behind our interface."""
 
-    def __init__(self, model: Any, name: str = "model", *, max_len: int | None = None) -> None:
-        """``model`` is any transformers causal language model; ``name`` is for messages; ``max_len`` shortens its context."""
+    def __init__(self, model: Any, name: str = "model", *, max_len: int | None = None, is_stored: bool = False) -> None:
+        """``model`` is any transformers causal language model; ``name`` is for messages; ``max_len`` shortens its context.
+        ``is_stored`` says that nobody changed it after it was read, so that an earlier verdict on it holds."""
         self.model = model.eval().requires_grad_(False)
         self.name = name
         config = model.config.get_text_config()
@@ -55,9 +60,10 @@ class HFModel(AdaptedModel):
         self.hidden_size = int(config.hidden_size)
         self._windows = _windows_of(config, name)
         self._arguments = set(inspect.signature(model.forward).parameters)
-        owner, layers = _layer_list(model, self.num_layers)
-        self._last_layer = layers[-1]
-        check_model(self, model)
+        self._counts_types = any(key.endswith("token_type_ids") for key, _ in model.named_buffers())
+        owner, self._last_layer = _last_layer(model, self.num_layers, name)
+        judge = partial(check_model, self, model)
+        self._obey(kept_verdict(model, self.max_len, judge) if is_stored else judge(), wanted=max_len)
         self._readout = self._find_readout(owner, getattr(config, "final_logit_softcapping", None))
 
     @staticmethod
@@ -76,7 +82,18 @@ class HFModel(AdaptedModel):
         except Exception as error:  # transformers raises many kinds, and all of them mean that the folder cannot be used
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{folder}: transformers cannot open it ({type(error).__name__}: {reason})") from error
-        return HFModel(model.to(device), str(folder), max_len=max_len)
+        return HFModel(model.to(device), str(folder), max_len=max_len, is_stored=True)
+
+    def _obey(self, verdict: Verdict, *, wanted: int | None) -> None:
+        """Refuse the model, or shorten its context and say so; a context that was asked for is not shortened."""
+        if verdict.refused is not None:
+            raise ModelError(f"{self.name}: {verdict.refused}")
+        if verdict.capped is not None:
+            what = f"{self.name}: {verdict.capped}"
+            if wanted is not None:
+                raise ModelError(f"{what}; use max_len = {verdict.max_len} or less")
+            warnings.warn(f"{what}; it is opened for {verdict.max_len} tokens", stacklevel=4)
+        self.max_len = verdict.max_len
 
     def new_cache(self, batch_size: int) -> HFCache:
         return HFCache([0] * batch_size)
@@ -110,6 +127,8 @@ class HFModel(AdaptedModel):
         cache.reserve(tree.num_nodes, start=start)
         starts = torch.tensor(cache.lengths, device=self.device)[:, None]
         options: dict[str, Any] = {"logits_to_keep": num_logits} if "logits_to_keep" in self._arguments else {}
+        if self._counts_types:  # its own row of them is as long as the context, and a tree may have more nodes
+            options["token_type_ids"] = torch.zeros_like(tree.tokens[:, start:])
         with torch.no_grad(), _Tap(self._last_layer if self.num_layers in taps else None) as last:
             output = self.model(
                 input_ids=tree.tokens[:, start:],
@@ -202,7 +221,8 @@ def _context_of(config: Any, name: str, wanted: int | None) -> int:
     longrope and dynamic scaling change all positions once a context is longer than the original one, so a text would depend
     on its neighbours and cached keys on when they were written. Below that length there is nothing to change.
     """
-    declared = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
+    named = [getattr(config, key, None) for key in ("max_position_embeddings", "max_target_positions")]
+    declared = int(next(filter(None, named), 1 << 20))
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     for kind in kinds:
@@ -230,10 +250,26 @@ def _windows_of(config: Any, name: str) -> dict[str, int | None]:
     return {kind: size if kind == _SLIDING else None for kind in sorted(kinds)}
 
 
-def _layer_list(model: nn.Module, num_layers: int) -> tuple[nn.Module, nn.ModuleList]:
-    """The decoder's layers and the module they belong to: the first list that is as long as the config says."""
-    for module in model.modules():
-        for child in module.children():
-            if isinstance(child, nn.ModuleList) and len(child) == num_layers:
-                return module, child
-    raise ModelError(f"{type(model).__name__} has no list of {num_layers} layers, so its hidden states cannot be read")
+@torch.no_grad()
+def _last_layer(model: nn.Module, num_layers: int, name: str) -> tuple[nn.Module, nn.Module]:
+    """The last of the decoder's layers, and the module that its list belongs to. Of lists that are as long as the config says
+    it is the one that reads text: a model of images or sounds has encoders beside."""
+    lists = [(module, child) for module in model.modules() for child in module.children() if isinstance(child, nn.ModuleList)]
+    found = [(owner, layers[-1]) for owner, layers in lists if len(layers) == num_layers]
+    called: list[nn.Module] = []
+    handles = [layer.register_forward_hook(lambda module, *_: called.append(module)) for _, layer in found]
+    try:
+        if len(found) > 1:
+            model(input_ids=torch.tensor([[1, 2, 3]], device=next(model.parameters()).device))
+    except Exception as error:  # transformers raises many kinds, and all of them mean the same here
+        raise ModelError(f"{name}: {type(model).__name__} does not read text alone ({type(error).__name__})") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    used = [pair for pair in found if len(found) == 1 or pair[1] in called]
+    if not used:
+        raise ModelError(
+            f"{name}: {type(model).__name__} has no list of {num_layers} layers, so its hidden states cannot be read; "
+            "use another model"
+        )
+    return used[0]

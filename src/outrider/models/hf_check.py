@@ -4,24 +4,24 @@ Whether a model honours tree masks and positions is declared nowhere, so every p
 
     trees       ragged rows of branching and deep trees get the logits of their sequences written out
     company     a row at the far end of the context beside one at its beginning: neither changes the other
-    room        a row that is full beside one that drafts on: padding never leaves the context
 
-A model that breaks one is refused with the reason; nothing is scored wrongly in silence.
+A model that ignores trees is refused with the reason. One whose rows change each other in long contexts (its rotary scaling
+follows the length of a pass) is opened for the longest context where they do not. Nothing is scored wrongly in silence.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ModelError
 from outrider.core.interfaces import Target
 from outrider.core.tree import TokenTree
 from outrider.models.hf_cache import HFCache
+from outrider.models.hf_verdict import Verdict
 
 _BRANCHES, _DEEP = [-1, 0, 0, 1, 2, 4], [-1, 0, 1, 2, 3, 4, 5, 6, 7, 3, 9, 10]
 _PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4], [2, 7])
@@ -42,14 +42,38 @@ class AdaptedModel(Target, ABC):
         """The attention masks of a pass, as the model takes them, from an additive [B, 1, N, S] one."""
 
 
-def check_model(model: AdaptedModel, raw: Any) -> None:
-    """Refuse a model that does not do what the adapter promises. ``raw`` is the transformers model."""
+def check_model(model: AdaptedModel, raw: Any) -> Verdict:
+    """What the adapter can promise of a model. ``raw`` is the transformers model."""
     reason = _known_reason(raw)
-    if reason is not None:
-        raise ModelError(f"{model.name}: {type(raw).__name__} {reason}; use another model")
     for parents in (_BRANCHES, _DEEP):
-        _check_trees(model, raw, parents)
-    _check_company(model, raw)
+        reason = reason or _broken_trees(model, raw, parents)
+    if reason is not None:
+        return Verdict(model.max_len, refused=f"{type(raw).__name__} {reason}; use another model")
+    try:
+        fits = next((length for length in _contexts(raw, model.max_len) if _bears_company(model, raw, length)), None)
+    except Exception as error:  # as above
+        return Verdict(model.max_len, refused=f"{type(raw).__name__} has no room for {model.max_len} tokens ({_short(error)})")
+    why = (
+        f"{type(raw).__name__} places a row's tokens by the longest row beside it (its rotary scaling depends on the length of "
+        "a pass), so texts would depend on their neighbours"
+    )
+    if fits is None:
+        return Verdict(model.max_len, refused=f"{why}; use another model")
+    return Verdict(fits, capped=why if fits < model.max_len else None)
+
+
+def _contexts(raw: Any, longest: int) -> list[int]:
+    """Contexts to try, longest first: the one asked for, lengths that the config names, and halves."""
+    named = {value for value in _numbers(raw.config.get_text_config().to_dict()) if _FAR <= value < longest}
+    halves = {longest >> power for power in range(1, longest.bit_length()) if longest >> power >= _FAR}
+    return [longest, *sorted(named | halves, reverse=True)]
+
+
+def _numbers(config: Mapping[Any, Any]) -> set[int]:
+    """Lengths in a config: the original context, wherever it stands."""
+    inner = [_numbers(value) for value in config.values() if isinstance(value, Mapping)]
+    own = {value for name, value in config.items() if "original_max_position" in str(name) and isinstance(value, int)}
+    return own.union(*inner)
 
 
 def _known_reason(raw: Any) -> str | None:
@@ -64,8 +88,8 @@ def _known_reason(raw: Any) -> str | None:
     return None
 
 
-def _check_trees(model: AdaptedModel, raw: Any, parents: Sequence[int]) -> None:
-    """Two ragged rows of trees against their sequences written out, so that mask and positions both matter."""
+def _broken_trees(model: AdaptedModel, raw: Any, parents: Sequence[int]) -> str | None:
+    """Two ragged rows of trees against their sequences written out, so that mask and positions both matter: what is wrong."""
     prompts = [prompt[: max(1, min(len(prompt), model.max_len - len(parents) - 1))] for prompt in _PROMPTS]
     rows = [[(token + row) % model.vocab_size for token in range(5, 5 + len(parents))] for row in range(2)]
     tree = TokenTree.of_rows([(row, list(parents)) for row in rows], model.device)
@@ -74,41 +98,36 @@ def _check_trees(model: AdaptedModel, raw: Any, parents: Sequence[int]) -> None:
         model.prefill([[token % model.vocab_size for token in prompt] for prompt in prompts], cache)
         found = model.score(tree, cache).logits
     except Exception as error:  # transformers raises many kinds, and all of them mean the same here
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{model.name}: {type(raw).__name__} cannot score trees ({type(error).__name__}: {reason})") from error
+        return f"cannot score trees ({_short(error)})"
     num_slots = len(prompts[0]) + len(parents)
     shared = int(getattr(raw.config.get_text_config(), "num_kv_shared_layers", None) or 0)  # layers that read another's keys
     if len(cache.blocks) != model.num_layers - shared or any(keys.shape[2] != num_slots for keys, _ in cache.blocks):
-        raise ModelError(
-            f"{model.name}: {type(raw).__name__} keeps no keys and values per token, so guesses cannot be taken back"
-        )
+        return "keeps no keys and values per token, so guesses cannot be taken back"
     for row, prompt in enumerate(prompts):
         for node in range(len(parents)):
             path = [rows[row][n] for n in (0, *tree.path(row, node))]
             unrolled = torch.tensor([[*(token % model.vocab_size for token in prompt), *path]], device=model.device)
             if not _close(found[row, node], _logits(raw, unrolled)[0, -1]):
-                raise ModelError(
-                    f"{model.name}: {type(raw).__name__} ignores tree masks or positions, so it would score trees wrongly"
-                )
+                return "ignores tree masks or positions, so it would score trees wrongly"
+    return None
 
 
-def _check_company(model: AdaptedModel, raw: Any) -> None:
-    """A row at the end of the context beside one at its beginning, against each of them alone."""
+def _bears_company(model: AdaptedModel, raw: Any, max_len: int) -> bool:
+    """Whether a row at the end of the context and one at its beginning get the scores that each has alone."""
+    if max_len < _FAR:
+        return True
     near = torch.arange(_FAR, device=model.device)[None]
-    far = near + max(0, model.max_len - _FAR)
+    far = near + max_len - _FAR
     tokens = (near + 3) % model.vocab_size
-    if model.max_len < _FAR:
-        return
     causal = torch.full((_FAR, _FAR), torch.finfo(model.dtype).min, dtype=model.dtype, device=model.device).triu(1)
     mask = model.masks_of(causal.expand(2, 1, _FAR, _FAR))
     both = _logits(raw, tokens.expand(2, -1), position_ids=torch.cat((near, far)), attention_mask=mask)
-    for row, positions in enumerate((near, far)):
-        alone = _logits(raw, tokens, position_ids=positions)
-        if not _close(both[row], alone[0]):
-            raise ModelError(
-                f"{model.name}: {type(raw).__name__} places a row's tokens by the longest row beside it (its rotary scaling "
-                "depends on the length of a pass), so texts would depend on their neighbours; open it with a smaller max_len"
-            )
+    alone = [_logits(raw, tokens, position_ids=positions)[0] for positions in (near, far)]
+    return all(_close(found, expected) for found, expected in zip(both, alone, strict=True))
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _logits(raw: Any, tokens: Tensor, **options: Any) -> Tensor:

@@ -8,9 +8,9 @@ model; the tests on the model see everything that runs, with a stated error rate
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 from outrider.api import LLM
+from outrider.bench.audit.config import AuditConfig
 from outrider.bench.audit.emitted import EmittedTest
 from outrider.bench.audit.findings import Audit, Finding, failed, passed, skipped
 from outrider.bench.audit.guesses import GuessWatch, judge_guesses
@@ -29,29 +29,6 @@ from outrider.bench.audit.traces import Trace, trace, wide_logits
 from outrider.bench.settings import BASELINE, Setting
 from outrider.core.params import SamplingParams
 from outrider.methods import METHODS
-
-
-@dataclass(frozen=True)
-class AuditConfig:
-    """How much is looked at."""
-
-    num_prompts: int = 8
-    max_tokens: int = 48
-    temperature: float = 1.0
-    top_p: float = 0.98
-    num_tokens: int = 3000
-    """Of the test of the emitted law."""
-    alpha: float = 1e-3
-    """Chance of accusing an exact method, of each of the two sequential tests."""
-    num_pairs: int = 12
-    """Pairs of toy models of the enumeration."""
-
-    @property
-    def greedy(self) -> SamplingParams:
-        return SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
-
-    def sampled(self, seed: int) -> SamplingParams:
-        return replace(self.greedy, temperature=self.temperature, top_p=self.top_p, seed=seed)
 
 
 def audit(

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.api import LLM
-from outrider.bench.audit.audit import AuditConfig, audit
+from outrider.bench.audit.audit import audit
+from outrider.bench.audit.config import AuditConfig
 from outrider.bench.audit.findings import Audit, Finding, Outcome
 from outrider.bench.settings import BASELINE, Setting, Skipped, runnable
 from outrider.methods import METHODS, RULES

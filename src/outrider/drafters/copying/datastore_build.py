@@ -15,10 +15,9 @@ import numpy as np
 
 from outrider.core.errors import OptionError
 from outrider.drafters.copying.datastore import FORMAT, META_FILE, SORT_DEPTH, VERSION, Datastore, checksum
+from outrider.drafters.copying.shard_size import SHARD_TOKENS
 from outrider.drafters.copying.suffix_array import suffix_array
 
-SHARD_TOKENS = 1 << 25
-"""Tokens per shard; sorting takes about 40 bytes of memory for each."""
 _MIN_SHARD = 1024
 
 

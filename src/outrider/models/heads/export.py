@@ -20,10 +20,9 @@ from torch import Tensor
 
 from outrider.core.errors import OptionError, nearest
 from outrider.models.checkpoint import write_checkpoint
+from outrider.models.export_formats import FORMATS
 from outrider.models.heads.head import Head
 from outrider.models.heads.kinds import KINDS
-
-FORMATS = ("vllm", "sglang", "speculators", "deepspec", "apple")
 
 
 def export_head(head: Head, out: Path, *, form: str, target_name: str = "target") -> None:

@@ -1,0 +1,30 @@
+"""How much an audit looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from outrider.core.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """How much is looked at."""
+
+    num_prompts: int = 8
+    max_tokens: int = 48
+    temperature: float = 1.0
+    top_p: float = 0.98
+    num_tokens: int = 3000
+    """Of the test of the emitted law."""
+    alpha: float = 1e-3
+    """Chance of accusing an exact method, of each of the two sequential tests."""
+    num_pairs: int = 12
+    """Pairs of toy models of the enumeration."""
+
+    @property
+    def greedy(self) -> SamplingParams:
+        return SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
+
+    def sampled(self, seed: int) -> SamplingParams:
+        return replace(self.greedy, temperature=self.temperature, top_p=self.top_p, seed=seed)

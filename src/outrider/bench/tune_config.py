@@ -1,0 +1,22 @@
+"""How much a tuning run tries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """How much is tried."""
+
+    methods: Sequence[str] = ()
+    """Names of the table; none means every lossless row."""
+    max_tokens: int = 64
+    temperature: float = 0.0
+    batch_size: int = 1
+    num_probe_prompts: int = 4
+    num_finalists: int = 5
+    num_rounds: int = 9
+    seconds: float | None = None
+    """For all races together, about."""

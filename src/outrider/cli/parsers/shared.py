@@ -1,0 +1,110 @@
+"""Options that several commands share: which model, which method, how to sample, how to spread the work."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "store") -> None:
+    """``model_action`` "append" lets ``--model`` be repeated, for commands that run several models."""
+    group = parser.add_argument_group("model and method")
+    group.add_argument("--config", type=Path, metavar="FILE", help="written by `outrider tune`; options given here come first")
+    group.add_argument(
+        "--model", metavar="NAME", action=model_action, help="folder, hub name or .gguf file (default: the bundled model)"
+    )
+    group.add_argument(
+        "--draft", action="append", metavar="NAME", help="draft model, repeatable (default: the bundled model's own)"
+    )
+    group.add_argument("--method", metavar="NAME", help="see `outrider methods`")
+    group.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
+    group.add_argument("--policy", metavar="NAME", help="how the draft length is chosen (default: adaptive, or fixed with -K)")
+    group.add_argument("--num-draft-tokens", "-K", type=int, metavar="K", help="guesses per round")
+    group.add_argument("--reference", action="append", default=[], metavar="FILE", help="a document to copy from (repeatable)")
+    group.add_argument(
+        "--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="any other option of the method"
+    )
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        help="auto, float32, bfloat16, float16, int8 or stored (GGUF on a CPU)",
+    )
+    group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    group.add_argument("--numerics", default="auto", help="on a GPU: invariant (bit for bit plain decoding's text) or fast")
+    group.add_argument("--max-len", type=int, metavar="N", help="open the model for so many tokens (default: all it knows)")
+    text = "divide the model among so many processes, a GPU each where there are enough"
+    group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help=text)
+    group.add_argument("--draft-process", action="store_true", help="give the draft model a process of its own (for pearl)")
+    group.add_argument("--draft-dtype", metavar="DTYPE", help="of draft models, where it differs: int8 drafts in fewer bytes")
+    text = "LOSSY: read only this share of every prompt, chosen by the draft model (default: 1, all of it)"
+    group.add_argument("--keep-prompt", type=float, default=1.0, metavar="SHARE", help=text)
+    group.add_argument("--revision", metavar="REV", help="branch, tag or commit of a model on the hub")
+    group.add_argument("--trust-remote-code", action="store_true", help="let a checkpoint run Python code of its own")
+    group.add_argument("--no-fast", dest="fast", action="store_false", help="run the plain PyTorch decoder")
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-tokens", "-n", type=int, default=128, help="most tokens to write")
+    group.add_argument("--temperature", "-t", type=float, default=0.0, help="0 is greedy")
+    group.add_argument("--top-k", type=int, default=0, help="choose among the k likeliest tokens; 0 is all of them")
+    group.add_argument("--top-p", type=float, default=1.0, help="choose among the likeliest tokens that hold this share")
+    group.add_argument("--min-p", type=float, default=0.0, help="drop tokens below this share of the likeliest one")
+    group.add_argument("--typical-p", type=float, default=1.0, help="keep the most typical tokens that hold this share")
+    group.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1 repeats less, the prompt included")
+    group.add_argument("--presence-penalty", type=float, default=0.0, help="taken once from tokens that were written")
+    group.add_argument("--frequency-penalty", type=float, default=0.0, help="taken once for each time a token was written")
+    group.add_argument("--min-tokens", type=int, default=0, help="write at least so many")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    group.add_argument("--seed", type=int, help="same seed, same text")
+    grammar = group.add_mutually_exclusive_group()
+    grammar.add_argument("--json-schema", metavar="FILE", type=Path, help="write JSON that validates against this schema")
+    grammar.add_argument("--regex", metavar="PATTERN", help="write text that matches this regular expression")
+    grammar.add_argument("--ebnf", metavar="FILE", type=Path, help="write text of this grammar (Lark or GBNF notation)")
+    group.add_argument("--ignore-eos", action="store_true", help="write on after the end-of-sequence token")
+
+
+def add_ray(parser: argparse.ArgumentParser) -> None:
+    """The flags of a job on Ray."""
+    group = parser.add_argument_group("many prompts on Ray Data (pip install 'outrider[ray]')")
+    group.add_argument("--ray", action="store_true", help="spread the prompts over workers; a killed job goes on where it was")
+    group.add_argument("--workers", type=int, default=2, metavar="N", help="processes that write, each with the model loaded")
+    group.add_argument("--worker-gpus", type=float, default=0.0, metavar="N", help="GPUs of a worker")
+    group.add_argument(
+        "--shard-size", type=int, default=32, metavar="N", help="prompts that are written between two checkpoints"
+    )
+    group.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster, as 'auto' (default: start Ray here)")
+
+
+def add_replicas(parser: argparse.ArgumentParser) -> None:
+    """The flags of a fleet."""
+    group = parser.add_argument_group("replicas (pip install 'outrider[ray]')")
+    text = "run so many engines on Ray Serve behind this address; LEAST:MOST lets their number follow the load"
+    group.add_argument("--replicas", metavar="N", help=text)
+    text = "prefix: to the replica that has read the prompt's beginning; random: to the less busy of two random ones"
+    group.add_argument("--routing", choices=["prefix", "random"], default="prefix", help=text)
+    text = "requests of a replica that scaling aims at, with LEAST:MOST"
+    group.add_argument("--target-requests", type=float, default=8.0, metavar="N", help=text)
+    group.add_argument("--replica-cpus", type=float, metavar="N", help="cores of a replica (default: an equal share)")
+    group.add_argument("--replica-gpus", type=float, default=0.0, metavar="N", help="GPUs of a replica")
+    text = "join this Ray cluster, as 'auto' (default: start Ray on this machine)"
+    group.add_argument("--ray-address", metavar="ADDRESS", help=text)
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """The flags beside ``--model``, which may be repeated."""
+    group = parser.add_argument_group("several models")
+    text = "LoRA adapter of the first model, a folder in PEFT's layout, served as a model of this name (repeatable)"
+    group.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER", help=text)
+
+
+def add_load_options(parser: argparse.ArgumentParser) -> None:
+    """Which models, and on what."""
+    group = parser.add_argument_group("models")
+    group.add_argument("--model", metavar="NAME", help="folder, hub name or .gguf file (default: the bundled pair)")
+    group.add_argument(
+        "--draft", action="append", metavar="NAME", help="draft model or 'bundled', repeatable; may have a tokenizer of its own"
+    )
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    group.add_argument("--threads", type=int, help="CPU threads (default: as torch chooses)")

@@ -1,0 +1,31 @@
+"""Small JSON files that are found out once and kept: prices of a machine, verdicts on a model.
+
+A file that cannot be read counts as one that is not there, and where nothing can be written nothing is kept: whoever asks finds
+it out again.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def read_json(path: Path) -> Any:
+    """What the file holds; None where it holds nothing."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def keep_json(path: Path, document: Any) -> None:
+    """Write the file, under a temporary name first: another process may be doing the same."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            json.dump(document, file)
+        Path(file.name).replace(path)
+    except OSError:
+        return
