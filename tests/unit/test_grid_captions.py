@@ -38,13 +38,22 @@ def test_a_caption_names_every_cell() -> None:
     assert torch.equal(pixels[:, 3, 4], torch.tensor([1.0, -1.0, -1.0])) and pixels[2, 11, 10] == 1
 
 
-def test_labels_are_the_captions_alone() -> None:
-    pixels, tokens, labels = grid.batch_of(random.Random(3), 4)
-    assert len(pixels) == 4 and tokens.shape == labels.shape
-    assert (tokens == grid.IDS["<image>"]).sum(1).tolist() == [grid.NUM_PLACES] * 4
+def test_labels_are_the_answers_alone() -> None:
+    pixels, tokens, labels = grid.batch_of(random.Random(3), 16, 4)
+    num_images = (tokens == grid.IDS["<image>"]).sum(1) // grid.NUM_PLACES
+    assert len(pixels) == num_images.sum() and tokens.shape == labels.shape
+    assert {0, 1, 4} <= set(num_images.tolist()) <= {0, 1, 2, 4}
     kept = labels != -100
     assert torch.equal(labels[kept], tokens[kept]) and not (labels == grid.IDS["<pad>"]).any()
-    assert [grid.WORDS[row[keep][-1]] for row, keep in zip(labels, kept, strict=True)] == ["</s>"] * 4
+    assert [grid.WORDS[row[keep][-1]] for row, keep in zip(labels, kept, strict=True)] == ["</s>"] * 16
+
+
+def test_one_picture_shows_the_scene_and_the_others_are_blank() -> None:
+    sample = grid.sample_of(random.Random(1), 4, "count")
+    assert sample.prompt == "<s> <image> <image> <image> <image> count :" and sum(sample.pictures) == 1
+    assert [bool(image.any()) for image in sample.images] == list(sample.pictures)
+    assert sum(int(word) for word in sample.answer.split() if word.isdigit()) == 4
+    assert grid.is_right(grid.ids_of(sample.answer), sample) and not grid.is_right([1], sample)
 
 
 def test_a_short_run_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
