@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from outrider import LLM, SamplingParams
 from outrider.bench.provenance import provenance
 from outrider.core.request import Origin
 from outrider.models.heads import new_head
+from outrider.models.heads.ends import Ends
 from outrider.models.heads.folder import new_config, signature_of
 from outrider.train.data import Corpus, Document
 from outrider.train.loop import Settings, train
@@ -37,6 +39,10 @@ from outrider.vision.prompts import Vision
 
 NUM_BINS = 6
 """Parts of an answer in which acceptance is counted."""
+WHAT = (
+    "drafters of the grid-caption test-bed: tokens per pass, share of texts identical with plain decoding, accepted share by part "
+    "of the output; learning: accepted length on held-out captions by step"
+)
 CHAIN = {"num_draft_tokens": 4, "branching": "chain"}
 TREE = {"num_draft_tokens": 5, "num_tree_nodes": 16}
 
@@ -79,8 +85,9 @@ def document_of(vision: Vision, sample: Sample) -> Document:
     return replace(document, seen=lambda: seen)
 
 
-def objective_of(name: str, variant: Variant, grid: Path, llm: LLM, steps: int) -> HeadObjective:
-    raw, ends = read_vision_target(grid)
+def objective_of(name: str, llm: LLM, known: tuple[dict[str, Any], Ends], steps: int) -> HeadObjective:
+    """``known`` is the target's config and its ends."""
+    variant, (raw, ends) = VARIANTS[name], known
     config = new_config(variant.kind, raw, **variant.shape)
     config = replace(config, signature=signature_of(llm.target, config.hidden_size))
     settings = HeadSettings(num_depths=4, loss="mixed", curriculum_steps=steps if variant.has_curriculum else 0)
@@ -89,26 +96,28 @@ def objective_of(name: str, variant: Variant, grid: Path, llm: LLM, steps: int) 
     return objective
 
 
-def train_all(grid: Path, out: Path, llm: LLM, arguments: argparse.Namespace) -> dict[str, Run]:
+def train_all(target: Path, llm: LLM, arguments: argparse.Namespace) -> dict[str, Run]:
     """Those without a curriculum in one loop; the one with it alone, on the same documents."""
     assert llm.reading.vision is not None
     corpus = corpus_of(llm.reading.vision, arguments.texts, arguments.most_images)
     every = max(1, arguments.steps // 6)
-    settings = Settings(
-        max_steps=arguments.steps, batch_size=arguments.batch, row_len=256, learning_rate=2e-3, warmup_steps=30, judge_every=every,
-        save_every=arguments.steps, patience=100,
-    )  # fmt: skip
+    pace: dict[str, Any] = {"learning_rate": 2e-3, "warmup_steps": 30, "patience": 100}
+    sizes: dict[str, Any] = {"max_steps": arguments.steps, "batch_size": arguments.batch, "row_len": 256}
+    settings = Settings(**sizes, **pace, judge_every=every, save_every=arguments.steps)
     runs: dict[str, Run] = {}
-    for together in (False, True):
-        chosen = {name: VARIANTS[name] for name in arguments.only if VARIANTS[name].has_curriculum is together}
-        objectives = [objective_of(name, variant, grid, llm, arguments.steps) for name, variant in chosen.items()]
+    known = read_vision_target(target)
+    for folder, has_curriculum in (("together", False), ("curriculum", True)):
+        chosen = [name for name in arguments.only if VARIANTS[name].has_curriculum is has_curriculum]
+        objectives = [objective_of(name, llm, known, arguments.steps) for name in chosen]
         if objectives:
-            done = train(objectives, llm.target, corpus, out / f"curriculum-{together}".lower(), settings=settings)
+            done = train(objectives, llm.target, corpus, arguments.out / folder, settings=settings)
             runs |= {run.objective.name: run for run in done}
     return runs
 
 
-def measure(llm: LLM, folders: dict[str, Path], samples: Sequence[Sample], shape: dict[str, Any], **params: Any) -> dict[str, Any]:
+def measure(
+    llm: LLM, folders: dict[str, Path], samples: Sequence[Sample], shape: dict[str, Any], **params: Any
+) -> dict[str, Any]:
     """Tokens per pass and acceptance by output position of every draft, on one batch of prompts."""
     prompts = [prompt_of(sample) for sample in samples]
     asked = SamplingParams(max_tokens=80, **params)
@@ -162,6 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grid", type=Path, required=True, help="--out of grid_captions.py")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--results", type=Path, help="file for the figures")
     parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=16)
@@ -173,14 +183,26 @@ def main() -> None:
     target = arguments.grid / "target"
     llm = LLM(str(target), method="plain", dtype="float32", device=arguments.device, fast=False)
     began = time.monotonic()
-    runs = train_all(target, arguments.out, llm, arguments)
+    runs = train_all(target, llm, arguments)
     seconds = time.monotonic() - began
     folders = {name: runs[name].folder for name in arguments.only}
     rows = figures(llm, folders, arguments.scenes, arguments.most_images)
     learning = {name: [[one["step"], one["accepted_length"]] for one in run.history] for name, run in runs.items()}
-    what = "drafters of the grid-caption test-bed: tokens per pass, share of identical texts, accepted share by output position"
+    where = provenance(["python", *sys.argv])
     facts = {"steps": arguments.steps, "batch": arguments.batch, "texts": arguments.texts, "training_seconds": round(seconds)}
-    print(json.dumps({"what": what, **facts, "learning": learning, "rows": rows, "provenance": provenance()}))
+    found = {
+        "command": where["command"],
+        "machine": where["gpu"] or f"{where['cpu']}, {where['cores']} cores",
+        "date": where["date"],
+        "commit": where["commit"],
+        "what": WHAT,
+        **facts,
+        "learning": learning,
+        "rows": rows,
+    }
+    if arguments.results is not None:
+        arguments.results.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("grid_captions", ROOT / "recipes" / "grid_captions.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-grid = _load()
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+import grid_captions as grid
 
 
 def test_a_caption_names_every_cell() -> None:

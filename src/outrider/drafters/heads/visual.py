@@ -106,13 +106,13 @@ class VisualEagle(HeadDrafter):
         features, tokens = columns.features, columns.tokens
         sizes = torch.tensor(columns.sizes, device=tokens.device)[:, None]
         is_new = torch.tensor([begin == 0 for begin in first], device=tokens.device)[:, None]
-        inner = is_new & (torch.arange(tokens.shape[1], device=tokens.device) < sizes - 1)
+        place = torch.arange(tokens.shape[1], device=tokens.device)
         return ColumnBatch(
             tokens,
             self.head.fuse(features),
             self.head.embedded(pad(features[:, 1:], (0, 0, 0, 1))),
-            inner & (tokens == self.head.image_token),
-            inner,
+            is_new & (place < sizes - 1) & (tokens == self.head.image_token),
+            is_new & (place < sizes),
             torch.zeros_like(tokens),
             torch.stack(list(carried)),
         )

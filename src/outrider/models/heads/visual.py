@@ -121,7 +121,7 @@ class VisualHead(ReadByTarget, ABC):
     def __init__(self, config: HeadConfig, *, num_norms: int = 0) -> None:
         super().__init__(config)
         assert config.layer is not None
-        self.image_token = int(config.raw.get("image_token_id", -1))
+        self.image_token = int(config.raw["image_token_id"])
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList([HeadLayer(config.layer, num_norms=num_norms)])
         self.add_parts()
@@ -203,6 +203,6 @@ class VisualKind(HeadKind[Module], ABC):
         return (0, num_layers)
 
     def new_keys(self, raw: Raw) -> dict[str, Any]:
-        if "image_token_id" not in raw:
+        if raw.get("image_token_id") is None:
             raise ModelError(f"{self.name} heads draft for vision-language targets, and this one reads text; use 'eagle1'")
         return super().new_keys(raw)
