@@ -1,7 +1,7 @@
 """A small vision-language model that describes grids of coloured shapes, and what text-only drafters guess of its captions.
 
 python recipes/grid_captions.py --out build/grid                       # trains target and text-only draft, then measures
-python recipes/grid_captions.py --out build/grid --measure-only
+python recipes/grid_captions.py --out build/grid --parts measure
 
 A scene is a 3 x 3 grid; most cells are blank. The caption names every cell, in one of two styles chosen at random, and ends
 with a count. Another question asks for the number of things of each colour. A prompt holds one picture of the scene among blank
@@ -19,6 +19,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ WORDS = (*WORDS, *":;,.", *(str(number) for number in range(SIDE * SIDE + 1)))
 IDS = {word: number for number, word in enumerate(WORDS)}
 QUESTIONS = ("describe", "count")
 NUM_PLACES = SIDE * SIDE
+PARTS = ("target", "draft", "measure")
 METHODS: dict[str, dict[str, Any]] = {
     "draft-model": {"num_draft_tokens": 4},
     "draft-tree": {"num_draft_tokens": 4, "num_tree_nodes": 16},
@@ -103,9 +105,14 @@ def picture_of(scene: Scene) -> Tensor:
     for number, cell in enumerate(scene):
         if cell is not None:
             top, left = number // SIDE * CELL, number % SIDE * CELL
-            colour = torch.tensor(COLOURS[cell[0]], dtype=torch.float32)
-            pixels[:, top : top + CELL, left : left + CELL] = colour[:, None, None] * _mask(cell[1])
+            pixels[:, top : top + CELL, left : left + CELL] = _tile(*cell)
     return pixels
+
+
+@cache
+def _tile(colour: str, shape: str) -> Tensor:
+    """[3, h, w] pixels of a cell."""
+    return torch.tensor(COLOURS[colour], dtype=torch.float32)[:, None, None] * _mask(shape)
 
 
 def _mask(shape: str) -> Tensor:
@@ -251,18 +258,18 @@ def main() -> None:
     parser.add_argument("--most-images", type=int, default=1, help="pictures in a prompt, all but one of them blank")
     parser.add_argument("--scenes", type=int, default=200)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--measure-only", action="store_true")
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     arguments = parser.parse_args()
-    folders = arguments.out / "target", arguments.out / "draft"
-    losses = []
-    if not arguments.measure_only:
+    folders = {part: arguments.out / part for part in ("target", "draft")}
+    makers = {"target": new_target, "draft": lambda: LlamaForCausalLM(text_config(64, 1))}
+    losses: dict[str, float] = {}
+    for part in (part for part in makers if part in arguments.parts):
         torch.manual_seed(0)
-        for model, folder in zip((new_target(), LlamaForCausalLM(text_config(64, 1))), folders, strict=True):
-            sizes = arguments.steps, arguments.batch, arguments.most_images
-            losses.append(train(model, *sizes, sees=folder == folders[0], device=arguments.device))
-            save(model, folder)
-    found = measure(*folders, arguments.scenes)
-    print(json.dumps({"steps": arguments.steps, "losses": [round(loss, 4) for loss in losses], **found}))
+        model, sizes = makers[part](), (arguments.steps, arguments.batch, arguments.most_images)
+        losses[part] = round(train(model, *sizes, sees=part == "target", device=arguments.device), 4)
+        save(model, folders[part])
+    found = measure(*folders.values(), arguments.scenes) if "measure" in arguments.parts else {}
+    print(json.dumps({"steps": arguments.steps, "losses": losses, **found}))
 
 
 if __name__ == "__main__":

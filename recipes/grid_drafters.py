@@ -16,21 +16,23 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from grid_captions import Sample, any_sample, ids_of, is_right, prompt_of, sample_of
+from grid_captions import QUESTIONS, Sample, any_sample, ids_of, is_right, prompt_of, sample_of
 
 from outrider import LLM, SamplingParams
 from outrider.bench.provenance import provenance
 from outrider.core.request import Origin
 from outrider.models.heads import new_head
 from outrider.models.heads.ends import Ends
-from outrider.models.heads.folder import new_config, signature_of
+from outrider.models.heads.folder import load_head, new_config, signature_of
+from outrider.models.heads.specvlm import SpecvlmHead
 from outrider.train.data import Corpus, Document
+from outrider.train.features import Rows, compute
 from outrider.train.loop import Settings, train
 from outrider.train.objective import HeadObjective, HeadSettings
 from outrider.train.run import Run
@@ -40,8 +42,8 @@ from outrider.vision.prompts import Vision
 NUM_BINS = 6
 """Parts of an answer in which acceptance is counted."""
 WHAT = (
-    "drafters of the grid-caption test-bed: tokens per pass, share of texts identical with plain decoding, accepted share by part "
-    "of the output; learning: accepted length on held-out captions by step"
+    "drafters of the grid-caption test-bed: tokens per pass, share of texts identical with plain decoding, accepted share by "
+    "part of the output; learning: accepted length on held-out captions by step; experts: share of pictures by expert"
 )
 CHAIN = {"num_draft_tokens": 4, "branching": "chain"}
 TREE = {"num_draft_tokens": 5, "num_tree_nodes": 16}
@@ -91,7 +93,7 @@ def objective_of(name: str, llm: LLM, known: tuple[dict[str, Any], Ends], steps:
     config = new_config(variant.kind, raw, **variant.shape)
     config = replace(config, signature=signature_of(llm.target, config.hidden_size))
     settings = HeadSettings(num_depths=4, loss="mixed", curriculum_steps=steps if variant.has_curriculum else 0)
-    objective = HeadObjective(new_head(config, ends).to(llm.target.device), llm.target, settings)
+    objective = HeadObjective(new_head(config, ends).to(llm.target.device), llm.target, settings, recompute=False)
     objective.name = name
     return objective
 
@@ -146,7 +148,7 @@ def mean(flags: Sequence[bool]) -> float:
     return round(sum(flags) / max(1, len(flags)), 4)
 
 
-def figures(llm: LLM, folders: dict[str, Path], num_scenes: int, most_images: int) -> list[dict[str, Any]]:
+def figures(llm: LLM, folders: dict[str, Path], num_scenes: int, most_images: int) -> Iterator[dict[str, Any]]:
     """Rows of the results file."""
     sizes = [size for size in (1, 2, 4, 8) if size <= most_images]
     samples = {size: [sample_of(random.Random(1000 + i), size) for i in range(num_scenes)] for size in sizes}
@@ -159,12 +161,23 @@ def figures(llm: LLM, folders: dict[str, Path], num_scenes: int, most_images: in
         ("count", counts, CHAIN, {"temperature": 0}),
         ("ragged batch", ragged, CHAIN, {"temperature": 0}),
     ]
-    rows = []
     for name, some, shape, params in asked:
-        began = time.monotonic()
-        rows.append({"prompts": name, "scenes": len(some), **measure(llm, folders, some, shape, **params)})
-        print(f"{json.dumps(rows[-1])} ({time.monotonic() - began:.0f} s)", flush=True)
-    return rows
+        yield {"prompts": name, "scenes": len(some), **measure(llm, folders, some, shape, **params)}
+
+
+def experts_of(head: SpecvlmHead, llm: LLM, num_scenes: int) -> dict[str, dict[str, float]]:
+    """Which expert the gate picks, by question."""
+    assert llm.reading.vision is not None
+    found: dict[str, dict[str, float]] = {}
+    for question in QUESTIONS:
+        samples = [sample_of(random.Random(4000 + i), 1, question) for i in range(num_scenes)]
+        documents = [document_of(llm.reading.vision, sample) for sample in samples]
+        states = compute(llm.target, documents, head.config.taps)
+        batch = Rows(states, documents, row_len=256, last=llm.target.num_layers).packed(head.config.taps)
+        with torch.no_grad():
+            chosen = head.chosen(head.columns_of(batch)).tolist()
+        found[question] = {name: mean([one == number for one in chosen]) for number, name in enumerate(head.experts)}
+    return found
 
 
 def main() -> None:
@@ -186,23 +199,32 @@ def main() -> None:
     runs = train_all(target, llm, arguments)
     seconds = time.monotonic() - began
     folders = {name: runs[name].folder for name in arguments.only}
-    rows = figures(llm, folders, arguments.scenes, arguments.most_images)
-    learning = {name: [[one["step"], one["accepted_length"]] for one in run.history] for name, run in runs.items()}
+    found = {**facts_of(arguments), "training_seconds": round(seconds), "rows": []}
+    found["learning"] = {name: [[one["step"], one["accepted_length"]] for one in run.history] for name, run in runs.items()}
+    if "specvlm" in folders:
+        head = load_head(folders["specvlm"], llm.target)
+        assert isinstance(head, SpecvlmHead)
+        found["experts"] = experts_of(head, llm, arguments.scenes)
+    for row in figures(llm, folders, arguments.scenes, arguments.most_images):
+        found["rows"].append(row)
+        print(json.dumps(row), f"after {time.monotonic() - began:.0f} s", flush=True)
+        if arguments.results is not None:  # after every row: a run that is stopped leaves what it has
+            arguments.results.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))
+
+
+def facts_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Where the figures come from."""
     where = provenance(["python", *sys.argv])
-    facts = {"steps": arguments.steps, "batch": arguments.batch, "texts": arguments.texts, "training_seconds": round(seconds)}
-    found = {
+    machine = where["gpu"] or f"{where['cpu']}, {where['cores']} cores"
+    named = {name: vars(arguments)[name] for name in ("steps", "batch", "texts")}
+    return {
         "command": where["command"],
-        "machine": where["gpu"] or f"{where['cpu']}, {where['cores']} cores",
+        "machine": machine,
         "date": where["date"],
         "commit": where["commit"],
         "what": WHAT,
-        **facts,
-        "learning": learning,
-        "rows": rows,
-    }
-    if arguments.results is not None:
-        arguments.results.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found))
+    } | named
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 import grid_captions as grid
+import grid_drafters
 
 
 def test_a_caption_names_every_cell() -> None:
@@ -50,3 +51,31 @@ def test_a_short_run_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     grid.main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["scenes"] == 2 and all(found[name]["tokens_per_pass"] >= 1 for name in grid.METHODS)
+
+
+def test_drafters_are_trained_and_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--out", str(tmp_path), "--steps", "2", "--batch", "2", "--device", "cpu", "--parts", "target"]
+    monkeypatch.setattr(sys, "argv", ["grid_captions.py", *flags])
+    grid.main()
+    flags = ["--grid", str(tmp_path), "--out", str(tmp_path / "heads"), "--steps", "2", "--batch", "2", "--texts", "6"]
+    flags += [
+        "--scenes",
+        "2",
+        "--device",
+        "cpu",
+        "--only",
+        "msd",
+        "vispec",
+        "specvlm",
+        "--results",
+        str(tmp_path / "found.json"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["grid_drafters.py", *flags])
+    grid_drafters.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found == json.loads((tmp_path / "found.json").read_text()) and len(found["rows"]) == 5
+    for row in found["rows"]:
+        assert all(row[name]["identical"] == 1 and row[name]["tokens_per_pass"] >= 1 for name in ("msd", "vispec", "specvlm"))
+    assert all(abs(sum(shares.values()) - 1) < 1e-6 for shares in found["experts"].values())

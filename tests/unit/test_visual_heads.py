@@ -128,7 +128,7 @@ def test_the_gate_learns_and_reads_the_question() -> None:
     head = head_of("specvlm")
     documents = [Document(tuple(TEXT), PROMPT_LEN)]
     batch = Rows(compute(TARGET, documents, head.config.taps), documents, row_len=1, last=TARGET.num_layers).packed((0, 2))
-    columns = head._columns(batch)
+    columns = head.columns_of(batch)
     asked = [TEXT[place + 1] for place in columns.asked[0].nonzero()[:, 0].tolist()]
     assert asked == TEXT[1:PROMPT_LEN], "an answer would tell the gate what it must not know"
     torch.manual_seed(0)

@@ -178,6 +178,10 @@ class SpecvlmHead(VisualHead):
         inputs = inputs.masked_scatter(visual[..., None], vectors[there].to(inputs.dtype))
         return Entries(inputs, (~visual).masked_scatter(visual, kept[there]), nothing)
 
+    def chosen(self, columns: ColumnBatch) -> Tensor:
+        """[I] the number of the expert that is picked for each image."""
+        return self.shares(columns, columns.runs.laid(self._inputs(columns)[columns.visual])).argmax(1)
+
     def _inputs(self, columns: ColumnBatch) -> Tensor:
         """[R, L, H] mixtures of embeddings and features; embeddings of words at text, of places at images."""
         words = self.embed_tokens(columns.tokens).to(columns.states.dtype)

@@ -163,7 +163,7 @@ class VisualHead(ReadByTarget, ABC):
 
     def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
         assert self.config.layer is not None
-        entries = self.entries(self._columns(batch))
+        entries = self.entries(self.columns_of(batch))
         attending = PackedAttending(batch, self.rotations, self.config.layer, kept=entries.kept)
         states = self.through(entries, attending)
         yield states
@@ -171,7 +171,8 @@ class VisualHead(ReadByTarget, ABC):
             states = self.step(batch.shifted(batch.tokens, depth + 1), states, attending)
             yield states
 
-    def _columns(self, batch: PackedTexts) -> ColumnBatch:
+    def columns_of(self, batch: PackedTexts) -> ColumnBatch:
+        """The columns of packed texts."""
         tokens, segments = batch.shifted(batch.tokens, 1), batch.segments
         same = (batch.shifted(segments + 1, 1) == segments + 1) & (segments >= 0)
         return ColumnBatch(
