@@ -99,21 +99,20 @@ def objective_of(name: str, llm: LLM, known: tuple[dict[str, Any], Ends], steps:
 
 
 def train_all(target: Path, llm: LLM, arguments: argparse.Namespace) -> dict[str, Run]:
-    """Those without a curriculum in one loop; the one with it alone, on the same documents."""
+    """Those without a curriculum in one loop; then the one with it alone, on the same documents and for as many steps."""
     assert llm.reading.vision is not None
     corpus = corpus_of(llm.reading.vision, arguments.texts, arguments.most_images)
-    every = max(1, arguments.steps // 6)
-    pace: dict[str, Any] = {"learning_rate": 2e-3, "warmup_steps": 30, "patience": 100}
-    sizes: dict[str, Any] = {"max_steps": arguments.steps, "batch_size": arguments.batch, "row_len": 256}
-    settings = Settings(**sizes, **pace, judge_every=every, save_every=arguments.steps)
-    runs: dict[str, Run] = {}
-    known = read_vision_target(target)
+    known, steps, seconds, runs = read_vision_target(target), arguments.steps, arguments.seconds, dict[str, Run]()
     for folder, has_curriculum in (("together", False), ("curriculum", True)):
         chosen = [name for name in arguments.only if VARIANTS[name].has_curriculum is has_curriculum]
-        objectives = [objective_of(name, llm, known, arguments.steps) for name in chosen]
+        objectives = [objective_of(name, llm, known, steps) for name in chosen]
+        pace: dict[str, Any] = {"learning_rate": 2e-3, "warmup_steps": 30, "patience": 100, "max_seconds": seconds}
+        sizes: dict[str, Any] = {"max_steps": steps, "batch_size": arguments.batch, "row_len": 256}
+        settings = Settings(**sizes, **pace, judge_every=max(1, steps // 12), save_every=steps)
         if objectives:
             done = train(objectives, llm.target, corpus, arguments.out / folder, settings=settings)
             runs |= {run.objective.name: run for run in done}
+            steps, seconds = done[0].history[-1]["step"], None
     return runs
 
 
@@ -187,6 +186,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="file for the figures")
     parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--seconds", type=float, help="ends the drafts' training earlier, all after the same steps")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--texts", type=int, default=2000)
     parser.add_argument("--scenes", type=int, default=100)
