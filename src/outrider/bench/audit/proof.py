@@ -1,8 +1,8 @@
 """The rule's own proof, run here: its output law by enumeration, and its batched form against the scalar one.
 
-The first says that the rule as written is exact for the way this method draws its guesses; the second that what production
-runs is that rule, number by number, with a temperature and a truncation in between so that a law from before the sampler
-would show. For a lossy rule the enumeration gives its distance instead.
+The first shows that the rule as written is exact for the way this method draws its guesses. The second shows that production
+runs that rule, number by number. It uses a temperature and a truncation, so that a law from before the sampler would show.
+For a lossy rule the enumeration gives its distance instead.
 """
 
 from __future__ import annotations
