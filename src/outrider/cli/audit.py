@@ -4,8 +4,8 @@
     outrider audit DIR draft-tree --draft DIR --acceptance traversal --dtype float32
     outrider audit bundled all            every method, then every acceptance rule
 
-Exit code 0: no violation found. 1: one was, or the rule is lossy by design; the report says by how much.
-With ``all``: 0 if every lossless setting passes and every lossy rule is flagged.
+The exit code is 0 if no violation was found. It is 1 if one was found, or if the rule is lossy by design; the report says by
+how much. With ``all`` it is 0 if every lossless setting passes and every lossy rule is flagged.
 """
 
 from __future__ import annotations

@@ -40,8 +40,10 @@ class _Distance:
 
 
 def prove(rule: AcceptanceRule, draws: Draws, *, num_pairs: int = 6) -> Finding:
-    """The law of the emitted text against the target's, over random pairs of toy models: for guesses drawn as this method does,
-    and, where a rule claims to be exact, for every way of drawing it claims to be exact for."""
+    """Compare the law of the emitted text with the target's, over random pairs of toy models.
+
+    Guesses are drawn as this method draws them. A rule that claims to be exact is tried with every way of drawing it claims.
+    """
     ways = [draws, *(way for way in type(rule).exact_for if way is not draws)] if type(rule).lossless else [draws]
     found = {way: _distance(rule, way, num_pairs) for way in ways}
     worst = max(found, key=lambda way: found[way].worst)
