@@ -59,9 +59,12 @@ class Service:
         parent: str | None = None,
         spans: Spans | None = None,
     ) -> None:
-        """``learner`` is told what ended, and may make something better to draft with (``server/learning.py``), which
-        ``install`` hands to the model: ``LLM.replace_draft`` unless told otherwise;
-        ``parent`` is the name of the model that an adapter was made for; ``spans`` is told of requests that are over."""
+        """The service of one model.
+
+        ``learner`` hears of ended requests and may make a better draft (``server/learning.py``). ``install`` hands that draft
+        to the model; the default is ``LLM.replace_draft``. ``parent`` is the model that an adapter was made for. ``spans``
+        hears of ended requests.
+        """
         self.parent = parent
         self.spans = spans or NoSpans()
         self.llm, self.settings = llm, settings

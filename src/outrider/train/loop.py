@@ -1,9 +1,9 @@
 """The one training loop. Several methods may share it, and with it the target's passes, which are most of the work.
 
-A step: documents -> the target's states -> every objective's loss -> its own clipped AdamW step. Now and then the held-out
-documents are judged by accepted length, which is what counts and does not follow the loss; the best checkpoint by it is
-kept, and a method that has not improved for a while stops. What is needed to go on exactly is saved beside: a kill loses at
-most one save interval.
+A step: documents -> the target's states -> every objective's loss -> its own clipped AdamW step. Now and then held-out
+documents are judged by accepted length, which does not follow the loss. The best checkpoint by accepted length is kept. A
+method that has not improved for a while stops. The state that resumes a run exactly is saved beside, so a kill loses at most
+one save interval.
 """
 
 from __future__ import annotations

@@ -141,8 +141,11 @@ class HeadObjective(Objective):
         chunk: int = _CHUNK,
         recompute: bool = True,
     ) -> None:
-        """``compiled`` fuses the comparison of laws, for a GPU; ``chunk`` is how many logits exist at a time; without
-        ``recompute`` they are kept for the backward pass, which is faster where there is memory."""
+        """The objective of ``head``.
+
+        ``compiled`` fuses the comparison of laws, for a GPU. ``chunk`` is how many logits exist at a time. Without
+        ``recompute`` they are kept for the backward pass, which is faster where there is memory.
+        """
         self.name, self.module, self.taps = head.config.kind, head, head.config.taps
         self.head, self.target, self.settings = head, target, settings or HeadSettings()
         self._recompute, self._glance = recompute, self.settings.glance
@@ -224,8 +227,10 @@ def images_later(documents: Sequence[Document], done: float) -> Sequence[Documen
 def in_chunks(
     compare: Callable[..., tuple[Tensor, Tensor]], states: Tensor, last: Tensor, valid: Tensor, *, size: int, recompute: bool
 ) -> tuple[Tensor, Tensor]:
-    """Mean loss over valid places and [R, L] hits, of ``compare(states, last, mask)`` for ``size`` places at a time; with
-    ``recompute`` once more in the backward pass."""
+    """Mean loss over valid positions, and [R, L] hits, of ``compare(states, last, mask)``.
+
+    It compares ``size`` positions at a time, and with ``recompute`` once more in the backward pass.
+    """
     flat, other, mask = states.flatten(0, 1), last.flatten(0, 1), valid.flatten()
     total, hits = states.new_zeros((), dtype=torch.float32), list[Tensor]()
     for begin in range(0, len(flat), size):

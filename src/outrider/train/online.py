@@ -1,15 +1,16 @@
 """Online speculative decoding: a draft model or heads learn from what they serve.
 
-From the texts of requests that ended the draft is brought closer to the target's law (Liu et al. 2023, "Online Speculative
-Decoding", arXiv 2310.07177, who learn at the rejected places only; that is an option here). Every text counts, also one that
-was decoded without a draft: a policy stops drafting exactly where the draft is bad, so rejections alone would teach nothing
-there. A copy learns. After every few hundred tokens that the draft did not guess, the copy is held against the draft that
-serves, on recent requests it never learned from, and takes its place only if more of its guesses would be accepted there.
-What learns is a ``Pupil`` (``train/pupils.py``); "the draft" below is a draft model or heads alike.
+A copy of the draft learns the target's law from the texts of requests that ended (Liu et al. 2023, "Online Speculative
+Decoding", arXiv 2310.07177). Every text counts, also one that was decoded without a draft. The paper learns at rejected
+guesses only, which is an option here. Under a policy those alone would teach nothing: it stops drafting where the draft is bad.
 
-    loss = mean over the answers' places t of D(p(t), q(t))     p is computed again from the text: nothing is kept but tokens
+After every few hundred tokens that the draft did not guess, the copy is compared with the draft that serves. The comparison
+uses recent requests that the copy never learned from. The copy is served only if more of its guesses would be accepted. What
+learns is a ``Pupil`` (``train/pupils.py``). "The draft" means a draft model or heads.
 
-A stream that changes would make the draft forget what was asked before; ``replay`` mixes in a share of requests from a
+    loss = mean over the answers' positions t of D(p(t), q(t)),     p is computed again from the text
+
+A stream that changes would make the draft forget what was asked before. So ``replay`` mixes in a share of requests from a
 uniform sample of all that was ever served.
 
 Learning has a budget: while requests are served it takes at most ``busy_share`` of the time, and all of it while none are
