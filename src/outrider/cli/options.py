@@ -48,6 +48,8 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
     text = "divide the model among so many processes, a GPU each where there are enough"
     group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help=text)
     group.add_argument("--draft-process", action="store_true", help="give the draft model a process of its own (for pearl)")
+    text = "spread the draft's layers over so many processes and run them at once (EasySpec)"
+    group.add_argument("--draft-parallel", type=int, default=1, metavar="N", help=text)
     group.add_argument("--draft-dtype", metavar="DTYPE", help="of draft models, where it differs: int8 drafts in fewer bytes")
     text = "LOSSY: read only this share of every prompt, chosen by the draft model (default: 1, all of it)"
     group.add_argument("--keep-prompt", type=float, default=1.0, metavar="SHARE", help=text)
@@ -140,6 +142,7 @@ def _load(name: str | None, arguments: argparse.Namespace, config: dict[str, Any
         max_len=arguments.max_len,
         tensor_parallel=arguments.tensor_parallel,
         draft_process=arguments.draft_process,
+        draft_parallel=arguments.draft_parallel,
         draft_dtype=arguments.draft_dtype,
         keep_prompt=arguments.keep_prompt,
         revision=arguments.revision,

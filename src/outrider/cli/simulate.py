@@ -3,6 +3,7 @@
 outrider simulate --hardware h200 --params 8e9 --layers 32 --draft-params 1e9 --draft-layers 16 --acceptance 0.8
 outrider simulate --hardware h100 --devices 4 --params 70e9 --layers 80 --acceptance 0.85,0.8,0.7 --batch-sizes 1,8,64
 outrider simulate --hardware h100 --devices 2 --link-latency 20 --link-bandwidth 25 --draft-params 1e9 --pearl
+outrider simulate --hardware h100 --devices 4 --params 70e9 --layers 80 --draft-params 8e9 --draft-layers 32 --easyspec 4
 outrider simulate --validate          predicted against measured, with synthetic drafters on the bundled model, here
 """
 
@@ -17,6 +18,7 @@ from outrider.bench.capacity import Capacity
 from outrider.bench.runner import RunConfig
 from outrider.bench.session import Bench, encode_suites
 from outrider.bench.simulate import HARDWARE, Cluster, Scenario, Shape, Wire, hardware_named, tokens_per_pass
+from outrider.bench.simulate_easyspec import EasySpecScenario
 from outrider.bench.simulate_pearl import PearlScenario, pearl_tokens_per_pass
 from outrider.bench.suites import load_suites
 from outrider.bench.validate import predictions_table, validate
@@ -50,6 +52,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--link-latency", type=float, metavar="US", help="microseconds between devices (default: one node's)")
     group.add_argument("--link-bandwidth", type=float, default=100.0, metavar="GB", help="GB/s between them (default: 100)")
     group.add_argument("--pearl", action="store_true", help="compare with drafting beside verifying, on one device more")
+    text = "compare with a draft whose layers run at once on N devices"
+    group.add_argument("--easyspec", type=int, metavar="N", help=text)
+    text = "of the guesses of such a draft, where it is known (default: that of --acceptance)"
+    group.add_argument("--easyspec-acceptance", metavar="A,A", help=text)
     group.add_argument("--load", type=float, metavar="R", help="requests per second: how many replicas that takes")
     group.add_argument("--request-tokens", type=float, default=256, help="tokens an answer has (default: 256)")
     group.add_argument("--prompt-tokens", type=float, default=0, help="tokens that are read before an answer (default: 0)")
@@ -94,6 +100,8 @@ def _predict(arguments: argparse.Namespace) -> int:
             print(f"{'':>6}{capacity.compared(plain, fast, reading)}")
         if arguments.pearl:
             rows[-1] |= _beside(scenario, rates, arguments.longest)
+        if arguments.easyspec is not None:
+            rows[-1] |= _at_once(scenario, rates, arguments)
     if all(row["best_length"] == 0 for row in rows):
         print("speculation does not pay at this acceptance and cost")
     print(json.dumps({"hardware": arguments.hardware, "devices": arguments.devices, "acceptance": rates, "rows": rows}))
@@ -123,6 +131,19 @@ def _beside(scenario: Scenario, rates: Sequence[float], longest: int) -> dict[st
     tokens = pearl_tokens_per_pass(rates, best)
     print(f"{'pearl':>6}{'':>13}{best:>8}{speed:>10.0f}{speed / turns:>9.2f}x{tokens:>10.2f}   of the line above")
     return {"pearl_length": best, "pearl_speed": speed, "pearl_against_turns": speed / turns}
+
+
+def _at_once(scenario: Scenario, rates: Sequence[float], arguments: argparse.Namespace) -> dict[str, float]:
+    """Layers of the draft at once: prints a line below the scenario's own."""
+    if arguments.easyspec < 2 or scenario.draft is None:
+        raise OptionError("--easyspec takes 2 devices or more and needs --draft-params: the draft's layers run at once")
+    easyspec = EasySpecScenario(scenario, arguments.easyspec)
+    fuzzy = _rates(arguments.easyspec_acceptance) if arguments.easyspec_acceptance else rates
+    best = easyspec.best_length(fuzzy, longest=arguments.longest)
+    speed, turns = easyspec.speed(best, fuzzy), scenario.speed(scenario.best_length(rates, longest=arguments.longest), rates)
+    tokens = tokens_per_pass(fuzzy, best)
+    print(f"{'easy':>6}{'':>13}{best:>8}{speed:>10.0f}{speed / turns:>9.2f}x{tokens:>10.2f}   of the line above")
+    return {"easyspec_length": best, "easyspec_speed": speed, "easyspec_against_turns": speed / turns}
 
 
 def _validate(arguments: argparse.Namespace) -> int:
