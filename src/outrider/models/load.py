@@ -113,7 +113,9 @@ def lean_config(path: Path) -> ModelConfig:
         return _gguf_config(read_gguf(str(path)))
     config = config_of(read_config(path))
     if config is None:
-        raise OptionError(f"{path} is run by transformers' own modules, which are not divided; leave tensor_parallel out")
+        raise OptionError(
+            f"{path} is run by transformers' own modules, which are not divided; leave tensor_parallel and draft_parallel out"
+        )
     return config
 
 
