@@ -40,6 +40,8 @@ from outrider.server.transcript import Added
 from outrider.server.worker import Ticket, Worker
 
 _CLIENT_LEFT = 499
+_READING_ROUNDS = 2.0
+"""A request becomes at most three times slower while the prompts of others are read."""
 _LOGIT_COPIES = 2 * 4
 """Bytes per vocabulary entry of a node: raw and adjusted logits, float32."""
 
@@ -85,7 +87,7 @@ class Service:
         return Scheduler(
             self.llm.target,
             self._find_method,
-            slots=Slots(settings.max_rows, settings.prefill_tokens, settings.grouping),
+            slots=Slots(settings.max_rows, settings.prefill_tokens, settings.grouping, _READING_ROUNDS),
             memory=self._memory,
             prefixes=prefix_tree(self.llm.target.new_cache(1), settings.prefix_bytes) if settings.prefix_bytes else None,
             device_lane=self.llm.rounds.lane,

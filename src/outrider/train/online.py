@@ -56,7 +56,8 @@ class OnlineSettings:
     """How much is learned from how much, and when it is used."""
 
     update_every: int = 256
-    """Tokens between two updates that the draft did not guess: rejected places, and text that was not drafted at all."""
+    """Tokens between two updates that the draft did not guess: rejected places, and text that was not drafted at all. A
+    learner in the background does not wait for them in idle time, as long as the last update helped."""
     num_steps: int = 16
     """Steps of an update."""
     batch_size: int = 8
@@ -65,7 +66,7 @@ class OnlineSettings:
     """Latest requests that are learned from."""
     held_every: int = 5
     """One request in this many is judged by and never learned from."""
-    num_held: int = 16
+    num_held: int = 48
     """Latest requests that are judged by."""
     learning_rate: float = 3e-4
     warmup_steps: int = 10
@@ -161,6 +162,11 @@ class OnlineLearner(Learner):
         """An update is under way, or done and not fetched by ``maybe_update`` yet."""
         return self._future is not None
 
+    @property
+    def _goes_on(self) -> bool:
+        """In idle time what is known is learned from again, as long as it helps."""
+        return self._pool is not None and bool(self.judgements) and self.judgements[-1].swapped
+
     def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
         tokens, begin = (*prompt_ids, *token_ids), len(prompt_ids)
         rejected = [begin + i for i, origin in enumerate(origins) if origin is Origin.RECOVERED]
@@ -184,7 +190,7 @@ class OnlineLearner(Learner):
                 return None
             self._future, done = None, self._future
             return done.result()
-        if self._num_new < self.settings.update_every or not self._held:
+        if not self._held or not (self._num_new >= self.settings.update_every or (is_idle and self._goes_on)):
             return None
         self._num_new = 0
         known = (list(self._memory), list(self._ever.kept), list(self._held))
