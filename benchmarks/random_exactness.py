@@ -237,7 +237,7 @@ def spread(arguments: list[str], workers: int) -> dict[str, Any]:
 def write(path: Path, result: dict[str, Any], counts: Counter[str]) -> None:
     """A results file: one row for the totals, one for the samplers, one for each architecture."""
     facts = provenance(["python", "benchmarks/random_exactness.py", *sys.argv[1:]])
-    rows = [{"architectures": len(result["models"]), **counts}]
+    rows: list[dict[str, Any]] = [{"architectures": len(result["models"]), **counts}]
     rows.append({"sampler sets": result["samplers"], "methods": list(SAMPLER_METHODS), "different": result["different"]})
     why = result["reasons"]
     for kind, outcomes in sorted(result["models"].items()):

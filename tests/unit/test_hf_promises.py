@@ -136,6 +136,7 @@ def test_token_recycling_on_heads_that_scale_or_hide_their_logits(name: str) -> 
             {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
             "local attention",
         ),
+        ("roformer", {**LLAMA, "is_decoder": True, "embedding_size": 32}, "no position for each token"),
     ],
 )
 def test_architectures_without_free_positions_are_refused_by_name(kind: str, options: dict[str, Any], words: str) -> None:
