@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast coverage check format lock wheels clean gpu-test
+.PHONY: help demo test test-fast test-all coverage check format lock wheels clean gpu-test
 
 # The contract core: the shape of the code, the proofs of the rules, every method on a tiny model, and the first minutes of a user.
 FAST := tests/arch tests/contract/test_rules_exact.py tests/contract/test_rules_vectorised.py tests/contract/test_tree_rules.py \
@@ -24,13 +24,17 @@ demo: $(READY)  ## the bundled pair continues a prompt, plain and speculative si
 test: $(READY)  ## run the tests, as many at a time as there are cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
+test-all: $(READY)  ## the tests and the exhaustive products of which `make test` runs a part
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m ""
+
 test-fast: $(READY)  ## the contract core alone, for every change
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(FAST)
 
 coverage: $(READY)  ## run the tests and count the lines they reach, by folder (TESTS=... for some of them)
 	$(BIN)/python -m pip --disable-pip-version-check --quiet install coverage pytest-cov
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --cov=outrider --cov-report=json:build/coverage.json $(TESTS)
-	$(BIN)/python scripts/coverage_table.py build/coverage.json
+	$(BIN)/python scripts/coverage_table.py build/coverage.json --command "make coverage$(if $(TESTS), TESTS='$(TESTS)')"
+	$(BIN)/python scripts/tables.py
 
 check: $(READY)  ## lint, format and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright

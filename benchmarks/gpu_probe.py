@@ -25,9 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.core.tree import ancestors_of
+from outrider.models.attention.tree_cut import cut_for
 from outrider.models.attention.tree_tiles import Cut, Rows, Sights
-from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words
-from outrider.models.gpu.limits import can_go_wide, can_ring
+from outrider.models.attention.tree_triton import attend_tree, pack_words
+from outrider.models.gpu.limits import can_go_wide, can_ring, stages_that_fit
 from outrider.models.gpu.skinny import Tile, product, reference_product
 from outrider.models.gpu.tiles import Kind, num_parts, tile_for
 from outrider.models.gpu.tuned import cut_key, save, tile_key
@@ -64,6 +65,8 @@ CUTS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
         (128, 128, 8, 6),
     ),
 }
+MANY = (64, 96, 128, 160, 192, 256, 288, 320, 384)
+"""Rows of a program where more than 64 are multiplied."""
 RINGS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     8: ((32, 128, 2, 4), (32, 256, 2, 3), (64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 4, 3), (128, 128, 8, 4)),
     4: ((32, 256, 2, 3), (64, 256, 4, 4), (64, 512, 4, 3), (64, 128, 4, 4), (128, 128, 4, 4), (128, 256, 8, 3)),
@@ -95,6 +98,10 @@ WORKERS = 14
 
 def candidates(kind: Kind, rows: int, bits: int) -> list[Tile]:
     """Tiles worth trying. The number of parts stays: results depend on it."""
+    if rows > 64 and bits == 16:
+        sides, parts = 2 if kind is Kind.GATED else 1, num_parts(kind, bits)
+        cuts = [(bn, bm, stages_that_fit(6, (bn * sides + bm) * 128)) for bn in (64, 128) for bm in MANY if bm * sides <= 384]
+        return [Tile(bn, 64, 4, stages, bm, parts, copied=True, is_wide=True) for bn, bm, stages in cuts]
     bm = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if bits < 16 and ringed():
         bm = 8 if rows <= 8 else bm
@@ -213,11 +220,18 @@ def products(name: str, rows: int, bits: int) -> tuple[dict[str, Any], Tile]:
     whole = weights[0] if isinstance(weights[0], Tensor) else weights[0].unpacked()
     expected = reference_product(x, whole, gated=kind is Kind.GATED)
     best = min((tile for tile in tiles if str(tile) in found), key=lambda tile: found[str(tile)])
+    alike = same_bits(x, weights[0], tiles, kind)
     error, floor = float((y - expected).norm() / expected.norm()), weights[0].nbytes / BANDWIDTH * 1e6
     others = "  ".join(f"{label} {value:6.1f}" for label, value in found.items() if not label.startswith("Tile"))
     print(f"{name:8} {bits:2} bits, rows {rows:3}  floor {floor:6.1f}  {others}  in use {found[str(used)]:6.1f}  "
-          f"best {found[str(best)]:6.1f} {best}  error {error:.1e}", flush=True)  # fmt: skip
+          f"best {found[str(best)]:6.1f} {best}  error {error:.1e}  same bits {alike}", flush=True)  # fmt: skip
     return {"floor": floor, "error": error, "used": str(used), "microseconds": found}, best
+
+
+def same_bits(x: Tensor, weight: Matrix, tiles: Sequence[Tile], kind: Kind) -> bool:
+    """Whether every tile gives the bits of the one in use."""
+    expected = run(x, weight, tiles[0], kind)
+    return all(torch.equal(run(x, weight, tile, kind), expected) for tile in tiles[1:])
 
 
 def theirs(x: Tensor, dense: list[Tensor], bits: int) -> dict[str, list[Callable[[], Any]]]:

@@ -3,8 +3,9 @@
     python benchmarks/learn_run.py [--method eagle3] [--requests 500] [--temperature 0.3] [--out FILE]
 
 The bundled model, whose draft knows stories, serves a new application: questions about a few passages of a manual, asked again
-and again. One server learns and one does not; each is a process of its own and gets the same requests under the default policy,
-in blocks with a pause after each. Learning takes its share of the time while requests run, and the pauses.
+and again. With as many passages as requests and ``--unseen``, no question comes twice. One server learns and one does not; each
+is a process of its own and gets the same requests under the default policy, in blocks with a pause after each. Learning takes
+its share of the time while requests run, and the pauses.
 
     lost      = tokens per pass on stories - tokens per pass on the new text, with the draft that was there at the beginning
     recovered = (tokens per pass on the new text afterwards - before) / lost              held-out seeds, chains of four
@@ -58,6 +59,9 @@ class Arm:
         self.arguments = arguments
         self.llm = LLM(method=arguments.method, max_batch_size=16)
         self.prompts = passages(self.llm, arguments.passages, arguments.prompt_len, arguments.seed)
+        self.measured = self.prompts
+        if arguments.unseen:
+            self.measured = passages(self.llm, arguments.held, arguments.prompt_len, arguments.seed + _HELD_OUT)
         found = taught(self.llm, arguments) if arguments.arm == "learning" else None
         lessons = {} if found is None else {"learner": found.learner, "install": found.install}
         self.learner = found.learner if found and isinstance(found.learner, OnlineLearner) else None
@@ -77,7 +81,7 @@ class Arm:
         return sum(len(one.token_ids) for one in outputs) / sum(one.stats.num_passes for one in outputs)
 
     def on_new_text(self) -> float:
-        return self.tokens_per_pass([self.prompts[i % len(self.prompts)] for i in range(self.arguments.held)])
+        return self.tokens_per_pass([self.measured[i % len(self.measured)] for i in range(self.arguments.held)])
 
     async def ask(self, client: httpx.AsyncClient, number: int) -> tuple[str, int]:
         given = self.arguments
@@ -105,11 +109,11 @@ class Arm:
         self.blocks.append(written / spent)
 
     async def pause(self) -> None:
-        """Nobody asks until what is being learned is learned: an update, as a rule."""
-        await asyncio.sleep(0.5)
-        while self.learner is not None and self.learner.is_learning:
+        """Nobody asks until nothing more is learned: one update follows another as long as they help."""
+        num_quiet = 0
+        while num_quiet < 10:
             await asyncio.sleep(0.1)
-        await asyncio.sleep(0.5)  # the engine takes it over
+            num_quiet = 0 if self.learner is not None and self.learner.is_learning else num_quiet + 1
 
     async def serve(self) -> None:
         transport = httpx.ASGITransport(create_app(self.service), raise_app_exceptions=False)
@@ -156,6 +160,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--block", type=int, default=50, help="requests between two pauses")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--passages", type=int, default=20)
+    parser.add_argument("--unseen", action="store_true", help="measure on passages that were never served")
     parser.add_argument("--prompt-len", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=0.3)

@@ -1,10 +1,14 @@
-"""A small vision-language model that describes grids of coloured shapes, and what drafters guess of its captions.
+"""A small vision-language model that describes grids of coloured shapes, and what text-only drafters guess of its captions.
 
 python recipes/grid_captions.py --out build/grid                       # trains target and text-only draft, then measures
-python recipes/grid_captions.py --out build/grid --measure-only
+python recipes/grid_captions.py --out build/grid --parts measure
 
 A scene is a 3 x 3 grid; most cells are blank. The caption names every cell, in one of two styles chosen at random, and ends
-with a count. The draft model sees the words and the image's placeholders, never the pixels: what it can guess is the form.
+with a count. Another question asks for the number of things of each colour. A prompt holds one picture of the scene among blank
+ones, up to ``--most-images`` in all: blank pictures add visual tokens and no content. Some captions have no picture at all. The
+draft model sees the words and the placeholders, never the pixels: what it can guess is the form. Drafters that see are trained
+by ``grid_drafters.py``.
+
 The last line of the output is one JSON document.
 """
 
@@ -14,6 +18,8 @@ import argparse
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +35,12 @@ SIDE, CELL = 3, 8
 COLOURS = {"red": (1, -1, -1), "green": (-1, 1, -1), "blue": (-1, -1, 1), "yellow": (1, 1, -1)}
 SHAPES = ("square", "bar", "cross", "dot")
 SPECIAL = ("<pad>", "<s>", "</s>", "<image>")
-WORDS = (*SPECIAL, *COLOURS, *SHAPES, *"describe blank nothing row first second third line there are things".split())
+WORDS = (*SPECIAL, *COLOURS, *SHAPES, *"describe count blank nothing row first second third line there are things".split())
 WORDS = (*WORDS, *":;,.", *(str(number) for number in range(SIDE * SIDE + 1)))
 IDS = {word: number for number, word in enumerate(WORDS)}
-PROMPT = "<s> <image> describe :"
+QUESTIONS = ("describe", "count")
 NUM_PLACES = SIDE * SIDE
+PARTS = ("target", "draft", "measure")
 METHODS: dict[str, dict[str, Any]] = {
     "draft-model": {"num_draft_tokens": 4},
     "draft-tree": {"num_draft_tokens": 4, "num_tree_nodes": 16},
@@ -43,6 +50,46 @@ METHODS: dict[str, dict[str, Any]] = {
 
 Scene = list[tuple[str, str] | None]
 """Colour and shape of every cell; None for a blank one."""
+BLANK: Scene = [None] * NUM_PLACES
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a model is asked, and the answer."""
+
+    scene: Scene
+    pictures: tuple[bool, ...]
+    """One for each picture in the prompt: it shows the scene, or it is blank."""
+    question: str
+    style: int
+
+    @property
+    def prompt(self) -> str:
+        return " ".join(["<s>", *["<image>"] * len(self.pictures), self.question, ":"])
+
+    @property
+    def answer(self) -> str:
+        return caption_of(self.scene, self.style) if self.question == "describe" else counts_of(self.scene)
+
+    @property
+    def images(self) -> list[Tensor]:
+        """[1, 3, H, W] each."""
+        return [picture_of(self.scene if shown else BLANK)[None] for shown in self.pictures]
+
+
+def sample_of(chance: random.Random, num_images: int, question: str = "describe") -> Sample:
+    """A new scene, shown in one of so many pictures; with none of them, a caption that nothing is seen of."""
+    shown = chance.randrange(num_images) if num_images else -1
+    pictures = tuple(number == shown for number in range(num_images))
+    return Sample(scene_of(chance), pictures, question, chance.randrange(2))
+
+
+def any_sample(chance: random.Random, most_images: int) -> Sample:
+    """As training sees them: one in eight is a caption without a picture, one in four of the others is a count."""
+    if chance.random() < 1 / 8:
+        return sample_of(chance, 0)
+    sizes = [size for size in (1, 2, 4, 8) if size <= most_images]
+    return sample_of(chance, chance.choice(sizes), "count" if chance.random() < 1 / 4 else "describe")
 
 
 def scene_of(chance: random.Random, num_things: int = 4) -> Scene:
@@ -58,9 +105,14 @@ def picture_of(scene: Scene) -> Tensor:
     for number, cell in enumerate(scene):
         if cell is not None:
             top, left = number // SIDE * CELL, number % SIDE * CELL
-            colour = torch.tensor(COLOURS[cell[0]], dtype=torch.float32)
-            pixels[:, top : top + CELL, left : left + CELL] = colour[:, None, None] * _mask(cell[1])
+            pixels[:, top : top + CELL, left : left + CELL] = _tile(*cell)
     return pixels
+
+
+@cache
+def _tile(colour: str, shape: str) -> Tensor:
+    """[3, h, w] pixels of a cell."""
+    return torch.tensor(COLOURS[colour], dtype=torch.float32)[:, None, None] * _mask(shape)
 
 
 def _mask(shape: str) -> Tensor:
@@ -85,25 +137,41 @@ def caption_of(scene: Scene, style: int) -> str:
     return " ; ".join(lines) + f" . there are {sum(cell is not None for cell in scene)} things . </s>"
 
 
+def counts_of(scene: Scene) -> str:
+    numbers = {colour: sum(cell is not None and cell[0] == colour for cell in scene) for colour in COLOURS}
+    return " , ".join(f"{colour} {number}" for colour, number in numbers.items()) + " . </s>"
+
+
 def ids_of(text: str) -> list[int]:
     return [IDS[word] for word in text.split()]
 
 
-def batch_of(chance: random.Random, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixels, tokens with placeholders written out, and labels that leave prompts and padding out."""
-    scenes = [scene_of(chance) for _ in range(size)]
-    prompt = [part for token in ids_of(PROMPT) for part in [token] * (NUM_PLACES if token == IDS["<image>"] else 1)]
-    captions = [ids_of(caption_of(scene, chance.randrange(2))) for scene in scenes]
-    longest = max(map(len, captions))
-    rows = [prompt + caption + [IDS["<pad>"]] * (longest - len(caption)) for caption in captions]
-    labels = [[-100] * len(prompt) + caption + [-100] * (longest - len(caption)) for caption in captions]
-    return torch.stack([picture_of(scene) for scene in scenes]), torch.tensor(rows), torch.tensor(labels)
+def batch_of(chance: random.Random, size: int, most_images: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Pixels of all pictures, tokens with placeholders written out, and labels that leave prompts and padding out."""
+    samples = [any_sample(chance, most_images) for _ in range(size)]
+    prompts = [written(sample.prompt) for sample in samples]
+    answers = [ids_of(sample.answer) for sample in samples]
+    longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
+    rows = torch.full((size, longest), IDS["<pad>"])
+    labels = torch.full((size, longest), -100)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        end = len(prompt) + len(answer)
+        rows[row, :end] = torch.tensor(prompt + answer)
+        labels[row, len(prompt) : end] = torch.tensor(answer)
+    pixels = [image for sample in samples for image in sample.images]
+    return torch.cat(pixels) if pixels else torch.zeros(0, 3, 1, 1), rows, labels
+
+
+def written(prompt: str) -> list[int]:
+    """Token ids with as many placeholders as pictures have places."""
+    image = IDS["<image>"]
+    return [part for token in ids_of(prompt) for part in [token] * (NUM_PLACES if token == image else 1)]
 
 
 def text_config(width: int, num_layers: int) -> LlamaConfig:
     ends: dict[str, Any] = {"bos_token_id": IDS["<s>"], "eos_token_id": IDS["</s>"], "pad_token_id": IDS["<pad>"]}
     sizes: dict[str, Any] = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": num_layers}
-    return LlamaConfig(**sizes, **ends, num_attention_heads=4, vocab_size=len(WORDS), max_position_embeddings=128)
+    return LlamaConfig(**sizes, **ends, num_attention_heads=4, vocab_size=len(WORDS), max_position_embeddings=256)
 
 
 def new_target() -> Any:
@@ -115,15 +183,15 @@ def new_target() -> Any:
     return LlavaForConditionalGeneration(config)
 
 
-def train(model: Any, steps: int, batch: int, *, sees: bool, device: str) -> float:
+def train(model: Any, steps: int, batch: int, most_images: int, *, sees: bool, device: str) -> float:
     """Teach a model captions; the mean loss of the last tenth."""
     chance, losses = random.Random(0), list[float]()
     model.to(device).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=steps, pct_start=0.1)
     for step in range(steps):
-        pixels, tokens, labels = (part.to(device) for part in batch_of(chance, batch))
-        more = {"pixel_values": pixels} if sees else {}
+        pixels, tokens, labels = (part.to(device) for part in batch_of(chance, batch, most_images))
+        more = {"pixel_values": pixels} if sees and len(pixels) else {}
         loss = model(input_ids=tokens, labels=labels, attention_mask=(tokens != IDS["<pad>"]).long(), **more).loss
         optimiser.zero_grad()
         loss.backward()
@@ -147,12 +215,12 @@ def save(model: Any, folder: Path) -> None:
 def measure(target: Path, draft: Path, num_scenes: int) -> dict[str, Any]:
     """Captions of held-out scenes: how many are right, and how every method drafts them. Texts must be plain decoding's."""
     chance = random.Random(1)
-    scenes = [scene_of(chance) for _ in range(num_scenes)]
+    samples = [sample_of(chance, 1) for _ in range(num_scenes)]
     llm = LLM(str(target), draft=str(draft), method="draft-model", dtype="float32", device="cpu")
-    prompts = [{"prompt": ids_of(PROMPT), "images": [{"pixel_values": picture_of(scene)[None]}]} for scene in scenes]
+    prompts = [prompt_of(sample) for sample in samples]
     params = SamplingParams(max_tokens=80, temperature=0)
     plain = [list(one.token_ids) for one in llm.generate(prompts, params, method="plain")]
-    right = [any(said == ids_of(caption_of(scene, style)) for style in (0, 1)) for said, scene in zip(plain, scenes)]
+    right = [is_right(said, sample) for said, sample in zip(plain, samples, strict=True)]
     found: dict[str, Any] = {"scenes": num_scenes, "right": sum(right) / len(right)}
     for name, options in METHODS.items():
         outputs = llm.generate(prompts, params, method=llm.compose(name, **options))
@@ -161,6 +229,16 @@ def measure(target: Path, draft: Path, num_scenes: int) -> dict[str, Any]:
         found[name] = {"tokens_per_pass": round(tokens / passes, 3), "accepted_by_third": thirds([o.origins for o in outputs])}
         print(f"{name}: {found[name]}", flush=True)
     return found
+
+
+def prompt_of(sample: Sample) -> dict[str, Any]:
+    """As ``LLM.generate`` takes it."""
+    return {"prompt": ids_of(sample.prompt), "images": [{"pixel_values": image} for image in sample.images]}
+
+
+def is_right(said: Sequence[int], sample: Sample) -> bool:
+    """The answer is one that the scene allows; a caption may be in either style."""
+    return any(list(said) == ids_of(replace(sample, style=style).answer) for style in (0, 1))
 
 
 def thirds(origins: Sequence[Sequence[Origin]]) -> list[float]:
@@ -177,19 +255,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--most-images", type=int, default=1, help="pictures in a prompt, all but one of them blank")
     parser.add_argument("--scenes", type=int, default=200)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--measure-only", action="store_true")
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     arguments = parser.parse_args()
-    folders = arguments.out / "target", arguments.out / "draft"
-    losses = []
-    if not arguments.measure_only:
+    folders = {part: arguments.out / part for part in ("target", "draft")}
+    makers = {"target": new_target, "draft": lambda: LlamaForCausalLM(text_config(64, 1))}
+    losses: dict[str, float] = {}
+    for part in (part for part in makers if part in arguments.parts):
         torch.manual_seed(0)
-        for model, folder in zip((new_target(), LlamaForCausalLM(text_config(64, 1))), folders, strict=True):
-            losses.append(train(model, arguments.steps, arguments.batch, sees=folder == folders[0], device=arguments.device))
-            save(model, folder)
-    found = measure(*folders, arguments.scenes)
-    print(json.dumps({"steps": arguments.steps, "losses": [round(loss, 4) for loss in losses], **found}))
+        model, sizes = makers[part](), (arguments.steps, arguments.batch, arguments.most_images)
+        losses[part] = round(train(model, *sizes, sees=part == "target", device=arguments.device), 4)
+        save(model, folders[part])
+    found = measure(*folders.values(), arguments.scenes) if "measure" in arguments.parts else {}
+    print(json.dumps({"steps": arguments.steps, "losses": losses, **found}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compile the GPU's kernels for Hopper on a machine without a GPU: what does not compile is found before a device is at hand.
 
-    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families] [quantised]
+    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families] [quantised] [wide]
 
 Needs triton. Launches are replaced by compilation alone, so results mean nothing and nothing is compared; tests/unit interprets
 the same kernels for that, and tests/gpu runs them.
@@ -141,8 +141,31 @@ def quantised() -> None:
     sixteen_bits(Packed(nibbles, small.half(), small), torch.bfloat16)
 
 
+def wide() -> None:
+    """Products of more than 64 rows, and attention that folds pieces, over chains and trees."""
+    from outrider.models.attention.tree_tiles import BLOCK, Bounds, Cut, Rows, Sights
+    from outrider.models.attention.tree_triton import attend_tree
+    from outrider.models.gpu.finish import SILU, Finish
+    from outrider.models.gpu.tile import Tile
+    from outrider.models.gpu.wide import wide_product
+
+    x, weight = torch.zeros(320, 512, dtype=torch.bfloat16), torch.zeros(512, 512, dtype=torch.bfloat16)
+    cases = [(64, 64, SILU, True), (128, 192, Finish("gelu_tanh", weight[0]), True), (64, 320, Finish("gelu"), False)]
+    for bn, bm, finish, gated in [*cases, (128, 96, Finish("none"), False), (128, 256, Finish("none"), False)]:
+        out = torch.zeros(320, 256 if gated else 512, dtype=torch.bfloat16)
+        wide_product(x, weight, out, tile=Tile(bn, 64, bm=bm, is_wide=True), finish=finish, gated=gated, part_len=512)
+    queries, memory = torch.zeros(2, 4, 8, 128, dtype=torch.bfloat16), torch.zeros(2, 2, 2, 4096, 128, dtype=torch.bfloat16)
+    row = torch.zeros(2, dtype=torch.int32)
+    rows, nodes = Rows(row, row), torch.zeros(2, 4, 4, dtype=torch.int32)
+    tree = Sights(nodes[:, :, :1].long().contiguous(), nodes[:, :, 0].contiguous(), 0, nodes)
+    for sights in (Sights(None, None), tree):
+        for folded, window in ((1, 0), (BLOCK, 0), (BLOCK, 100)):
+            cut = Cut(5, 256, block_queries=64, folded=folded)
+            attend_tree(queries, (memory[0], memory[1]), rows, sights=sights, cut=cut, scale=1.0, bounds=Bounds(window))
+
+
 def main() -> None:
-    parts = {"sampler": sampler, "families": families, "quantised": quantised}
+    parts = {"sampler": sampler, "families": families, "quantised": quantised, "wide": wide}
     driver.set_active(NoDevice())
     JITFunction.__getitem__ = compile_only
     for name in sys.argv[1:] or parts:

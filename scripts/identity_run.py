@@ -1,11 +1,12 @@
 """Mixed requests through every lossless method that can run, with too little memory, each compared with its solo run.
 
-    python scripts/identity_run.py [--requests 2000] [--minutes 30] [--clients 24] [--memory-budget BYTES] [--seed 0]
+    python scripts/identity_run.py [--requests 2000] [--minutes 30] [--clients 24] [--memory-budget BYTES] [--processes 1]
 
 Two servers share the bundled models in this process. One has a memory budget so small that requests are sent back to wait. It
 gets requests with random prompts, parameters and methods from several clients. The other one gets the same requests one by
-one, decoded without guesses. Answers must have the same text, the same end and the same log-probability tokens. The last line
-is JSON. The exit code is 1 if an answer differs, or if nothing was preempted.
+one, decoded without guesses. Answers must have the same text, the same end and the same log-probability tokens. Several
+``--processes`` have two servers each and share the requests among them. The last line is JSON. The exit code is 1 if an answer
+differs, or if nothing was preempted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import json
 import random
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -110,10 +112,10 @@ class Run:
             if not is_same:
                 self.different.append({"asked": asked, "method": method, "found": found, "alone": alone})
 
-    async def run(self) -> int:
+    async def run(self) -> dict[str, Any]:
         self.crowded.worker.start()
         self.quiet.worker.start()
-        numbers = list(range(self.arguments.requests))
+        numbers = list(range(self.arguments.part, self.arguments.requests, self.arguments.processes))
         try:
             async with _client(self.crowded) as client:
                 await asyncio.gather(*(self.crowd(client, numbers) for _ in range(self.arguments.clients)))
@@ -123,16 +125,14 @@ class Run:
         finally:
             self.crowded.close()
             self.quiet.close()
-        return self.tell(num_preempted)
+        return self.told(num_preempted)
 
-    def tell(self, num_preempted: int) -> int:
+    def told(self, num_preempted: int) -> dict[str, Any]:
         for case in self.different[:5]:
             print(f"different: {json.dumps(case)}", file=sys.stderr)
         told = {"requests": self.counts.total(), **{name: self.counts[name] for name in ("equal", "different", "refused")}}
         told |= {"preempted": num_preempted, "engine_failures": self.crowded.worker.num_failures}
-        print(json.dumps({**told, "methods": dict(sorted(self.by_method.items()))}))
-        is_well = self.counts["different"] == self.counts["refused"] == self.crowded.worker.num_failures == 0
-        return 0 if is_well and num_preempted else 1
+        return {**told, "methods": dict(self.by_method)}
 
 
 def _client(service: Service) -> httpx.AsyncClient:
@@ -140,15 +140,42 @@ def _client(service: Service) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600)
 
 
+def all_parts(num_processes: int) -> dict[str, Any]:
+    """What several processes found, each with its part of the requests."""
+    commands = [[sys.executable, *sys.argv, "--part", str(part)] for part in range(num_processes)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    return added([json.loads(process.communicate()[0].splitlines()[-1]) for process in running])
+
+
+def added(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several results as one."""
+    methods = sum((Counter[str](part["methods"]) for part in parts), Counter[str]())
+    counts = {name: sum(part[name] for part in parts) for name in parts[0] if name != "methods"}
+    return {**counts, "methods": dict(sorted(methods.items()))}
+
+
+def is_well(told: dict[str, Any]) -> bool:
+    return told["preempted"] > 0 and not any(told[name] for name in ("different", "refused", "engine_failures"))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--minutes", type=float, default=30, help="no new requests after so long; the comparison goes on")
-    parser.add_argument("--clients", type=int, default=24)
+    parser.add_argument("--clients", type=int, default=24, help="of each process")
     parser.add_argument("--memory-budget", type=int, default=24_000_000)
     parser.add_argument("--page-len", type=int, default=0, help="keep keys and values in pages of so many tokens")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0)
-    return asyncio.run(Run(parser.parse_args()).run())
+    arguments = parser.parse_args()
+    if arguments.part is None and arguments.processes > 1:
+        told = all_parts(arguments.processes)
+    else:
+        arguments.part = arguments.part or 0
+        told = added([asyncio.run(Run(arguments).run())])
+    print(json.dumps(told))
+    return 0 if is_well(told) else 1
 
 
 if __name__ == "__main__":

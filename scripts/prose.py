@@ -1,9 +1,8 @@
 """Check the prose of the documents: ``python scripts/prose.py [FILE ...]`` prints what to mend and fails if there is anything.
 
 It looks at paragraphs and list items of Markdown files, not at code, tables or headings. A sentence has at most 30 words, a
-line at most 120 characters, and no word of ``BANNED``. Files in ``prose_waiting.txt`` were written before the rules and are
-left out; ``--waiting`` prints how much each of them has to mend. Files named in the numbered lists of CONTRIBUTING.md must
-exist.
+line at most 120 characters, and no word of ``BANNED``. Files named in the numbered lists of CONTRIBUTING.md
+must exist.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-WAITING = Path(__file__).with_name("prose_waiting.txt")
 MOST_WORDS = 30
 MOST_CHARACTERS = 120
 BANNED = {
@@ -124,12 +122,6 @@ def documents(root: Path) -> list[Path]:
     return sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")])
 
 
-def waiting() -> set[str]:
-    """Files that are not checked yet."""
-    lines = WAITING.read_text(encoding="utf-8").splitlines()
-    return {line for line in lines if line and not line.startswith("#")}
-
-
 def check_files(files: Iterable[Path], root: Path = ROOT) -> list[Finding]:
     """Everything to mend in the files."""
     found: list[Finding] = []
@@ -148,17 +140,8 @@ def _name(file: Path, root: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="Markdown files (default: all but those waiting)")
-    parser.add_argument("--waiting", action="store_true", help="count what the waiting files have to mend")
-    arguments = parser.parse_args()
-    left_out = waiting()
-    if arguments.waiting:
-        for name in sorted(left_out):
-            file = ROOT / name
-            count = len(check_files([file])) if file.is_file() else None
-            print(f"{name}: {'gone' if count is None else count or 'nothing'}{'' if count else '; take it off the list'}")
-        return 0
-    checked = arguments.files or [file for file in documents(ROOT) if _name(file, ROOT) not in left_out]
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="Markdown files (default: all)")
+    checked = parser.parse_args().files or documents(ROOT)
     found = check_files(checked)
     print("\n".join(map(str, found)) or f"{len(checked)} files, nothing to mend")
     return 1 if found else 0

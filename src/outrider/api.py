@@ -62,26 +62,29 @@ class LLM:
         device: str | None = None,
         max_batch_size: int | None = None,
         fast: bool = True,
-        numerics: str = "fast",
+        numerics: str = "auto",
         page_len: int = 0,
         max_len: int | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
         tensor_parallel: int = 1,
         draft_process: bool = False,
+        draft_parallel: int = 1,
         draft_dtype: str | None = None,
         keep_prompt: float = 1.0,
         **options: Any,
     ) -> None:
         """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
-        several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" (GPU) makes speculative text equal
-        plain text bit for bit; ``page_len`` keeps the target's keys in pages. At most ``max_batch_size`` requests share a round
-        (left out: 8 on a CPU, on a GPU what memory holds). ``max_len`` opens the target for so many tokens; ``revision`` is a
+        several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" insists that text is that of plain
+        decoding bit for bit, "fast" lets near ties fall otherwise on a GPU (left out: invariant, but for weights of few bits);
+        ``page_len`` keeps the target's keys in pages. At most ``max_batch_size`` requests share a round (left out: 8 on a CPU,
+        on a GPU what memory holds). ``max_len`` opens the target for so many tokens; ``revision`` is a
         branch, tag or commit on the hub; ``trust_remote_code`` lets a checkpoint run Python code of its own;
         ``tensor_parallel`` divides the target among processes; ``draft_process`` gives every draft model a process of its own
-        (for ``pearl``), ``draft_dtype`` a type of its own ("int8"); ``keep_prompt`` below 1 is LOSSY: the target reads only
-        that share of every prompt, chosen by the draft model (docs/sparse_prompts.md). ``options`` are the method's own
-        (``num_draft_tokens`` ...; ``outrider methods`` lists them). Names and options are checked before anything is loaded."""
+        (for ``pearl``), ``draft_parallel`` so many that run its layers at once, ``draft_dtype`` a type of its own ("int8");
+        ``keep_prompt`` below 1 is LOSSY: the target reads only that share of every prompt, chosen by the draft model
+        (docs/sparse_prompts.md). ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them).
+        Names and options are checked before anything is loaded."""
         opening.check_batch_size(max_batch_size)
         self.max_batch_size = max_batch_size
         names = [opening.name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
@@ -104,7 +107,8 @@ class LLM:
         if keep_prompt != 1:
             self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
         self.rounds = Rounds(self.target)
-        self.drafts = opening.open_drafts(partial(load, dtype=draft_dtype or dtype), self.draft_names, apart=draft_process)
+        load_draft, where = partial(load, dtype=draft_dtype or dtype), {"apart": draft_process, "at_once": draft_parallel}
+        self.drafts = opening.open_drafts(load_draft, self.draft_names, **where)
         self.draft = self.drafts[0] if self.drafts else None
         self._by_name, self._heads = dict[str, Method](), dict[str, Head]()
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)

@@ -45,10 +45,13 @@ from outrider.drafters.heads import (
     longspec,
     medusa,
     mlp_speculator,
+    msd,
     mtp,
     mtp_parallel,
     p_eagle,
     redrafter,
+    specvlm,
+    vispec,
 )
 from outrider.drafters.itself import (
     del_,
@@ -120,6 +123,9 @@ METHODS: Catalog[MethodRow] = Catalog(
         "dflash": dflash.ROW,
         "dspark": dspark.ROW,
         "longspec": longspec.ROW,
+        "msd": msd.ROW,
+        "vispec": vispec.ROW,
+        "specvlm": specvlm.ROW,
         "hybrid": hybrid.ROW,
         "rasd": rasd.ROW,
         "cascade": cascade.ROW,

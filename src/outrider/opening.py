@@ -123,7 +123,7 @@ def check_vocabularies(codec: TextCodec, drafts: Sequence[TextCodec], method: st
 
 def divided(size: int, load: partial[Target], source: Source, *, numerics: str, **options: Any) -> Target:
     """The target divided among ``size`` processes, opened as ``load`` would."""
-    if numerics != "fast":
+    if numerics == "invariant":
         raise OptionError(f"numerics = {numerics!r} is not available for a divided model; leave it or tensor_parallel out")
     from outrider.models.parallel import load_parallel
 
@@ -143,9 +143,15 @@ def open_target(
     return vision.target, vision
 
 
-def open_drafts(load: partial[Target], names: Sequence[str], *, apart: bool) -> list[Target]:
-    """The draft models; ``apart`` gives each of them a process of its own."""
-    return [_elsewhere(load, name) if apart else load(name) for name in names]
+def open_drafts(load: partial[Target], names: Sequence[str], *, apart: bool, at_once: int) -> list[Target]:
+    """The draft models; ``apart`` gives each of them a process of its own, ``at_once`` above 1 so many for its layers."""
+    if apart and at_once != 1:
+        raise OptionError(f"draft_process and draft_parallel = {at_once} both say where the draft runs; leave one of them out")
+    if at_once == 1:
+        return [_elsewhere(load, name) if apart else load(name) for name in names]
+    from outrider.models.parallel import load_layers_apart
+
+    return [load_layers_apart(name, at_once, **load.keywords) for name in names]
 
 
 def _elsewhere(load: partial[Target], name: str) -> Target:

@@ -29,6 +29,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "dflash": {"num_heads": 4, "num_layers": 2, "mask_token_id": 3},
     "dspark": {"num_heads": 4, "num_layers": 2, "mask_token_id": 3, "markov_rank": 8, "markov_head_type": "rnn"},
     "longspec": {"draft_window": 5},
+    "msd": {"image_token_id": 7},
+    "vispec": {"image_token_id": 7, "num_visual_queries": 3},
+    "specvlm": {"image_token_id": 7, "visual_ratio": 2},
 }
 
 

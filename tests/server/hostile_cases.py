@@ -12,6 +12,7 @@ from typing import Any
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _REFUSED = (400,)
 _EITHER = (200, 400)
+_TOO_LARGE = (413,)
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ def _prompts() -> list[Case]:
         "a million letters without a space": "a" * 1_000_000,
         "a million spaces": " " * 1_000_000,
         "a million emoji": "🦊" * 250_000,
-        "a million tokens": [5] * 1_000_000,
-        "a million tokens and a text": [*[5] * 500_000, "x"],
+        "a quarter of a million tokens": [5] * 250_000,
+        "a quarter of a million tokens and a text": [*[5] * 250_000, "x"],
         "a hundred thousand texts": ["x"] * 100_000,
         "lists in lists in lists": [[[1]]],
         "a token below zero": [-1],
@@ -56,6 +57,11 @@ def _prompts() -> list[Case]:
         "no list": [],
         "half a surrogate pair": "\ud800",
     }
+    huge = {
+        "a million tokens": [5] * 1_000_000,
+        "a million tokens and a text": [*[5] * 500_000, "x"],
+        "a million commas": "," * 1_000_000,
+    }
     odd = {
         "no text": "",
         "zeros": "\x00" * 50,
@@ -64,9 +70,8 @@ def _prompts() -> list[Case]:
         "right to left": "\u202e" * 50,
         "special tokens as text": "<|endoftext|></s><s><unk><|im_start|>" * 10,
     }
-    return [_complete(f"prompt: {name}", prompt=prompt) for name, prompt in prompts.items()] + [
-        _complete(f"prompt: {name}", _EITHER, prompt=prompt) for name, prompt in odd.items()
-    ]
+    kinds = ((prompts, _REFUSED), (huge, _TOO_LARGE), (odd, _EITHER))
+    return [_complete(f"prompt: {name}", codes, prompt=one) for kind, codes in kinds for name, one in kind.items()]
 
 
 def _nested(levels: int) -> dict[str, Any]:
@@ -184,7 +189,7 @@ def _fields() -> list[Case]:
         "logit_bias: of words": ({"logit_bias": {"fox": 1}}, _REFUSED),
         "logit_bias: everything away": ({"logit_bias": {str(i): -100 for i in range(1000)}}, _EITHER),
         "allowed_token_ids: none of ours": ({"allowed_token_ids": [-1]}, _REFUSED),
-        "allowed_token_ids: a million": ({"allowed_token_ids": [1] * 1_000_000}, _REFUSED),
+        "allowed_token_ids: a million": ({"allowed_token_ids": [1] * 1_000_000}, _TOO_LARGE),
         "bad_words: a thousand": ({"bad_words": ["x"] * 1000}, _REFUSED),
         "bad_words: empty": ({"bad_words": [""]}, _REFUSED),
         "bad_words: every letter": ({"bad_words": list("abcdefghijklmnopqrstuvwxyz")}, _EITHER),
@@ -277,5 +282,5 @@ def _routes() -> list[Case]:
         Case("route: a model far away", "/v1/models/..%2f..%2fetc", None, (404,), "GET"),
         Case("route: tokens of a million letters", "/tokenize", {"prompt": "a b " * 300_000}),
         Case("route: text of a token below zero", "/detokenize", {"tokens": [-5]}),
-        Case("route: text of a million tokens", "/detokenize", {"tokens": [5] * 1_200_000}),
+        Case("route: text of a million tokens", "/detokenize", {"tokens": [5] * 1_200_000}, _TOO_LARGE),
     ]

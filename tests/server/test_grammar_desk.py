@@ -65,7 +65,7 @@ def test_schemas_that_cannot_be_followed_are_refused_by_name(schema: Any, code: 
 
 def _stop(service: Service) -> Any:
     """Let the idle process hang, as one that compiles for ever would."""
-    trial = service.intake.grammars._idle[0]
+    trial = next(iter(service.intake.grammars._idle))
     os.kill(trial._process.pid, signal.SIGSTOP)
     return trial
 
@@ -105,7 +105,7 @@ def test_a_process_that_was_killed_while_it_waited_is_replaced() -> None:
         for pattern in ("a", "b"):
             body = {"prompt": "Say", "guided_regex": pattern, "max_tokens": 4}
             assert (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"] == pattern
-            trial = service.intake.grammars._idle[0]
+            trial = next(iter(service.intake.grammars._idle))
             os.kill(trial._process.pid, signal.SIGKILL)
             trial._process.wait()
 
@@ -161,3 +161,16 @@ def test_the_cache_is_bounded_by_bytes() -> None:
     assert cache.find(sources[0]) is None and cache.find(sources[3]) is sources[3]
     cache.keep(sources[0], sources[0], 400)  # type: ignore[arg-type]
     assert cache.num_bytes == 0
+
+
+def test_a_process_without_work_ends_and_the_next_grammar_gets_another() -> None:
+    async def work(service: Service, client: Any) -> None:
+        del client
+        grammars = service.intake.grammars
+        await grammars.get(regex_source("a"), "me")
+        (trial,) = grammars._idle
+        while trial._process.returncode is None:
+            await asyncio.sleep(0.01)
+        assert not grammars._idle and await grammars.get(regex_source("b"), "me") is not None
+
+    run(work, grammar_idle_s=0.05)

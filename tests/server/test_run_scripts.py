@@ -48,6 +48,8 @@ def test_what_learning_brought_back_and_cost() -> None:
     [
         ({}, True),
         ({"memory_after": 120}, False),
+        ({"memory_after": 120, "in_caches_after": 15}, True),
+        ({"memory_before": 110, "memory_after": 115, "in_caches_before": 10}, False),
         ({"slower_than_3_p99": {"a case": 9.0}}, False),
         ({"server_errors": ["a case"]}, False),
         ({"changed_texts": ["a case"]}, False),
@@ -55,8 +57,26 @@ def test_what_learning_brought_back_and_cost() -> None:
     ],
 )
 def test_what_a_hostile_run_finds_out_of_bounds(seen: dict[str, Any], well: bool) -> None:
-    quiet = {"memory_before": 100, "memory_after": 105, "slower_than_3_p99": {}, "server_errors": [], "changed_texts": []}
+    quiet = {
+        "in_caches_before": 0,
+        "in_caches_after": 0,
+        "memory_before": 100,
+        "memory_after": 105,
+        "slower_than_3_p99": {},
+        "server_errors": [],
+        "changed_texts": [],
+    }
     assert load("scripts/hostile_run.py").is_well({**quiet, "not_in_order": [], **seen}) is well
+
+
+def test_what_several_processes_found_is_one_result() -> None:
+    script = load("scripts/identity_run.py")
+    part = {"requests": 3, "equal": 3, "different": 0, "refused": 0, "preempted": 1, "engine_failures": 0}
+    told = script.added([{**part, "methods": {"plain": 1, "suffix": 2}}, {**part, "methods": {"suffix": 3}}])
+    assert told["requests"] == 6 and told["methods"] == {"plain": 1, "suffix": 5} and script.is_well(told)
+    for name in ("different", "refused", "engine_failures"):
+        assert not script.is_well({**told, name: 1})
+    assert not script.is_well({**told, "preempted": 0})
 
 
 def test_the_table_of_load_generators_replaces_the_old_one(tmp_path: Path) -> None:

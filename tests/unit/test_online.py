@@ -24,7 +24,7 @@ from outrider.models.config import config_of
 from outrider.models.heads import KINDS
 from outrider.train.data import Document
 from outrider.train.draft_lm import DraftLM
-from outrider.train.online import OnlineSettings, online_draft, online_heads, online_sorted_draft
+from outrider.train.online import Judgement, OnlineSettings, online_draft, online_heads, online_sorted_draft
 from outrider.train.pace import Pace
 from outrider.train.taught_states import TaughtStates
 from outrider.train.uniform_sample import UniformSample
@@ -151,6 +151,25 @@ def test_text_without_drafts_is_learnt_from_too() -> None:
     for text in range(12):
         strict.observe([1, 2, text], [3, 4, 5, 6, 7, 8], plain)
     assert strict.maybe_update() is None and not strict.judgements
+
+
+def test_learning_goes_on_in_idle_time_while_it_helps() -> None:
+    """No new tokens came: after an update that helped another one begins, unless requests are being served."""
+    online = online_draft(new_draft(), TARGET, OnlineSettings(**{**vars(QUICK), "background": True}))
+    for text in range(12):
+        online.observe([1, 2, text], [3, 4, 5, 6, 7, 8], [Origin.ACCEPTED] * 6)
+    try:
+        assert online.maybe_update() is None and not online.is_learning, "every token was guessed"
+        online.judgements.append(Judgement(1.2, 1.1, False))
+        online.maybe_update()
+        assert not online.is_learning, "it did not help"
+        online.judgements.append(Judgement(1.1, 1.2, True))
+        online.maybe_update(is_idle=False)
+        assert not online.is_learning, "requests come first"
+        online.maybe_update()
+        assert online.is_learning
+    finally:
+        online.close()
 
 
 def test_prompts_count_too_unless_told_otherwise() -> None:

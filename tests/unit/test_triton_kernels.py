@@ -11,8 +11,9 @@ from triton_interpreter import DEVICE
 
 from outrider.core.tree import TokenTree
 from outrider.models.attention.sdpa import SightMaker, attend
+from outrider.models.attention.tree_cut import cut_for
 from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
-from outrider.models.attention.tree_triton import attend_tree, cut_for, pack_words, rotate_and_write
+from outrider.models.attention.tree_triton import attend_tree, pack_words, rotate_and_write
 from outrider.models.experts import gated
 from outrider.models.gpu import skinny, tuned
 from outrider.models.gpu.gates import gated_rows

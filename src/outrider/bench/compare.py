@@ -1,11 +1,15 @@
 """Is this run slower than that one? Two bench files, line by line.
 
-Two questions are asked of every setting. *Speed-up*: measured against plain decoding in the same rounds, so the machine
-cancels; sees a slower method. *Speed*: tokens per unit of a fixed piece of work done in the same rounds, so that a slower
-machine cancels as far as that work resembles decoding; sees what slows plain decoding too. A change is reported when its 95 %
-interval excludes 1 and it is larger than a threshold. Only prompts that both runs have are compared. The decision is made on
-the lines over all suites, so that a hundred small comparisons do not make a false alarm; the others are shown. Either side may
-be several runs: each is compared with its partner, best made right after it, and the pairs are pooled.
+Two figures of every setting are compared.
+
+- *Speed-up* is measured against plain decoding in the same rounds, so the machine's speed cancels. It shows a slower method.
+- *Speed* is tokens per unit of a fixed piece of work, done in the same rounds. A slower machine cancels as far as that work
+  resembles decoding. It also shows what slows plain decoding.
+
+A change is reported when its 95 % interval excludes 1 and it is larger than a threshold. Only prompts that both runs have are
+compared. The decision rests on the lines over all suites, so that many small comparisons do not raise a false alarm. The other
+lines are shown. Either side may be several runs. Each run is then compared with its partner, which is best made right after it,
+and the pairs are pooled.
 """
 
 from __future__ import annotations

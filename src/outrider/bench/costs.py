@@ -1,9 +1,9 @@
 """The costs of rounds on this machine, as the simulator takes them: a pass by size, a plain round's rest, and a drafter's.
 
-Passes are measured on their own (``curves``). What a round costs besides (the sampler's law, the walk, the commit, statistics)
-is what plain rounds take beyond their pass; what a drafter adds is what rounds that accept nothing take beyond both, at a few
-lengths, with straight lines between them. Of repeated measurements the fastest counts, prompt by prompt and size by size: what
-disturbs a timing only ever adds to it.
+Passes are measured on their own (``curves``). The host's work (law, walk, commit, statistics) is what plain rounds take beyond
+their pass. The drafter's work is what rounds that accept nothing take beyond both. It is measured at a few lengths, with
+straight lines between them. Of repeated measurements the fastest counts, prompt by prompt and size by size, because
+disturbances only ever add time.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     needed = rounds * sum over settings and prompts of (prefill seconds * prompt tokens + pass seconds * tokens written)
 
-Prompts are given up first (one of every suite stays), then suites, then the dearest settings; plain decoding and one other
-stay whatever it costs, since without them there is nothing to compare.
+Prompts are given up first, but one of every suite stays. Then suites are given up, then the dearest settings. Plain decoding
+and one other setting always stay, because without them there is nothing to compare.
 """
 
 from __future__ import annotations

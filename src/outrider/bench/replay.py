@@ -1,9 +1,11 @@
 """Arrivals replayed against a fleet: how long requests wait, where the capacity model only divides.
 
-A trace is made from published statistics: gaps between arrivals are gamma distributed, with a coefficient of variation for
-how bursty they are (BurstGPT, Wang et al. 2024, arXiv 2401.17644; 1 is Poisson), and lengths are log-normal around the medians
-of two services (Splitwise, Patel et al. 2024, arXiv 2311.18677). How far lengths spread is an assumption. A replica reads
-prompts one after the other, first come first; while it reads, its rows wait. Otherwise its rows share its speed equally.
+A trace is made from published statistics. Gaps between arrivals are gamma distributed, with a coefficient of variation for how
+bursty they are (BurstGPT, Wang et al. 2024, arXiv 2401.17644; 1 is Poisson). Lengths are log-normal around the medians of two
+services (Splitwise, Patel et al. 2024, arXiv 2311.18677). How far lengths spread is an assumption.
+
+A replica reads prompts one after the other, first come, first served. While it reads, its rows wait. Otherwise its rows share
+its speed equally.
 
     gap ~ Gamma(1 / cv^2, cv^2 / rate),       length = median exp(sigma z),       a row's speed = speed(rows) / rows
 """

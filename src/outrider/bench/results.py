@@ -61,8 +61,10 @@ class Results:
         return rulers[-1]
 
     def keep_whole(self, prompts: Mapping[str, list[list[int]]], sizes: Sequence[int]) -> dict[str, list[list[int]]]:
-        """Drop what a run that ended early has only part of: a later round that is not complete; of a first round, suites
-        and batch sizes that nobody reached. Returns the prompts that were measured, by suite."""
+        """Drop what a run that ended early measured only in part. Returns the prompts that were measured, by suite.
+
+        A later round that is not complete is dropped. Of a first round, suites and batch sizes that nobody reached are dropped.
+        """
         chunks = {key: [len(times) for times in rounds] for key, rounds in self.ruler.items()}
         reached = [(name, size) for size in sizes for name in prompts if chunks.get((name, size), [0])[0]]
         first = [name for name in prompts if (name, sizes[0]) in reached]

@@ -119,11 +119,15 @@ class Cluster:
         device, share = self.hardware, self.num_devices * self.hardware.efficiency
         read = shape.params * shape.bytes_per_param + batch_size * (context + num_nodes) * shape.kv_bytes_per_token
         multiplied = 2 * shape.params * batch_size * num_nodes
-        reduces = 2 * self._reduce_seconds(shape, batch_size * num_nodes) if self.num_devices > 1 else 0.0
-        latency = shape.num_layers * (device.layer_latency + reduces)
+        latency = shape.num_layers * self.layer_seconds(shape, batch_size * num_nodes)
         return max(read / device.bandwidth, multiplied / device.flops) / share + latency
 
-    def _reduce_seconds(self, shape: Shape, num_rows: float) -> float:
+    def layer_seconds(self, shape: Shape, num_rows: float) -> float:
+        """Of a layer, beside multiplying: launches, and two all-reduces among several devices."""
+        reduces = 2 * self.message_seconds(shape, num_rows) if self.num_devices > 1 else 0.0
+        return self.hardware.layer_latency + reduces
+
+    def message_seconds(self, shape: Shape, num_rows: float) -> float:
         """One all-reduce of 16-bit states: every device sends and receives 2 (N - 1) / N of them."""
         if self.link is None:
             return self.hardware.reduce_latency

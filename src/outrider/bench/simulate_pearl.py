@@ -1,8 +1,8 @@
 """What drafting beside verifying gains: the simulator's twin for draft and target that work at once.
 
-A round takes the longer of the target's pass and the draft's chain. It has a chain to check where the round before it went
-through and the draft had guessed the target's next token too; otherwise it checks nothing and emits one token. So a text is
-a walk between two states, and its expected time a recursion over both. (Liu et al. 2024, PEARL, arXiv 2408.11850.)
+A round takes the longer of the target's pass and the draft's chain. It checks a chain if the round before accepted everything
+and the draft had guessed the target's next token too. Otherwise it checks nothing and emits one token. So a text is a walk
+between two states, and its expected time is a recursion over both (Liu et al. 2024, PEARL, arXiv 2408.11850).
 
     T(n, s) = max(pass(k + 1), draft(K + 1)) + sum_{j < k} P(j of k) T(n - j - 1, 0)
               + P(k of k) (r T(n - k - 1, K) + (1 - r) T(n - k - 1, 0)),        k = min(s, n - 1),   s in {0, K}

@@ -1,15 +1,16 @@
 """Medians with an interval that says how far a repetition may fall.
 
-A run is a table of seconds: rounds down, chunks of prompts across. Its time is the sum over chunks of the median over
-rounds, so a disturbance of one chunk in one round counts for nothing. A speed-up is the ratio of two such times, measured side
-by side; its interval resamples the rounds of every chunk, the two sides together, and is widened for their small number. A
-speed on its own has nothing to cancel the machine's drift, so its interval resamples whole rounds and is wider. A median of
-five drawn with replacement often holds an outlier three times, as real medians hardly do, so outliers are first pulled in to
-four standard deviations (by the median deviation over all chunks).
+A run is a table of seconds: rounds down, chunks of prompts across. Its time is the sum over chunks of the median over rounds.
+So a disturbance of one chunk in one round counts for nothing.
 
-Two runs are compared by the lower quartile instead of the median: what disturbs a timing only ever adds to it. And one process
-is one throw of where code and data come to lie in memory and caches, worth a few percent that no number of its rounds shows;
-several runs of either side are therefore taken as pairs, whose spread makes the interval.
+A speed-up is the ratio of two such times, measured side by side. Its interval resamples the rounds of every chunk, both sides
+together, and is widened for their small number. A speed on its own has nothing to cancel the machine's drift. Its interval
+resamples whole rounds and is wider. Resampling five rounds often draws an outlier three times, which real medians hardly
+meet. So outliers are first pulled in to four standard deviations (by the median deviation over all chunks).
+
+Two runs are compared by the lower quartile instead of the median, because disturbances only ever add time. Where code and data
+lie in memory differs from process to process. That is worth a few percent, and no number of rounds in one process shows it. So
+several runs of either side are taken as pairs, whose spread makes the interval.
 
     T = sum_c median_r seconds[r, c];    log interval = log m + s (quantiles of resampled log m - log m),
     s = t(df) / 1.96 sqrt(R / (R - 1));  of n pairs: log interval = mean +- t(n - 1) sd / sqrt(n)

@@ -1,10 +1,12 @@
 """The best method for a model, a machine and somebody's prompts: predicted from a few probes, then measured.
 
-Three steps. *Probe*: every lossless row of the table runs once or twice on some of the prompts; that gives how often each
-depth is accepted and what drafting costs, beside the measured cost of passes by size. *Predict*: from these, the speed of
-every length of every chain drafter, without running it; trees are predicted at the sizes that were probed. *Race*: the best
-few predictions, their neighbours and plain decoding are measured in turns, and the fastest wins. If its interval does not
-exclude 1, the answer is plain.
+There are three steps.
+
+1. *Probe.* Every lossless row of the table runs once or twice on some of the prompts. That gives the acceptance by depth and
+   the cost of drafting. The cost of passes by size is measured beside it.
+2. *Predict.* From these follows the speed of every length of every chain drafter. Trees are predicted at the probed sizes.
+3. *Race.* The best few predictions, their neighbours and plain decoding are measured in turns, and the fastest wins. If its
+   interval does not exclude 1, the answer is plain.
 
     speed(K) = (1 + sum_{k <= K} reach_k) / (r(K) (pass(1 + guesses(K)) + draft(K) + host)),  reach_k = accepted at k / rounds
     r(K): measured over modelled seconds of the probed rounds, on a line between the probed lengths

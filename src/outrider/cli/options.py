@@ -82,6 +82,7 @@ def _load(name: str | None, arguments: argparse.Namespace, config: dict[str, Any
         max_len=arguments.max_len,
         tensor_parallel=arguments.tensor_parallel,
         draft_process=arguments.draft_process,
+        draft_parallel=arguments.draft_parallel,
         draft_dtype=arguments.draft_dtype,
         keep_prompt=arguments.keep_prompt,
         revision=arguments.revision,

@@ -11,6 +11,7 @@ from outrider.bench.capacity import Capacity
 from outrider.bench.runner import RunConfig
 from outrider.bench.session import Bench, encode_suites
 from outrider.bench.simulate import Cluster, Scenario, Shape, Wire, hardware_named, tokens_per_pass
+from outrider.bench.simulate_easyspec import EasySpecScenario
 from outrider.bench.simulate_pearl import PearlScenario, pearl_tokens_per_pass
 from outrider.bench.suites import load_suites
 from outrider.bench.validate import predictions_table, validate
@@ -48,6 +49,8 @@ def _predict(arguments: argparse.Namespace) -> int:
             print(f"{'':>6}{capacity.compared(plain, fast, reading)}")
         if arguments.pearl:
             rows[-1] |= _beside(scenario, rates, arguments.longest)
+        if arguments.easyspec is not None:
+            rows[-1] |= _at_once(scenario, rates, arguments)
     if all(row["best_length"] == 0 for row in rows):
         print("speculation does not pay at this acceptance and cost")
     print(json.dumps({"hardware": arguments.hardware, "devices": arguments.devices, "acceptance": rates, "rows": rows}))
@@ -77,6 +80,19 @@ def _beside(scenario: Scenario, rates: Sequence[float], longest: int) -> dict[st
     tokens = pearl_tokens_per_pass(rates, best)
     print(f"{'pearl':>6}{'':>13}{best:>8}{speed:>10.0f}{speed / turns:>9.2f}x{tokens:>10.2f}   of the line above")
     return {"pearl_length": best, "pearl_speed": speed, "pearl_against_turns": speed / turns}
+
+
+def _at_once(scenario: Scenario, rates: Sequence[float], arguments: argparse.Namespace) -> dict[str, float]:
+    """Layers of the draft at once: prints a line below the scenario's own."""
+    if arguments.easyspec < 2 or scenario.draft is None:
+        raise OptionError("--easyspec takes 2 devices or more and needs --draft-params: the draft's layers run at once")
+    easyspec = EasySpecScenario(scenario, arguments.easyspec)
+    fuzzy = _rates(arguments.easyspec_acceptance) if arguments.easyspec_acceptance else rates
+    best = easyspec.best_length(fuzzy, longest=arguments.longest)
+    speed, turns = easyspec.speed(best, fuzzy), scenario.speed(scenario.best_length(rates, longest=arguments.longest), rates)
+    tokens = tokens_per_pass(fuzzy, best)
+    print(f"{'easy':>6}{'':>13}{best:>8}{speed:>10.0f}{speed / turns:>9.2f}x{tokens:>10.2f}   of the line above")
+    return {"easyspec_length": best, "easyspec_speed": speed, "easyspec_against_turns": speed / turns}
 
 
 def _validate(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from outrider.models.heads import HEAD_KINDS, KINDS, new_head
 from outrider.models.heads.ends import read_target
 from outrider.models.heads.folder import SHAPES, new_config, signature_of
 from outrider.models.load import load_model
+from outrider.models.source import local_path
+from outrider.opening import open_target
 from outrider.train.data import Corpus, read_documents
 from outrider.train.devices import current_team, team_of_torchrun
 from outrider.train.kinds import OTHER_KINDS, Asked
@@ -28,6 +31,8 @@ from outrider.train.loop import Settings, train
 from outrider.train.objective import HeadObjective, HeadSettings, Objective
 from outrider.train.provenance import training_notes
 from outrider.train.vocabulary import commonest
+from outrider.vision.ends import read_vision_target
+from outrider.vision.load import can_see
 
 TASKS: Mapping[str, Callable[[argparse.Namespace], int]] = {"judge": run_judge, "regenerate": run_regenerate}
 """What is not a run of the training loop, by name."""
@@ -52,10 +57,10 @@ def _train(arguments: argparse.Namespace) -> int:
     _check_options(given, kinds)
     name = arguments.target or bundled_path("target")
     with waiting(f"loading {name}"):
-        target = load_model(name, device=arguments.device, fast=not _on_gpu(arguments.device))
-    codec = load_codec(name)
+        codec, load = load_codec(name), partial(load_model, device=arguments.device)
+        target, vision = open_target(load, name, codec, 1, fast=not _on_gpu(arguments.device))
     max_len = min(arguments.max_len, target.max_len)
-    documents = read_documents(arguments.data, codec, max_len=max_len)
+    documents = read_documents(arguments.data, codec, max_len=max_len, vision=vision)
     corpus = Corpus.of(documents, held_out=arguments.held_out)
     settings = filled(Settings, given, {"row_len": max_len, "bf16": target.device.type == "cuda"})
     objectives = [_objective(kind, name, target, corpus, arguments, given=given) for kind in kinds]
@@ -84,7 +89,8 @@ def _objective(
     if kind in OTHER_KINDS:
         return OTHER_KINDS[kind].build(Asked(kind, name, target, arguments.draft, arguments.reference, given))
     defaults = {**KINDS[kind].training, **given}
-    raw, ends = read_target(name)
+    path = local_path(name)
+    raw, ends = read_vision_target(path) if can_see(path) else read_target(name)
     changes = {key: defaults[key] for key in SHAPES if key in defaults}
     config = new_config(kind, raw, **changes)
     config = replace(config, signature=signature_of(target, config.hidden_size))

@@ -50,7 +50,6 @@ __all__ = [
     "StopRule",
     "Target",
 ]
-"""The interfaces, and the values that they exchange."""
 
 
 class Cache(ABC):
@@ -74,6 +73,9 @@ class Cache(ABC):
     @abstractmethod
     def truncate(self, lengths: Sequence[int]) -> None:
         """Forget all past ``lengths[b]`` tokens, or the whole row where a cache cannot go back so far. Modifies lengths."""
+
+    def settle(self) -> None:  # noqa: B027 (most caches have nothing to do)
+        """A round begins: forget what was only approximated, so that it is read again. Modifies lengths."""
 
     @abstractmethod
     def fork(self, rows: Sequence[int]) -> Cache:

@@ -7,6 +7,7 @@ known is a list of tokens, and the batch it enters is the one a prefill of all o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container, Hashable, Iterator, Sequence
 from typing import final
 
@@ -16,8 +17,13 @@ from torch import Tensor
 from outrider.core.interfaces import Cache
 from outrider.core.request import RequestState
 from outrider.core.sampling import Sampler
+from outrider.engine.job import Slots
 from outrider.engine.memory import BatchSize
+from outrider.engine.pieces import Pieces
 from outrider.engine.step import Batch, Engine
+
+_IN_TURNS = 4
+"""Long prompts that are read in turns; more of them wait."""
 
 
 @final
@@ -99,14 +105,15 @@ class Arrival:
 
 @final
 class Arrivals:
-    """Everybody who is being read, first come first. Requests of one lane that came together are read together."""
+    """Everybody who is being read. Requests of one lane that came together are read together, the others in turns: a short
+    prompt waits for a piece of a long one, not for all of it."""
 
-    def __init__(self, num_tokens: int, *, isolates: bool) -> None:
-        """At most ``num_tokens`` are read at a time. Where it ``isolates``, a request that cannot be read ends alone."""
-        self._num_tokens, self._isolates = num_tokens, isolates
+    def __init__(self, slots: Slots, *, isolates: bool) -> None:
+        """Where it ``isolates``, a request that cannot be read ends alone."""
+        self._num_tokens, self._isolates = slots.prefill_tokens, isolates
+        self.pieces = Pieces(slots)
         self._queue: list[tuple[Hashable, Arrival]] = []
-        self.failed: list[tuple[int, RequestState]] = []
-        """Those that could not be read, until somebody takes them."""
+        self._failed: list[tuple[int, RequestState]] = []
 
     @property
     def ids(self) -> list[int]:
@@ -118,27 +125,29 @@ class Arrivals:
         return [(lane, arrival.size) for lane, arrival in self._queue]
 
     @property
-    def num_left(self) -> int:
-        """Tokens still to read."""
-        return sum(arrival.num_left for _, arrival in self._queue)
+    def room(self) -> int:
+        """Tokens that may still be added. A prompt counts as a quarter of a piece at most, so a few long ones leave room."""
+        return self._num_tokens - sum(min(arrival.num_left, self._num_tokens // _IN_TURNS) for _, arrival in self._queue)
 
     def add(self, lane: Hashable, engine: Engine, row: tuple[int, RequestState], prefix: Cache | None = None) -> None:
         """Read one more request, its number and its state. ``prefix`` holds the first tokens of it already."""
         number, state = row
         if prefix is None and self._queue and self._queue[-1][0] == lane:
             last = self._queue[-1][1]
-            if last.is_untouched and last.size.longest < self._num_tokens:
+            longest = max(last.size.longest, len(state.tokens))
+            if last.is_untouched and longest <= self.pieces.size(is_alone=True):  # all of them are read at once
                 last.states.append(state)
                 last.ids.append(number)
                 return
         self._queue.append((lane, Arrival(engine, [state], [number], prefix=prefix)))
 
-    def read(self) -> Iterator[tuple[Hashable, Batch]]:
-        """Read as much as is allowed between two rounds; batches of those who are read, with their lanes."""
-        budget = self._num_tokens
+    def read(self, *, is_alone: bool) -> Iterator[tuple[Hashable, Batch]]:
+        """Read as much as is allowed between two rounds; batches of those who are read, with their lanes. ``is_alone`` says
+        that no request runs."""
+        budget = self.pieces.size(is_alone=is_alone)
         while self._queue and budget > 0:
             lane, arrival = self._queue[0]
-            before = arrival.num_left
+            before, began = arrival.num_left, time.perf_counter()
             try:
                 batch = arrival.advance(budget)
             except Exception as error:
@@ -148,10 +157,19 @@ class Arrivals:
                 budget -= before
                 self._part(lane, arrival, error)
                 continue
-            budget -= max(1, before - arrival.num_left)
+            num_read = before - arrival.num_left
+            self.pieces.was_read(num_read, time.perf_counter() - began)
+            budget -= max(1, num_read)
+            del self._queue[0]
             if batch is not None:
-                del self._queue[0]
                 yield lane, batch
+            else:
+                self._queue.append((lane, arrival))
+
+    def take_failed(self) -> list[tuple[int, RequestState]]:
+        """Those that could not be read since this was asked last."""
+        failed, self._failed = self._failed, []
+        return failed
 
     def keep(self, ids: Container[int]) -> None:
         """Forget all others. Those who were read together with one of them are read anew."""
@@ -170,6 +188,6 @@ class Arrivals:
         rows = list(zip(arrival.ids, arrival.states, strict=True))
         if len(rows) == 1:
             arrival.states[0].fail(error)
-            self.failed += rows
+            self._failed += rows
             return
         self._queue[:0] = [(lane, Arrival(arrival.engine, [state], [number])) for number, state in rows]

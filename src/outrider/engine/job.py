@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -17,14 +18,18 @@ class Slots:
     max_rows: int = 32
     """Requests that share rounds."""
     prefill_tokens: int = 512
-    """Prompt tokens read between two rounds."""
+    """Most prompt tokens read between two rounds."""
     grouping: str = "ragged"
     """How the rows of a round are chosen (``engine/grouping.py``)."""
+    reading_rounds: float = math.inf
+    """Longest that reading prompts between two rounds may take, in rounds (``engine/pieces.py``)."""
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "prefill_tokens"):
             if vars(self)[name] < 1:
                 raise OptionError(f"{name} = {vars(self)[name]} is not valid; use at least 1")
+        if not self.reading_rounds > 0:
+            raise OptionError(f"reading_rounds = {self.reading_rounds} is not valid; use a number above 0")
 
 
 @dataclass(frozen=True, eq=False)

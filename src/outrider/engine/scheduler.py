@@ -69,7 +69,7 @@ class Scheduler:
         self._devices = DeviceLanes(device_lane if self.memory.budget is None else None, find_method, self._keep_prefix)
         self._jobs: dict[int, Job] = {}
         self._waiting: deque[int] = deque()
-        self._arrivals = Arrivals(self.slots.prefill_tokens, isolates=isolates)
+        self._arrivals = Arrivals(self.slots, isolates=isolates)
         self._lanes: dict[Hashable, Lane] = {}
         self._failed: list[RoundReport] = []
         """Requests that failed before they had a round."""
@@ -133,6 +133,7 @@ class Scheduler:
         failed, self._failed = self._failed, []
         running = [(name, lane) for name, lane in self._lanes.items() if lane.batch is not None]
         reports = [*failed, *(self._step(name, lane) for name, lane in running)]
+        self._arrivals.pieces.was_run(sum(report.seconds for report in reports))
         for report in self._devices.step():
             self._forget_finished(report)
             reports.append(report)
@@ -220,8 +221,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let those who waited longest in, while there are slots, memory and prompt tokens to read left."""
-        budget = self.slots.prefill_tokens - self._arrivals.num_left
-        while self._waiting and self.num_running < self.slots.max_rows and budget > 0:
+        while self._waiting and self.num_running < self.slots.max_rows and self._arrivals.room > 0:
             job = self._jobs[self._waiting[0]]
             size = len(job.state.tokens)
             if self.memory.largest_tree(self._sizes((job.lane, BatchSize(1, size, size)))) is None:
@@ -235,15 +235,13 @@ class Scheduler:
             if device is not None and device.is_running:
                 device.admit(job.id, job.state, prefix)
                 continue
-            budget -= size
             self._arrivals.add(job.lane if device is None else OnDevice(job.lane), engine, (job.id, job.state), prefix)
 
     def _read(self) -> None:
         """Read prompts; who is read joins the lane."""
-        for name, batch in self._arrivals.read():
+        for name, batch in self._arrivals.read(is_alone=not self.batches):
             self._join(name, batch)
-        failed, self._arrivals.failed = self._arrivals.failed, []
-        self._end_failed(failed)
+        self._end_failed(self._arrivals.take_failed())
 
     def _end_failed(self, rows: Iterable[tuple[int, RequestState]]) -> None:
         for number, state in rows:

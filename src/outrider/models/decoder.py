@@ -76,7 +76,7 @@ class Decoder(LayeredTarget, PlacingTarget):
         if self.pool is not None:
             return PagedCache.empty(self.pool, batch_size)
         shape = (batch_size, self.config.num_kv_heads, self.config.head_dim)
-        return ContiguousCache.empty(self.num_layers, shape, dtype=self.dtype, device=self.device)
+        return ContiguousCache.empty(self.config.num_layers, shape, dtype=self.dtype, device=self.device)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         def run(tree: TokenTree) -> Mapping[int, Tensor]:
@@ -113,6 +113,14 @@ class Decoder(LayeredTarget, PlacingTarget):
     def placed(self, positions: Sequence[int] | Tensor) -> Decoder:
         twin = copy(self)
         twin._tables = [table.placed(positions) for table in self._tables]
+        return twin
+
+    def relaid(self, lay: Callable[[Sequence[AnyLayer]], Sequence[AnyLayer]], joint: Joint) -> Decoder:
+        """A twin on the same weights whose passes go through the layers that ``lay`` makes of its own, and whose table of
+        embeddings is divided as ``joint`` says."""
+        twin = copy(self)
+        twin._layers, twin._joint = list(lay(self._layers)), joint
+        twin.num_layers = len(twin._layers)
         return twin
 
     def queries(self, layer: int, hidden: Tensor, begin: int) -> Tensor:

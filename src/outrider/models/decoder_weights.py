@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -93,7 +94,9 @@ class Weights:
 
 
 class Division(Protocol):
-    """Which part of every matrix is wanted (``share.py``)."""
+    """Which layers are wanted, and which part of every matrix (``share.py``)."""
+
+    def layers(self, num_layers: int) -> Sequence[int]: ...
 
     def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights: ...
 

@@ -83,7 +83,7 @@ def _same_bits(config: ModelConfig | None, recurrent: RecurrentConfig | None) ->
         return "nowhere (PyTorch's products round by their shape: near ties can fall otherwise in a batch or a tree)"
     if config is None:
         return "nowhere (transformers' passes round by their shape: near ties can fall otherwise in a batch or a tree)"
-    on_gpu = "" if gpu_missing(config) else "on a GPU with numerics='invariant'"
+    on_gpu = "" if gpu_missing(config) else "on a GPU, with weights of 16 bits"
     here = "" if can_build() else "; not here: the native pass needs a C++ compiler and OUTRIDER_NATIVE not 0"
     on_cpu = "" if cpu_missing(config) else f"on a CPU in float32, bfloat16, int8 and as stored (native passes{here})"
     return "; ".join(filter(None, (on_cpu, on_gpu))) or "nowhere (PyTorch's passes round by their shape)"

@@ -28,6 +28,10 @@ class Joint(ABC):
     def sum(self, values: Tensor) -> Tensor:
         """The sum of every rank's ``values``, in rank order: the same bits on every rank, whatever the size."""
 
+    @abstractmethod
+    def of(self, rank: int, values: Tensor) -> Tensor:
+        """The ``values`` of one rank, on every rank. All give a tensor of the same size."""
+
     @final
     def embed(self, table: Tensor, tokens: Tensor) -> Tensor:
         """[..., H] rows of the whole vocabulary's table, of which this rank holds ``table``."""
@@ -35,6 +39,20 @@ class Joint(ABC):
         is_mine = (places >= 0) & (places < len(table))
         found = table[places.clamp(0, len(table) - 1)]
         return self.sum(torch.where(is_mine[..., None], found, 0.0))
+
+
+@final
+class Alone(Joint):
+    """One rank that holds everything."""
+
+    first_token = 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values
+
+    def of(self, rank: int, values: Tensor) -> Tensor:
+        del rank
+        return values
 
 
 @final

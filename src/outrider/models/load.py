@@ -20,7 +20,7 @@ from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
 from outrider.models.gguf.stored import StoredTensors, is_quantised
-from outrider.models.gpu import gpu_decoder
+from outrider.models.gpu import check_numerics, gpu_decoder
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
 from outrider.models.quantised.folder import checkpoint
 from outrider.models.quantised.formats import format_of
@@ -50,7 +50,7 @@ class _Speed:
     @property
     def leaves_stored(self) -> bool:
         """Whether the native pass, which multiplies stored matrices, is what is wanted."""
-        return self.fast and not self.page_len and self.numerics == "fast"
+        return self.fast and not self.page_len
 
 
 def load_model(
@@ -60,19 +60,19 @@ def load_model(
     device: str | None = None,
     max_len: int | None = None,
     fast: bool = True,
-    numerics: str = "fast",
+    numerics: str = "auto",
     page_len: int = 0,
 ) -> Target:
     """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8", and "int4" on a GPU,
     round the weights and so change the model). Quantised matrices stay as they are where the device has a product for them, and
     are dequantised with any other type. "stored" insists on it for a GGUF file or a quantised folder on a CPU, where inputs are
-    rounded to 8 bits. ``max_len`` opens a model whose
-    rotary scaling depends on the context (longrope, dynamic) for more than its original length; ``fast`` False takes the
-    plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant" asks for scores that do not depend on what
-    shares a pass (GPU, 16-bit types); ``page_len`` keeps keys and values in pages of so many tokens, which rows can share
-    (on a CPU the plain PyTorch decoder has them)."""
+    rounded to 8 bits. ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than
+    its original length; ``fast`` False takes the plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant"
+    insists on scores that do not depend on what shares a pass (``models.gpu.NUMERICS``); ``page_len`` keeps keys and values in
+    pages of so many tokens, which rows can share (on a CPU the plain PyTorch decoder has them)."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
+    check_numerics(numerics)
     place = device_of(device)
     if page_len < 0 or page_len & (page_len - 1):
         raise OptionError(f"page_len = {page_len} is not valid; use a power of two, or 0 for one block per row")
@@ -96,7 +96,6 @@ def load_model(
         from outrider.models.hf import HFModel, check_quantisation
 
         check_quantisation(raw)
-
         dtype_used = wanted or auto_dtype(raw.get("dtype") or raw.get("torch_dtype"), place)
         trusted = source.trust_remote_code
         return HFModel.load(path, dtype=dtype_used, device=place, max_len=max_len, trust_remote_code=trusted)
@@ -114,7 +113,9 @@ def lean_config(path: Path) -> ModelConfig:
         return _gguf_config(read_gguf(str(path)))
     config = config_of(read_config(path))
     if config is None:
-        raise OptionError(f"{path} is run by transformers' own modules, which are not divided; leave tensor_parallel out")
+        raise OptionError(
+            f"{path} is run by transformers' own modules, which are not divided; leave tensor_parallel and draft_parallel out"
+        )
     return config
 
 
@@ -168,7 +169,7 @@ def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed
         why = "which is not a GGUF file" if form is None else f"whose matrices ({form.title}) are dequantised on a CPU"
         raise OptionError(f"{what} for {path}, {why}; use 'auto', or 'int8' for weights of 8 bits")
     if device.type != "cpu" or not speed.leaves_stored:
-        raise OptionError(f"{what} here; it needs device='cpu', fast=True, page_len=0 and numerics='fast'")
+        raise OptionError(f"{what} here; it needs device='cpu', fast=True and page_len=0")
     if is_gguf:
         decoder = _stored_decoder(read_gguf(str(path)), max_len)
     else:
@@ -224,10 +225,14 @@ def _of_weights(config: ModelConfig, weights: Weights, speed: _Speed) -> Layered
         on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits, page_len=speed.page_len)
     if on_gpu is not None:
         return on_gpu
-    _refuse(replace(speed, bits=16) if speed.bits == 8 and device.type == "cpu" else speed)
+    _refuse(replace(speed, numerics="auto", bits=16 if speed.bits == 8 and device.type == "cpu" else speed.bits))
     if speed.fast and not speed.page_len:
-        return fastest_decoder(config, weights, speed.bits)
-    return Decoder(config, weights, speed.page_len, bits=speed.bits)
+        decoder = fastest_decoder(config, weights, speed.bits)
+    else:
+        decoder = Decoder(config, weights, speed.page_len, bits=speed.bits)
+    if not decoder.is_invariant:
+        _refuse(replace(speed, bits=16))
+    return decoder
 
 
 def decoder_of(
@@ -243,8 +248,9 @@ def computing_dtype(dtype: str | None, stored: str | None, device: torch.device)
 
 
 def _refuse(speed: _Speed) -> None:
-    """Only the GPU's fast decoder has invariant numerics and weights of few bits (8 on a CPU, too)."""
-    wanted = "" if speed.numerics == "fast" else f"numerics = {speed.numerics!r}"
+    """Only the GPU's fast decoder has weights of few bits (8 on a CPU, too), and only it and the CPU's native pass have
+    invariant numerics."""
+    wanted = f"numerics = {speed.numerics!r}" if speed.numerics == "invariant" else ""
     wanted = wanted or ("" if speed.bits == 16 else f"dtype = 'int{speed.bits}'")
     if wanted:
         on_cpu = " (on a CPU, dtype = 'int8' is there)" if speed.bits == 4 else ""

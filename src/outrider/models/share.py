@@ -52,6 +52,9 @@ class Share:
         experts = config.experts and replace(config.experts, size=self._count(config.experts.size))
         return replace(config, **sizes, vocab_size=self._count(config.vocab_size), experts=experts)
 
+    def layers(self, num_layers: int) -> Sequence[int]:
+        return range(num_layers)
+
     def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights:
         """Its part of a layer of the model that ``config`` describes."""
         q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

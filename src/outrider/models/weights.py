@@ -128,7 +128,8 @@ class _WeightReader:
         config = self._config
         embedding = self._matrix("embed_tokens", config.vocab_size, config.hidden_size)
         embedding = embedding if share is None else share.rows(embedding)
-        layers = [self._part(layer, share) for layer in range(config.num_layers)]
+        wanted = range(config.num_layers) if share is None else share.layers(config.num_layers)
+        layers = [self._part(layer, share) for layer in wanted]
         head = embedding if config.tied_head else self._head()
         head = head if share is None or config.tied_head else share.rows(head)
         norm, bias = self.final_norm(), self._norm_bias("norm", config.hidden_size)

@@ -61,7 +61,8 @@ class Grammars:
         self.cache = GrammarCache(settings.grammar_cache_bytes)
         self._slots = FairSlots(settings.grammar_workers, max_waiting=settings.grammar_queue)
         self._threads = ThreadPoolExecutor(settings.grammar_workers, "outrider-grammars")
-        self._idle: list[Trial] = []
+        self._idle: dict[Trial, asyncio.TimerHandle] = {}
+        """Processes that wait for work, each with what ends it when none comes."""
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
 
@@ -75,7 +76,8 @@ class Grammars:
 
     def close(self) -> None:
         """End the processes."""
-        for trial in self._idle:
+        for trial, ending in self._idle.items():
+            ending.cancel()
             trial.close()
         self._idle.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -106,7 +108,8 @@ class Grammars:
             raise ApiError(400, message, param="response_format", code="grammar_timeout") from None
         finally:
             if is_well:
-                self._idle.append(trial)
+                loop = asyncio.get_running_loop()
+                self._idle[trial] = loop.call_later(self._settings.grammar_idle_s, self._end_idle, trial)
             else:
                 trial.kill()
                 await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, trial.close))
@@ -115,11 +118,17 @@ class Grammars:
     async def _living_trial(self) -> Trial | None:
         """A process that waits for work; one that somebody killed meanwhile is nobody's fault who asks now."""
         while self._idle:
-            trial = self._idle.pop()
+            trial, ending = self._idle.popitem()
+            ending.cancel()
             if trial.is_alive:
                 return trial
             await asyncio.get_running_loop().run_in_executor(None, trial.close)
         return None
+
+    def _end_idle(self, trial: Trial) -> None:
+        """Nobody needed it for a while; the next grammar gets a new one."""
+        del self._idle[trial]
+        asyncio.get_running_loop().run_in_executor(None, trial.close)
 
     def _new_trial(self, compiler: GrammarCompiler) -> Trial:
         try:

@@ -23,6 +23,7 @@ from outrider.server.failures import ApiError
 from outrider.server.keys import KeyRing
 from outrider.server.quota import Account, Client
 from outrider.server.settings import LOOPBACK, ServerSettings
+from outrider.server.tidy import Tidy
 
 _LOG = logging.getLogger("outrider.access")
 _BODY_S = 30.0
@@ -38,7 +39,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: ServerSettings, requests: Counter, keys: KeyRing, audit: AuditLog) -> None:
         """``requests`` counts them by status."""
         self._app, self._settings, self._requests = app, settings, requests
-        self._keys, self._audit = keys, audit
+        self._keys, self._audit, self._tidy = keys, audit, Tidy()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -116,9 +117,20 @@ class Guard:
                     if size > limit:
                         raise _too_large(limit)
                     if message["type"] != "http.request" or not message.get("more_body"):
-                        return b"".join(chunks)
+                        break
         except TimeoutError:
             raise ApiError(408, f"the request's body did not come within {_BODY_S:g} s") from None
+        self._tidy.count(size)
+        return self._checked(b"".join(chunks))
+
+    def _checked(self, body: bytes) -> bytes:
+        """The body, unless it has too many values: reading JSON lets no other thread run, a million values for a tenth of a
+        second and more. Every value but the first of a list has a comma in front of it; commas in texts are counted too."""
+        most = self._settings.max_body_values
+        if body.count(b",") > most:
+            message = f"the request has more than {most} values; send fewer, or raise --max-body-values"
+            raise ApiError(413, message, code="too_many_values")
+        return body
 
 
 def _needs_key(path: str) -> bool:

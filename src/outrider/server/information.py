@@ -9,15 +9,13 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field, StrictInt
+from pydantic import StrictInt
 
 from outrider.methods import METHODS, RULES
 from outrider.server.failures import ApiError
 from outrider.server.models import Models
-from outrider.server.protocol import ChatMessage, Strict
+from outrider.server.protocol import Messages, Strict
 from outrider.server.service import Service
-
-_MOST_TOKENS = 1_000_000
 
 
 class TokenizeRequest(Strict):
@@ -25,7 +23,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, max_length=16_384)
+    messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -35,7 +33,7 @@ class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[StrictInt] = Field(max_length=_MOST_TOKENS)
+    tokens: list[StrictInt]
 
 
 def add_information(app: FastAPI, models: Models) -> None:

@@ -1,7 +1,7 @@
-"""Logs: a JSON object a line from everything in the process, and never so many that they become the attack.
+"""Logs: one JSON object per line from everything in the process, with a limit on repeated lines.
 
-A message that comes again and again (a process out of file descriptors repeats one a thousand times a second) is written a
-few times, then counted, and the count is written with the next one that is let through.
+A process that is out of file descriptors repeats one message a thousand times a second. Such a message is written a few times
+and then only counted. The count is written with the next one that is let through.
 """
 
 from __future__ import annotations

@@ -102,6 +102,7 @@ class Metrics:
         self._preempted = Growing(counter("num_preemptions", "Times a choice gave up its slot for memory"))
         self._prefix_hits = Growing(counter("prefix_cache_hits", "Prompts whose beginning was known"))
         self._prefix_tokens = Growing(counter("prefix_cache_hit_tokens", "Prompt tokens that need not be read again"))
+        self.prefix_bytes = gauge("prefix_cache_bytes", "Shared beginnings that are kept")
         self.cache_bytes = gauge("cache_bytes", "Memory of keys, values and logits, as counted against the budget")
         self.cache_usage = gauge("kv_cache_usage_perc", "The same over the budget, 0 to 1; 0 without a budget")
         self.reasons = counter("rounds_by_reason", "Target passes by why the policy planned them so", ("reason",))
@@ -159,6 +160,7 @@ class Metrics:
         self.cache_usage.set(scheduler.cache_bytes / scheduler.memory.budget if scheduler.memory.budget else 0)
         self._preempted.see(scheduler.num_preempted)
         if scheduler.prefixes is not None:
+            self.prefix_bytes.set(scheduler.prefixes.num_bytes)
             self._prefix_hits.see(scheduler.prefixes.num_hits)
             self._prefix_tokens.see(scheduler.prefixes.num_hit_tokens)
 

@@ -31,6 +31,17 @@ class Strict(BaseModel, ABC):
         return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
+def at_most(count: int) -> BeforeValidator:
+    """Refuse a longer list before its items are looked at."""
+
+    def checked(given: Any) -> Any:
+        if isinstance(given, list) and len(given) > count:
+            raise ValueError(f"has {len(given)} items; at most {count} are taken")
+        return given
+
+    return BeforeValidator(checked)
+
+
 class Speculation(Strict):
     """How this request is to be sped up. The text does not depend on it."""
 
@@ -103,7 +114,7 @@ class SamplingFields(Strict, ABC):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     bad_words: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=128)] | None = None
-    allowed_token_ids: Annotated[list[StrictInt], Field(min_length=1, max_length=_MOST_IDS)] | None = None
+    allowed_token_ids: Annotated[list[StrictInt], Field(min_length=1), at_most(_MOST_IDS)] | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=1)
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
@@ -161,10 +172,13 @@ class ChatMessage(BaseModel):
     content: str | Annotated[list[dict[str, Any]], Field(max_length=4096)] | None = None
 
 
+Messages = Annotated[list[ChatMessage], Field(min_length=1), at_most(16_384)]
+
+
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=16_384)
+    messages: Messages
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False

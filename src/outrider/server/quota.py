@@ -1,7 +1,7 @@
 """What one key may use: requests and tokens a minute, requests at once, tokens of an answer.
 
-Requests and tokens are buckets that fill up evenly over a minute. A request is let in while there is something in the bucket of
-tokens, and pays for what it took when it is over; a bucket below zero has to fill up before the next one is let in.
+Requests and tokens are buckets that fill up evenly over a minute. A request is let in while the bucket of tokens holds any. It
+pays for its tokens when it is over. A bucket below zero has to fill up before the next request is let in.
 """
 
 from __future__ import annotations

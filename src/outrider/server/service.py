@@ -40,6 +40,8 @@ from outrider.server.transcript import Added
 from outrider.server.worker import Ticket, Worker
 
 _CLIENT_LEFT = 499
+_READING_ROUNDS = 2.0
+"""A request becomes at most three times slower while the prompts of others are read."""
 _LOGIT_COPIES = 2 * 4
 """Bytes per vocabulary entry of a node: raw and adjusted logits, float32."""
 
@@ -59,9 +61,12 @@ class Service:
         parent: str | None = None,
         spans: Spans | None = None,
     ) -> None:
-        """``learner`` is told what ended, and may make something better to draft with (``server/learning.py``), which
-        ``install`` hands to the model: ``LLM.replace_draft`` unless told otherwise;
-        ``parent`` is the name of the model that an adapter was made for; ``spans`` is told of requests that are over."""
+        """The service of one model.
+
+        ``learner`` hears of ended requests and may make a better draft (``server/learning.py``). ``install`` hands that draft
+        to the model; the default is ``LLM.replace_draft``. ``parent`` is the model that an adapter was made for. ``spans``
+        hears of ended requests.
+        """
         self.parent = parent
         self.spans = spans or NoSpans()
         self.llm, self.settings = llm, settings
@@ -82,7 +87,7 @@ class Service:
         return Scheduler(
             self.llm.target,
             self._find_method,
-            slots=Slots(settings.max_rows, settings.prefill_tokens, settings.grouping),
+            slots=Slots(settings.max_rows, settings.prefill_tokens, settings.grouping, _READING_ROUNDS),
             memory=self._memory,
             prefixes=prefix_tree(self.llm.target.new_cache(1), settings.prefix_bytes) if settings.prefix_bytes else None,
             device_lane=self.llm.rounds.lane,

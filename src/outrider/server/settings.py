@@ -29,6 +29,8 @@ class ServerSettings:
     default_tokens: int = 256
     """Tokens of a chat answer that names no limit."""
     max_body_bytes: int = 4_000_000
+    max_body_values: int = 300_000
+    """Most values of a body, counted by its commas."""
     max_image_pixels: int = 16_000_000
     """Largest image of a prompt, before the model's processor makes it smaller."""
     max_images: int = 8
@@ -72,6 +74,8 @@ class ServerSettings:
     """Memory that compiling a grammar may take."""
     grammar_cache_bytes: int = 64_000_000
     """Compiled grammars that are kept for those who ask again."""
+    grammar_idle_s: float = 30.0
+    """A process that compiles grammars ends when nobody asked it for so long."""
     schema_bytes: int = 131_072
     """Largest schema, regular expression or grammar."""
     schema_depth: int = 64

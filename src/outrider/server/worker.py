@@ -1,9 +1,9 @@
 """The engine's thread: takes orders, runs rounds while there is work, hands out what each round added.
 
-One thread owns the scheduler, so nothing in it is shared; orders and cancellations come in through a queue that is emptied
-between rounds, tokens go out through the event loop of whoever waits. A slow reader fills its own queue, bounded by the tokens
-it asked for, and delays nobody. What fails in one request (its grammar, its drafter, its text) ends that request alone. If the
-engine itself fails, everybody in it is told so, and it starts anew with empty hands.
+One thread owns the scheduler, so nothing in it is shared. Orders and cancellations come in through a queue that is emptied
+between rounds. Tokens go out through the event loop of the client's request. A slow reader fills its own queue, bounded by the
+tokens it asked for, and delays nobody. A failure in one request (its grammar, its drafter, its text) ends that request alone.
+If the engine itself fails, all its requests end with an error, and it starts anew and empty.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Training the acceptance head of SpecDec++: which of a draft's guesses will the target accept?
 
-The draft is frozen and guesses after every place of texts that the target wrote; its guess is the likeliest token
-(temperature 0) or drawn from q, and the label is the chance that the target accepts it. (Huang et al. 2024, arXiv
-2405.19715. They mix guesses into the text; a policy asks about a guess *given that those before it were accepted*, and then
-the text is the target's.)
+The draft is frozen. It guesses after every position of texts that the target wrote. Its guess is the likeliest token
+(temperature 0) or drawn from q. The label is the chance that the target accepts it (Huang et al. 2024, arXiv 2405.19715).
+
+The paper mixes guesses into the text. Here the text is the target's, because a policy asks about a guess *given that those
+before it were accepted*.
 
     label = [argmax p = argmax q]   or   min(1, p(x) / q(x)), x ~ q;         loss = BCE, rejected parts weighted by w
 

@@ -1,4 +1,5 @@
-"""Texts to train on: token files, plain text, JSON lines with texts, conversations or tokens; and the order they are read in.
+"""Texts to train on: token files, plain text, JSON lines with texts, conversations, tokens or images; and the order they are
+read in.
 
 The batch of a step is a function of the seed and the step alone, so a run that was killed goes on exactly where it was.
 Held-out documents are chosen by a hash of their tokens: the same ones whatever else is in the files.
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, final
@@ -18,6 +20,7 @@ import numpy as np
 
 from outrider.codecs.text import TextCodec
 from outrider.core.errors import OptionError
+from outrider.vision.prompts import EmbeddedPrompt, Vision
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,15 @@ class Document:
     begin: int = 0
     counted: tuple[int, ...] | None = None
     """The places that count, where it is not all of them from ``begin`` on."""
+    seen: Callable[[], EmbeddedPrompt] | None = None
+    """Reads the images in its prompt, which is where it begins; None for text."""
+
+    @staticmethod
+    def with_images(vision: Vision, prompt: Sequence[int], images: Sequence[Any], answer: Sequence[int]) -> Document:
+        """A prompt with a placeholder for each image, and what is learned after it."""
+        seen = partial(vision.prompt, list(prompt), list(images))
+        ids = seen().ids
+        return Document((*ids, *answer), len(ids), seen=seen)
 
 
 @final
@@ -73,13 +85,19 @@ def digest_of(document: Document) -> bytes:
     return hashlib.blake2b(np.asarray(document.tokens, dtype=np.int64).tobytes(), digest_size=8).digest()
 
 
-def read_documents(files: Sequence[Path], codec: TextCodec | None, *, max_len: int, min_len: int = 8) -> list[Document]:
-    """All documents of the files, cut into pieces of at most ``max_len`` tokens."""
+def read_documents(
+    files: Sequence[Path], codec: TextCodec | None, *, max_len: int, min_len: int = 8, vision: Vision | None = None
+) -> list[Document]:
+    """All documents of the files, cut into pieces of at most ``max_len`` tokens. ``vision`` reads those with images, which lose
+    their end instead."""
     found: list[Document] = []
     for file in files:
         if not file.is_file():
             raise OptionError(f"data file {file} does not exist; check the path")
-        for document in _documents(file, codec):
+        for document in _documents(file, codec, vision):
+            if document.seen is not None:
+                found.append(_shortened(document, max_len, file))
+                continue
             for begin in range(0, len(document.tokens), max_len):
                 piece = document.tokens[begin : begin + max_len]
                 if len(piece) >= min_len:
@@ -89,14 +107,21 @@ def read_documents(files: Sequence[Path], codec: TextCodec | None, *, max_len: i
     return found
 
 
-def _documents(file: Path, codec: TextCodec | None) -> Iterator[Document]:
+def _shortened(document: Document, max_len: int, file: Path) -> Document:
+    if document.begin >= max_len:
+        what = f"{file}: a prompt with images takes {document.begin} tokens, and max_len is {max_len}"
+        raise OptionError(f"{what}; raise max_len, or leave it out")
+    return replace(document, tokens=document.tokens[:max_len])
+
+
+def _documents(file: Path, codec: TextCodec | None, vision: Vision | None) -> Iterator[Document]:
     if file.suffix == ".npy":
         yield from _arrays(file)
     elif file.suffix == ".jsonl":
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _from_json(line, codec, f"{file}:{number}")
+                    yield _from_json(line, codec, vision, f"{file}:{number}")
     else:
         yield Document(tuple(_codec(codec, file).encode(file.read_text(encoding="utf-8", errors="replace"))))
 
@@ -113,11 +138,13 @@ def _arrays(file: Path) -> Iterator[Document]:
         yield Document(tuple(tokens[begin:end].tolist()))
 
 
-def _from_json(line: str, codec: TextCodec | None, place: str) -> Document:
+def _from_json(line: str, codec: TextCodec | None, vision: Vision | None, place: str) -> Document:
     try:
         value = json.loads(line)
     except ValueError:
         raise OptionError(f"{place} is not JSON; write a string or an object per line") from None
+    if isinstance(value, dict) and value.get("images"):
+        return _with_images(value, codec, vision, place)
     if isinstance(value, dict) and "tokens" in value:
         return Document(tuple(value["tokens"]), int(value.get("prompt_len", 0)))
     if isinstance(value, dict) and ("messages" in value or "conversations" in value):
@@ -126,6 +153,17 @@ def _from_json(line: str, codec: TextCodec | None, place: str) -> Document:
     if not isinstance(text, str):
         raise OptionError(f"{place} has no 'text', 'messages' or 'tokens'; write one of them, or a JSON string")
     return Document(tuple(_codec(codec, place).encode(text)))
+
+
+def _with_images(value: dict[str, Any], codec: TextCodec | None, vision: Vision | None, place: str) -> Document:
+    """A prompt with images, named by their files relative to the data's, and the answer."""
+    if vision is None:
+        raise OptionError(f"{place} has images and the target reads text; train with a vision-language target")
+    if not isinstance(value.get("prompt"), str) or not isinstance(value.get("text"), str):
+        raise OptionError(f"{place} has images without 'prompt' and 'text'; write the question and the answer there")
+    known, folder = _codec(codec, place), Path(place.rpartition(":")[0]).parent
+    answer = known.encode(value["text"], add_special_tokens=False)
+    return Document.with_images(vision, known.encode(value["prompt"]), [folder / name for name in value["images"]], answer)
 
 
 def _conversation(messages: Sequence[dict[str, str]], codec: TextCodec) -> Document:

@@ -1,9 +1,9 @@
 """Training on many devices: each process reads its share of a batch; weights, gradients and optimizer state are divided.
 
-One process per device, started by ``torchrun``; FSDP2 (``fully_shard``) gathers the weights for a pass and scatters the
-gradients after it (Zhao et al. 2023, arXiv 2304.11277; the division is ZeRO's, Rajbhandari et al. 2019, arXiv 1910.02054). The
-objective as a whole is the module that is divided, so its parts may be called in any way inside it. The target is frozen and
-whole in every process. Checkpoints are gathered and written by the first process: the same files as with one device.
+``torchrun`` starts one process per device. FSDP2 (``fully_shard``) gathers the weights for a pass and scatters the gradients
+after it (Zhao et al. 2023, arXiv 2304.11277; the division is ZeRO's, Rajbhandari et al. 2019, arXiv 1910.02054). The whole
+objective is the module that is divided, so its parts may be called in any way inside it. The target is frozen and whole in
+every process. Checkpoints are gathered and written by the first process: the same files as with one device.
 
     gradient = mean over processes of the gradient of each one's mean loss
 """

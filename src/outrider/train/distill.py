@@ -1,9 +1,9 @@
 """Distilling draft models: DistillSpec and AdaSPEC.
 
-DistillSpec (Zhou et al. 2023, arXiv 2310.08461) brings the draft's law to the target's, place by place, by a divergence of
-choice, on given text (off-policy) or on text the draft itself writes (on-policy), which is where it will be asked. AdaSPEC
-(Hu et al. 2025) spends a small draft's capacity on what it can learn: of every batch only the places count whose loss
-exceeds a distilled reference model's most.
+DistillSpec (Zhou et al. 2023, arXiv 2310.08461) minimises a divergence between the draft's law and the target's at every
+position. The text is given (off-policy) or written by the draft itself (on-policy). AdaSPEC (Hu et al. 2025) spends a small
+draft's capacity on what it can learn. Of every batch it keeps the positions whose loss most exceeds that of a distilled
+reference model.
 
     distill   mean_t D(p(t), q(t))
     adaspec   mean over the share k of places with the largest  D(p, q) - D(p, q_reference)          (k = 0.4)

@@ -1,7 +1,7 @@
 """From documents to packed rows with the target's states, computed when needed (or once: ``stored.py``).
 
-Every document goes through the target alone (a prefill with taps, which any target has), so its states are exactly those it
-will have when it is generated; then documents are laid end to end in rows, so that little is padding.
+Every document goes through the target alone, in a prefill with taps, which any target has. So its states are exactly those of
+generation. Documents are then laid end to end in rows, so that little is padding.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache, Target
 from outrider.models.heads import PackedTexts
 from outrider.train.data import Document
+from outrider.vision.prompts import EmbeddedPrompt
 
 
 def places_of(lengths: Sequence[int], row_len: int) -> list[tuple[int, int]]:
@@ -38,11 +39,18 @@ def compute(target: Target, documents: Sequence[Document], taps: Sequence[int]) 
     layer's keys and values in the target's cache."""
     wanted = sorted({*(tap for tap in taps if tap <= target.num_layers), target.num_layers})
     cache = target.new_cache(len(documents))
-    found = target.prefill([document.tokens for document in documents], cache, taps=wanted)
+    prompts = [None if document.seen is None else document.seen() for document in documents]  # held while they are read
+    rows = [_read_ids(document, prompt) for document, prompt in zip(documents, prompts, strict=True)]
+    found = target.prefill(rows, cache, taps=wanted)
     states = {tap: list(found[tap]) for tap in wanted}
     if target.num_layers + 1 in taps:
         states[target.num_layers + 1] = _entries(cache, target.num_layers - 1)
     return states
+
+
+def _read_ids(document: Document, prompt: EmbeddedPrompt | None) -> Sequence[int]:
+    """A document as the target reads it."""
+    return document.tokens if prompt is None else [*prompt.read_ids, *document.tokens[len(prompt.read_ids) :]]
 
 
 def _entries(cache: Cache, layer: int) -> list[Tensor]:

@@ -1,9 +1,9 @@
 """LayerSkip: train the target itself so that its early layers can speak, and so that it can do without its late ones.
 
-Two things happen in training (Elhoushi et al. 2024, arXiv 2404.16710): rows skip layers at random, late layers more often, and
-the loss is taken at every exit, through the one final norm and head. The result is an ordinary checkpoint for ``early-exit``,
-``kangaroo`` and ``del``; it is *another target*, and speculation with it is lossless with respect to itself. What every exit is
-taught here is the law of the target it began as, so the text stays close to what it was; ``loss=text`` is the paper's own.
+Rows skip layers at random, late layers more often. The loss is taken at every exit, through the one final norm and head
+(Elhoushi et al. 2024, arXiv 2404.16710). The result is an ordinary checkpoint for ``early-exit``, ``kangaroo`` and ``del``. It
+is *another target*, and speculation with it is lossless with respect to itself. Every exit learns the law of the target before
+training, so the text stays close to what it was. ``loss=text`` is the paper's own loss.
 
     p(row skips layer l) = p_max (exp(l ln 2 / (L - 1)) - 1)                                   l = 0 .. L - 1, rows independent
     loss = sum_l w_l D(p, q_l) / sum_l w_l,   w_l = scale * sum_{i <= l} i  for exits,  w_last = L - 1 + sum_{i < L} i

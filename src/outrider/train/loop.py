@@ -1,9 +1,9 @@
 """The one training loop. Several methods may share it, and with it the target's passes, which are most of the work.
 
-A step: documents -> the target's states -> every objective's loss -> its own clipped AdamW step. Now and then the held-out
-documents are judged by accepted length, which is what counts and does not follow the loss; the best checkpoint by it is
-kept, and a method that has not improved for a while stops. What is needed to go on exactly is saved beside: a kill loses at
-most one save interval.
+A step: documents -> the target's states -> every objective's loss -> its own clipped AdamW step. Now and then held-out
+documents are judged by accepted length, which does not follow the loss. The best checkpoint by accepted length is kept. A
+method that has not improved for a while stops. The state that resumes a run exactly is saved beside, so a kill loses at most
+one save interval.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class _Loop:
                 yield run, outcome
 
     def _states(self, documents: Sequence[Document]) -> dict[int, list[torch.Tensor]]:
-        """From the store, if all of them are the corpus's own."""
-        if self._store is not None and all(id(document) in self._known for document in documents):
+        """From the store, if all of them are the corpus's own. It knows texts by their tokens, so it keeps none with images."""
+        if self._store is not None and all(id(each) in self._known and each.seen is None for each in documents):
             return self._store.states(documents)
         return compute(self.target, documents, self._taps)

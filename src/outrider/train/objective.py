@@ -11,6 +11,7 @@ what greedy decoding of a chain would get.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,9 @@ class HeadSettings:
     """Places whose future is revealed, as a share of the wrong guesses (Falcon)."""
     glance_steps: int = 1000
     """Steps in which that share falls to 0."""
+    curriculum_steps: int = 0
+    """Steps in which images come in: none in the first half, ever more in the second, no text after it (MSD); 0 for all
+    documents from the first step on."""
 
     def __post_init__(self) -> None:
         divergence(self.loss)
@@ -137,8 +141,11 @@ class HeadObjective(Objective):
         chunk: int = _CHUNK,
         recompute: bool = True,
     ) -> None:
-        """``compiled`` fuses the comparison of laws, for a GPU; ``chunk`` is how many logits exist at a time; without
-        ``recompute`` they are kept for the backward pass, which is faster where there is memory."""
+        """The objective of ``head``.
+
+        ``compiled`` fuses the comparison of laws, for a GPU. ``chunk`` is how many logits exist at a time. Without
+        ``recompute`` they are kept for the backward pass, which is faster where there is memory.
+        """
         self.name, self.module, self.taps = head.config.kind, head, head.config.taps
         self.head, self.target, self.settings = head, target, settings or HeadSettings()
         self._recompute, self._glance = recompute, self.settings.glance
@@ -163,9 +170,10 @@ class HeadObjective(Objective):
         return BatchOutcome(total, hits, valids)
 
     def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
-        """The documents as they are; the step says how much is still revealed."""
+        """The documents that the curriculum allows; the step says how much is still revealed."""
         self._glance = self.settings.glance * max(0.0, 1 - step / self.settings.glance_steps)
-        return documents
+        steps = self.settings.curriculum_steps
+        return images_later(documents, step / steps) if steps else documents
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         save_head(self.head, folder, notes=notes)
@@ -205,11 +213,24 @@ class HeadObjective(Objective):
         return (distance * valid).sum() / valid.sum().clamp(min=1)
 
 
+def images_later(documents: Sequence[Document], done: float) -> Sequence[Document]:
+    """The part of a batch that is learned from when ``done`` of a curriculum is over: texts at first, images at last. A batch
+    of one sort stays as it is."""
+    share = min(max(2 * done - 1, 0.0), 1.0)
+    texts = [document for document in documents if document.seen is None]
+    images = [document for document in documents if document.seen is not None]
+    if not texts or not images:
+        return documents
+    return [*texts[: math.ceil((1 - share) * len(texts))], *images[: math.ceil(share * len(images))]]
+
+
 def in_chunks(
     compare: Callable[..., tuple[Tensor, Tensor]], states: Tensor, last: Tensor, valid: Tensor, *, size: int, recompute: bool
 ) -> tuple[Tensor, Tensor]:
-    """Mean loss over valid places and [R, L] hits, of ``compare(states, last, mask)`` for ``size`` places at a time; with
-    ``recompute`` once more in the backward pass."""
+    """Mean loss over valid positions, and [R, L] hits, of ``compare(states, last, mask)``.
+
+    It compares ``size`` positions at a time, and with ``recompute`` once more in the backward pass.
+    """
     flat, other, mask = states.flatten(0, 1), last.flatten(0, 1), valid.flatten()
     total, hits = states.new_zeros((), dtype=torch.float32), list[Tensor]()
     for begin in range(0, len(flat), size):

@@ -1,12 +1,12 @@
 """Medusa-2: heads and target learn together, so that the target's states say more about what comes.
 
-The heads alone learn first (the target is as it was); then both do, and a second loss holds the target to what it said before:
-its own laws, not the text's (Cai et al. 2024, arXiv 2401.10774: warm-up, self-distillation, LoRA or all weights).
+The heads learn alone first, while the target is frozen. Then both learn, and a second loss keeps the target's laws near its
+own earlier ones (Cai et al. 2024, arXiv 2401.10774: warm-up, self-distillation, LoRA or all weights).
 
     loss = D(p_before, p) + weight * ramp * sum_k decay^k D(p(t + 1 + k), q_k(t)),        p: the target as it is now
 
-What comes out is a *changed target* and heads for it. Decoding with them is lossless against the changed target, not against
-the one that training began with; how far apart they are is written beside both.
+The result is a *changed target* and heads for it. Decoding with them is lossless against the changed target, not against the
+one that training began with. The distance between the two is written beside both.
 """
 
 from __future__ import annotations

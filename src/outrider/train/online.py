@@ -1,15 +1,16 @@
 """Online speculative decoding: a draft model or heads learn from what they serve.
 
-From the texts of requests that ended the draft is brought closer to the target's law (Liu et al. 2023, "Online Speculative
-Decoding", arXiv 2310.07177, who learn at the rejected places only; that is an option here). Every text counts, also one that
-was decoded without a draft: a policy stops drafting exactly where the draft is bad, so rejections alone would teach nothing
-there. A copy learns. After every few hundred tokens that the draft did not guess, the copy is held against the draft that
-serves, on recent requests it never learned from, and takes its place only if more of its guesses would be accepted there.
-What learns is a ``Pupil`` (``train/pupils.py``); "the draft" below is a draft model or heads alike.
+A copy of the draft learns the target's law from the texts of requests that ended (Liu et al. 2023, "Online Speculative
+Decoding", arXiv 2310.07177). Every text counts, also one that was decoded without a draft. The paper learns at rejected
+guesses only, which is an option here. Under a policy those alone would teach nothing: it stops drafting where the draft is bad.
 
-    loss = mean over the answers' places t of D(p(t), q(t))     p is computed again from the text: nothing is kept but tokens
+After every few hundred tokens that the draft did not guess, the copy is compared with the draft that serves. The comparison
+uses recent requests that the copy never learned from. The copy is served only if more of its guesses would be accepted. What
+learns is a ``Pupil`` (``train/pupils.py``). "The draft" means a draft model or heads.
 
-A stream that changes would make the draft forget what was asked before; ``replay`` mixes in a share of requests from a
+    loss = mean over the answers' positions t of D(p(t), q(t)),     p is computed again from the text
+
+A stream that changes would make the draft forget what was asked before. So ``replay`` mixes in a share of requests from a
 uniform sample of all that was ever served.
 
 Learning has a budget: while requests are served it takes at most ``busy_share`` of the time, and all of it while none are
@@ -55,7 +56,8 @@ class OnlineSettings:
     """How much is learned from how much, and when it is used."""
 
     update_every: int = 256
-    """Tokens between two updates that the draft did not guess: rejected places, and text that was not drafted at all."""
+    """Tokens between two updates that the draft did not guess: rejected places, and text that was not drafted at all. A
+    learner in the background does not wait for them in idle time, as long as the last update helped."""
     num_steps: int = 16
     """Steps of an update."""
     batch_size: int = 8
@@ -64,7 +66,7 @@ class OnlineSettings:
     """Latest requests that are learned from."""
     held_every: int = 5
     """One request in this many is judged by and never learned from."""
-    num_held: int = 16
+    num_held: int = 48
     """Latest requests that are judged by."""
     learning_rate: float = 3e-4
     warmup_steps: int = 10
@@ -160,6 +162,11 @@ class OnlineLearner(Learner):
         """An update is under way, or done and not fetched by ``maybe_update`` yet."""
         return self._future is not None
 
+    @property
+    def _goes_on(self) -> bool:
+        """In idle time what is known is learned from again, as long as it helps."""
+        return self._pool is not None and bool(self.judgements) and self.judgements[-1].swapped
+
     def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
         tokens, begin = (*prompt_ids, *token_ids), len(prompt_ids)
         rejected = [begin + i for i, origin in enumerate(origins) if origin is Origin.RECOVERED]
@@ -183,7 +190,7 @@ class OnlineLearner(Learner):
                 return None
             self._future, done = None, self._future
             return done.result()
-        if self._num_new < self.settings.update_every or not self._held:
+        if not self._held or not (self._num_new >= self.settings.update_every or (is_idle and self._goes_on)):
             return None
         self._num_new = 0
         known = (list(self._memory), list(self._ever.kept), list(self._held))

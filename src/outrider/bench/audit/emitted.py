@@ -1,9 +1,9 @@
 """Is the emitted text distributed as the target says? A sequential test on the model itself.
 
 Given the text so far, the next token of a lossless method has the target's law, whatever was drafted and wherever rounds
-began; so every emitted token is an outcome to bet on. The claimed law is computed anew from the emitted text, in passes of
-its own. Only the text decides what is bet on: conditioned on what was drafted or accepted, tokens do *not* have the law p,
-and a test that looked at it would reject exact methods.
+began. So every emitted token is an outcome to bet on. The claimed law is computed anew from the emitted text, in passes of its
+own. Only the text decides what is bet on. Given what was drafted or accepted, tokens do *not* have the law p, so a test that
+looked at that would reject exact methods.
 """
 
 from __future__ import annotations

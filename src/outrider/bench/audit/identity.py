@@ -1,11 +1,13 @@
 """The same text as plain decoding, and an explanation of every place where it is not.
 
-The two runs are compared token by token. Where they part, three causes are possible and told apart by what each run's own
-pass said there. *Rule*: the emitted token is not the choice that the method's own scores make; that is a bug. *Scores*: the
-two passes disagree by more than rounding can explain; a mask, a position or a cache is wrong. *Rounding*: the scores agree to
-within the noise of this machine's arithmetic, and the two best choices are closer than that; plain decoding with another
-batch size would part too. How large rounding is here is measured, by scoring plain decoding's own text in wide passes from a
-fresh cache.
+The two runs are compared token by token. Where they part, the scores of each run's own pass tell three causes apart.
+
+- *Rule*: the emitted token is not the choice that the method's own scores make. That is a bug.
+- *Scores*: the two passes disagree by more than rounding can explain. A mask, a position or a cache is wrong.
+- *Rounding*: the scores agree within this machine's rounding, and the two best choices are closer than that. Plain decoding
+  with another batch size would part too.
+
+The size of rounding is measured: plain decoding's own text is scored in wide passes from a fresh cache.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The rule's own proof, run here: its output law by enumeration, and its batched form against the scalar one.
 
-The first says that the rule as written is exact for the way this method draws its guesses; the second that what production
-runs is that rule, number by number, with a temperature and a truncation in between so that a law from before the sampler
-would show. For a lossy rule the enumeration gives its distance instead.
+The first shows that the rule as written is exact for the way this method draws its guesses. The second shows that production
+runs that rule, number by number. It uses a temperature and a truncation, so that a law from before the sampler would show.
+For a lossy rule the enumeration gives its distance instead.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class _Distance:
 
 
 def prove(rule: AcceptanceRule, draws: Draws, *, num_pairs: int = 6) -> Finding:
-    """The law of the emitted text against the target's, over random pairs of toy models: for guesses drawn as this method does,
-    and, where a rule claims to be exact, for every way of drawing it claims to be exact for."""
+    """Compare the law of the emitted text with the target's, over random pairs of toy models.
+
+    Guesses are drawn as this method draws them. A rule that claims to be exact is tried with every way of drawing it claims.
+    """
     ways = [draws, *(way for way in type(rule).exact_for if way is not draws)] if type(rule).lossless else [draws]
     found = {way: _distance(rule, way, num_pairs) for way in ways}
     worst = max(found, key=lambda way: found[way].worst)

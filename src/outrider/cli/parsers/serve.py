@@ -15,6 +15,7 @@ LIMITS = (
     ("max_tokens", int, "most tokens a request may ask for"),
     ("default_tokens", int, "tokens of a chat answer that names no limit"),
     ("max_body_bytes", int, "largest request body"),
+    ("max_body_values", int, "most values of a request body, counted by its commas"),
     ("max_image_pixels", int, "largest image of a prompt"),
     ("max_images", int, "most images of one prompt"),
     ("timeout_s", float, "longest a request may take"),
@@ -30,6 +31,7 @@ LIMITS = (
     ("grammar_timeout_s", float, "longest that compiling a grammar may take"),
     ("grammar_bytes", int, "memory that compiling a grammar may take"),
     ("grammar_cache_bytes", int, "bytes of compiled grammars that are kept"),
+    ("grammar_idle_s", float, "a process that compiles grammars ends after so long without work"),
     ("schema_bytes", int, "largest schema or grammar"),
     ("schema_depth", int, "deepest schema or grammar"),
 )

@@ -30,11 +30,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
         help="auto, float32, bfloat16, float16, int8 or stored (GGUF on a CPU)",
     )
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
-    group.add_argument("--numerics", default="fast", help="fast, or invariant: bit for bit the text of plain decoding (GPU)")
+    group.add_argument("--numerics", default="auto", help="on a GPU: invariant (bit for bit plain decoding's text) or fast")
     group.add_argument("--max-len", type=int, metavar="N", help="open the model for so many tokens (default: all it knows)")
     text = "divide the model among so many processes, a GPU each where there are enough"
     group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help=text)
     group.add_argument("--draft-process", action="store_true", help="give the draft model a process of its own (for pearl)")
+    text = "spread the draft's layers over so many processes and run them at once (EasySpec)"
+    group.add_argument("--draft-parallel", type=int, default=1, metavar="N", help=text)
     group.add_argument("--draft-dtype", metavar="DTYPE", help="of draft models, where it differs: int8 drafts in fewer bytes")
     text = "LOSSY: read only this share of every prompt, chosen by the draft model (default: 1, all of it)"
     group.add_argument("--keep-prompt", type=float, default=1.0, metavar="SHARE", help=text)

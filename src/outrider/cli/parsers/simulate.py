@@ -3,6 +3,7 @@
 outrider simulate --hardware h200 --params 8e9 --layers 32 --draft-params 1e9 --draft-layers 16 --acceptance 0.8
 outrider simulate --hardware h100 --devices 4 --params 70e9 --layers 80 --acceptance 0.85,0.8,0.7 --batch-sizes 1,8,64
 outrider simulate --hardware h100 --devices 2 --link-latency 20 --link-bandwidth 25 --draft-params 1e9 --pearl
+outrider simulate --hardware h100 --devices 4 --params 70e9 --layers 80 --draft-params 8e9 --draft-layers 32 --easyspec 4
 outrider simulate --validate          predicted against measured, with synthetic drafters on the bundled model, here
 """
 
@@ -36,6 +37,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--link-latency", type=float, metavar="US", help="microseconds between devices (default: one node's)")
     group.add_argument("--link-bandwidth", type=float, default=100.0, metavar="GB", help="GB/s between them (default: 100)")
     group.add_argument("--pearl", action="store_true", help="compare with drafting beside verifying, on one device more")
+    text = "compare with a draft whose layers run at once on N devices"
+    group.add_argument("--easyspec", type=int, metavar="N", help=text)
+    text = "of the guesses of such a draft, where it is known (default: that of --acceptance)"
+    group.add_argument("--easyspec-acceptance", metavar="A,A", help=text)
     group.add_argument("--load", type=float, metavar="R", help="requests per second: how many replicas that takes")
     group.add_argument("--request-tokens", type=float, default=256, help="tokens an answer has (default: 256)")
     group.add_argument("--prompt-tokens", type=float, default=0, help="tokens that are read before an answer (default: 0)")

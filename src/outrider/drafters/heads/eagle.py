@@ -61,7 +61,7 @@ class Eagle(HeadDrafter):
         del max_depth
         assert state.cache is not None
         root = read_pending(state, read_columns(state, context), partial(self._read, state.cache))
-        return EagleGrowth(self.head, context, root, layer=self._layer, cache=state.cache)
+        return EagleGrowth(self.head, context, root, layer=self._layer, cache=state.cache, num_read=state.num_read)
 
     def _read(self, cache: ContiguousCache, columns: Columns, chain: TokenTree) -> Tensor:
         return self.head.step(columns.tokens, self.head.fuse(columns.features), self._layer.attending(chain, cache))
@@ -71,10 +71,13 @@ class Eagle(HeadDrafter):
 class EagleGrowth(HeadGrowth):
     """Keeps the states of the expanded nodes; the root's column is committed, so the others form a forest behind it."""
 
-    def __init__(self, head: EagleHead, context: Context, root: Tensor, *, layer: LayerCache, cache: ContiguousCache) -> None:
+    def __init__(
+        self, head: EagleHead, context: Context, root: Tensor, *, layer: LayerCache, cache: ContiguousCache, num_read: list[int]
+    ) -> None:
+        """``num_read`` are the columns before each root's children: not all of them need be in the cache."""
         super().__init__(head, context)
         self._eagle, self._layer, self._cache = head, layer, cache
-        self._all = root
+        self._all, self._first = root, torch.tensor(num_read, device=root.device)[:, None]
 
     def _root_states(self) -> Tensor:
         return self._all
@@ -82,7 +85,9 @@ class EagleGrowth(HeadGrowth):
     def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
         above = self._all.gather(1, parents[..., None].expand(-1, -1, self._all.shape[2]))
         forest = self.forest()
-        attending = self._layer.attending(forest, self._cache, forest.num_nodes - tokens.shape[1])
+        start = forest.num_nodes - tokens.shape[1]
+        positions = forest.depths[:, start:] + self._first
+        attending = self._layer.attending(forest, self._cache, start, positions=positions)
         states = self._eagle.step(tokens, above, attending)
         self._all = torch.cat([self._all, states], 1)
         return states

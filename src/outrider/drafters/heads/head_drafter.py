@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import ClassVar
 
 import torch
@@ -104,8 +105,16 @@ class HeadState(RowState):
     """The newest tokens, for heads that remember no more."""
     carried: list[Tensor] = field(default_factory=list)
     """Per row what a recurrent part of the heads carries on from its last columns."""
+    skipped: list[int] = field(default_factory=list)
+    """Columns of each row that were read and have no place in the cache, for heads that shorten images."""
     deeper: tuple[HeadState, ...] = ()
     """The same of the modules after the first, for heads that are a chain of them: their columns are the states before them."""
+
+    @property
+    def num_read(self) -> list[int]:
+        """Columns of each row that were read."""
+        assert self.cache is not None
+        return [length + skip for length, skip in zip(self.cache.lengths, self.skipped or repeat(0))]
 
     @property
     def modules(self) -> tuple[HeadState, ...]:
@@ -116,7 +125,8 @@ class HeadState(RowState):
         window = None if self.window is None else self.window.fork(rows)
         deeper = tuple(state.fork(rows) for state in self.deeper)
         carried = [self.carried[row] for row in rows] if self.carried else []
-        return HeadState(self.pending.fork(rows), cache, window=window, carried=carried, deeper=deeper)
+        skipped = [self.skipped[row] for row in rows] if self.skipped else []
+        return HeadState(self.pending.fork(rows), cache, window=window, carried=carried, skipped=skipped, deeper=deeper)
 
     def join(self, other: HeadState) -> HeadState:
         cache = None
@@ -125,8 +135,9 @@ class HeadState(RowState):
             cache = self.cache.join(other.cache)
         deeper = tuple(mine.join(theirs) for mine, theirs in zip(self.deeper, other.deeper, strict=True))
         window = None if self.window is None or other.window is None else self.window.join(other.window)
-        carried = [*self.carried, *other.carried]
-        return HeadState(self.pending.join(other.pending), cache, window=window, carried=carried, deeper=deeper)
+        carried, skipped = [*self.carried, *other.carried], [*self.skipped, *other.skipped]
+        pending = self.pending.join(other.pending)
+        return HeadState(pending, cache, window=window, carried=carried, skipped=skipped, deeper=deeper)
 
 
 class HeadDrafter(Drafter, ABC):
@@ -227,12 +238,10 @@ class Columns:
     sizes: list[int]
 
 
-def read_columns(state: HeadState, context: Context, *, offset: int = 1) -> list[Columns]:
-    """What is pending and has its token, in pieces; marks it as read. Column c goes with token c + ``offset``. A row that has
-    nothing to read yet gets one column of zeros, which it forgets after the round."""
-    cache = state.cache
-    assert cache is not None
-    first = cache.lengths
+def read_columns(state: HeadState, context: Context, *, offset: int = 1, most: int = _CHUNK) -> list[Columns]:
+    """What is pending and has its token, in pieces of at most ``most`` columns; marks it as read. Column c goes with token
+    c + ``offset``. A row that has nothing to read yet gets one column of zeros, which it forgets after the round."""
+    first = state.num_read
     pending = state.pending.rows
     ready = [min(len(p), len(context.tokens[b]) - offset - first[b]) for b, p in enumerate(pending)]
     rows = [p[:count] if count > 0 else p.new_zeros(1, p.shape[1]) for p, count in zip(pending, ready, strict=True)]
@@ -241,7 +250,7 @@ def read_columns(state: HeadState, context: Context, *, offset: int = 1) -> list
     state.kept = [length + max(0, count) for length, count in zip(first, ready, strict=True)]
     state.pending.drop([max(0, count) for count in ready])
     longest = max(len(row) for row in rows)
-    return [_piece(rows, tokens, begin, context.device) for begin in range(0, longest, _CHUNK)]
+    return [_piece(rows, tokens, begin, most, context.device) for begin in range(0, longest, most)]
 
 
 def read_pending(state: HeadState, pieces: Sequence[Columns], read: Callable[[Columns, TokenTree], Tensor]) -> Tensor:
@@ -270,11 +279,11 @@ def newest(state: HeadState, count: int = 1) -> Tensor:
     return torch.stack(rows)
 
 
-def _piece(rows: Sequence[Tensor], tokens: Sequence[Sequence[int]], begin: int, device: torch.device) -> Columns:
-    parts = [row[begin : begin + _CHUNK] for row in rows]
+def _piece(rows: Sequence[Tensor], tokens: Sequence[Sequence[int]], begin: int, most: int, device: torch.device) -> Columns:
+    parts = [row[begin : begin + most] for row in rows]
     longest = max(len(part) for part in parts)
     features = torch.stack([torch.nn.functional.pad(part, (0, 0, 0, longest - len(part))) for part in parts])
-    ids = [[*row[begin : begin + _CHUNK], *[0] * (longest - len(part))] for row, part in zip(tokens, parts, strict=True)]
+    ids = [[*row[begin : begin + most], *[0] * (longest - len(part))] for row, part in zip(tokens, parts, strict=True)]
     return Columns(features, torch.tensor(ids, device=device), [len(part) for part in parts])
 
 

@@ -16,6 +16,9 @@ from torch import Tensor
 from outrider.core.interfaces import Cache, Context, Target
 from outrider.core.tree import TokenTree
 
+_MOST_SCORED = 16
+"""Tokens that are read with the root in one pass, although only the root's logits are wanted."""
+
 
 def room(model: Target, tokens: Sequence[int], depth: int) -> int:
     """Of ``depth`` guesses, those that fit into the draft model's own context after ``tokens``."""
@@ -23,14 +26,15 @@ def room(model: Target, tokens: Sequence[int], depth: int) -> int:
 
 
 def missing_from(model: Target, cache: Cache, context: Context) -> list[list[int]]:
-    """Committed tokens of each row that the cache lacks, the root of the next tree included."""
+    """Committed tokens of each row that the cache lacks, the root of the next tree included. A round begins here."""
+    cache.settle()
     return [list(row[done : model.max_len]) for row, done in zip(context.tokens, cache.lengths, strict=True)]
 
 
 def catch_up(model: Target, cache: Cache, context: Context) -> Tensor:
     """[B, 1, V] logits after each row's last committed token. Commits all of them, the root of the next tree included."""
     missing = missing_from(model, cache, context)
-    if max(len(row) for row in missing) > 2:  # no logits for tokens nobody guesses after
+    if max(len(row) for row in missing) > _MOST_SCORED:  # no logits for many tokens nobody guesses after
         model.prefill([row[:-1] for row in missing], cache)
         missing = [row[-1:] for row in missing]
     longest = max(len(row) for row in missing)

@@ -143,7 +143,9 @@ def _rewind(state: _State, wanted: Sequence[int]) -> list[list[int]]:
         for fed, text, limit in zip(state.fed, state.begun, wanted, strict=True)
     ]
     state.cache.truncate(kept)
-    return [text[size:] if limit else [] for text, size, limit in zip(state.begun, kept, wanted, strict=True)]
+    state.cache.settle()
+    held = state.cache.lengths
+    return [text[size:] if limit else [] for text, size, limit in zip(state.begun, held, wanted, strict=True)]
 
 
 def _note(state: _State, wanted: Sequence[int], guesses: Sequence[Sequence[int]]) -> list[list[int]]:

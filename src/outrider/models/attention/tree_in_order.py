@@ -7,6 +7,9 @@ bit, wherever in a tree it stands. (On a chain keys stand in that order anyway: 
 
     slot(j) = j below the root,   root + path[j - root] from there on;      tiles at multiples of BK, pieces of PIECE_LEN
     joined:   m' = max(m, m_c),   l' = l 2^(m - m') + l_c 2^(m_c - m'),   o' likewise,   c = 0, 1, ..
+
+Pieces are joined to blocks, and blocks to the whole (``tree_tiles.BLOCK``). Where a program has folded a block, the pieces that
+are whole stand in its place, and the piece that is still open in the next.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -21,7 +24,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.models.attention.tree_tiles import Cut, Look, Rows, Sights, attend_block, drained, joined, slots_at
+from outrider.models.attention.tree_tiles import (
+    BLOCK,
+    Cut,
+    Look,
+    Rows,
+    Sights,
+    attend_block,
+    drained,
+    folded_at,
+    joined,
+    load_part,
+    nothing_seen,
+    slots_at,
+)
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 
@@ -68,6 +84,8 @@ def join_in_order(
         CHAIN=sights.words is None,
         PAGED=rows.page_len > 0,
         PIECE_LEN=cut.piece_len,
+        FOLDED=cut.folded > 1,
+        BLOCK_LEN=cut.piece_len * BLOCK,
         BQ=max(cut.tail_queries, triton.next_power_of_2(num_heads // num_kv_heads)),
         BK=cut.block_keys,
         EARLY=launch.EARLY,
@@ -78,12 +96,41 @@ def join_in_order(
     return out
 
 
+@triton.jit
+def _below(
+    parts, peaks, first_part, num_queries, num_parts, is_query, origin, whole,
+    PIECE_LEN: tl.constexpr, FOLDED: tl.constexpr, BLOCK_LEN: tl.constexpr, BQ: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """What the kernel before has found below the last whole tile: all blocks that are whole, the block that is not, and its
+    last piece, which may be open."""
+    top, norm, sums = nothing_seen(BQ, D)
+    block_top, block_norm, block_sums = nothing_seen(BQ, D)
+    peak, weight, total = nothing_seen(BQ, D)
+    if FOLDED:
+        for block in range(origin // BLOCK_LEN, whole // BLOCK_LEN):
+            part = load_part(parts, peaks, first_part + block * num_queries, num_parts, is_query, D)
+            top, norm, sums = joined(top, norm, sums, part[0], part[1], part[2])
+        if whole % BLOCK_LEN > 0:
+            at = first_part + whole // BLOCK_LEN * num_queries
+            block_top, block_norm, block_sums = load_part(parts, peaks, at, num_parts, is_query, D)
+            peak, weight, total = load_part(parts, peaks, at + num_queries, num_parts, is_query, D)
+    else:
+        for piece in range(origin // PIECE_LEN, tl.cdiv(whole, PIECE_LEN)):
+            block_top, block_norm, block_sums = joined(block_top, block_norm, block_sums, peak, weight, total)
+            if piece * PIECE_LEN % BLOCK_LEN == 0:
+                top, norm, sums = joined(top, norm, sums, block_top, block_norm, block_sums)
+                block_top, block_norm, block_sums = nothing_seen(BQ, D)
+            peak, weight, total = load_part(parts, peaks, first_part + piece * num_queries, num_parts, is_query, D)
+    return top, norm, sums, block_top, block_norm, block_sums, peak, weight, total
+
+
 @triton.jit(do_not_specialize=["start", "num_pieces"])
 def _join_in_order(
     queries, keys, values, lengths, places, paths, depths, parts, peaks, sinks, out, start, num_pieces, capacity, num_pages,
     scale, cap, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, PATH: tl.constexpr, CHAIN: tl.constexpr, PAGED: tl.constexpr,
-    PIECE_LEN: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    PIECE_LEN: tl.constexpr, FOLDED: tl.constexpr, BLOCK_LEN: tl.constexpr,
+    BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     node, num_nodes = tl.program_id(0), tl.num_programs(0)
     head = tl.program_id(1)
@@ -101,27 +148,17 @@ def _join_in_order(
     q = tl.load(queries + query_at, mask=is_query[:, None], other=0.0)
     first_part = (row * HEADS + head) * num_pieces * num_queries + node * GROUP + index
     whole = length // BK * BK
-    top = tl.full((BQ,), float("-inf"), tl.float32)
-    norm = tl.zeros((BQ,), tl.float32)
-    sums = tl.zeros((BQ, D), tl.float32)
-    peak = tl.full((BQ,), float("-inf"), tl.float32)
-    weight = tl.zeros((BQ,), tl.float32)
-    total = tl.zeros((BQ, D), tl.float32)
     origin = tl.maximum(length + 1 - WINDOW, 0) // BK * BK if WINDOW > 0 else 0
-    for piece in range(
-        origin // PIECE_LEN, tl.cdiv(whole, PIECE_LEN)
-    ):  # the last one may be open: what follows goes on with it
-        top, norm, sums = joined(top, norm, sums, peak, weight, total)
-        at = first_part + piece * num_queries
-        peak = tl.load(peaks + at, mask=is_query, other=float("-inf"))
-        weight = tl.load(peaks + num_parts + at, mask=is_query, other=0.0)
-        total = tl.load(parts + at[:, None].to(tl.int64) * D + dims[None, :], mask=is_query[:, None], other=0.0)
+    top, norm, sums, block_top, block_norm, block_sums, peak, weight, total = _below(
+        parts, peaks, first_part, num_queries, num_parts, is_query, origin, whole, PIECE_LEN, FOLDED, BLOCK_LEN, BQ, D
+    )
     for first in range(whole, length + depth + 1, BK):
-        if first % PIECE_LEN == 0:
-            top, norm, sums = joined(top, norm, sums, peak, weight, total)
-            peak = tl.full((BQ,), float("-inf"), tl.float32)
-            weight = tl.zeros((BQ,), tl.float32)
-            total = tl.zeros((BQ, D), tl.float32)
+        block_top, block_norm, block_sums, peak, weight, total = folded_at(
+            first, block_top, block_norm, block_sums, peak, weight, total, PIECE_LEN
+        )
+        top, norm, sums, block_top, block_norm, block_sums = folded_at(
+            first, top, norm, sums, block_top, block_norm, block_sums, BLOCK_LEN
+        )
         position = first + tl.arange(0, BK)
         inside = position <= length + depth
         slots = position
@@ -135,7 +172,8 @@ def _join_in_order(
         inside = inside & ((length + depth - position < WINDOW) | (WINDOW == 0))
         seen = inside[None, :] & (index >= 0)[:, None]
         peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
-    top, norm, sums = joined(top, norm, sums, peak, weight, total)
+    block_top, block_norm, block_sums = joined(block_top, block_norm, block_sums, peak, weight, total)
+    top, norm, sums = joined(top, norm, sums, block_top, block_norm, block_sums)
     norm, sums = drained(sinks, head * GROUP + index, is_query, top, norm, sums, SINKS)
     end(EARLY)
     tl.store(out + query_at, (sums / norm[:, None]).to(out.dtype.element_ty), mask=is_query[:, None])

@@ -2,8 +2,8 @@
 
     o = sum_c exp(m_c - m) o_c / sum_c exp(m_c - m) l_c,      m = max_c m_c
 
-Pieces at fixed places are joined one after the other, so that a piece in which nothing is seen changes no bit. Other pieces are
-all loaded before the first sum, which is faster. ``tree_triton.py`` fills the pieces.
+Pieces at fixed places are joined one after the other, to blocks and blocks to the whole, so that a piece in which nothing is
+seen changes no bit. Other pieces are all loaded before the first sum, which is faster. ``tree_triton.py`` fills the pieces.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -16,7 +16,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.models.attention.tree_tiles import Bounds, Cut, Rows, Sights, drained, joined, origin_of, piece_len_of
+from outrider.models.attention.tree_tiles import (
+    BLOCK,
+    Bounds,
+    Cut,
+    Rows,
+    Sights,
+    drained,
+    joined,
+    load_part,
+    nothing_seen,
+    origin_of,
+    piece_len_of,
+)
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 
@@ -35,8 +47,8 @@ def join_pieces(
     _join_pieces[(triton.cdiv(num_nodes * num_heads // num_kv_heads, _JOINED), num_kv_heads, batch_size)](
         totals, peaks, rows.lengths, rows.lengths if bounds.sinks is None else bounds.sinks, out, num_nodes, sights.start,
         cut.num_pieces, GROUP=num_heads // num_kv_heads, HEADS=num_kv_heads, D=head_dim, WINDOW=bounds.window,
-        CHAIN=sights.words is None, SINKS=bounds.sinks is not None, PIECE_LEN=cut.piece_len,
-        SHORTEST=cut.shortest, BK=cut.block_keys,
+        CHAIN=sights.words is None, SINKS=bounds.sinks is not None, PIECE_LEN=cut.piece_len * cut.folded,
+        BLOCK_LEN=cut.piece_len * BLOCK, SHORTEST=cut.shortest, BK=cut.block_keys,
         PADDED=triton.next_power_of_2(cut.num_pieces), BQ=_JOINED, EARLY=launch.EARLY, num_warps=_JOINED,
         launch_pdl=launch.EARLY,
     )  # fmt: skip
@@ -44,22 +56,19 @@ def join_pieces(
 
 
 @triton.jit
-def _part(parts, peaks, first, piece, num_used, num_queries, num_parts, is_query, D: tl.constexpr):
+def _part(parts, peaks, first, piece, used, num_queries, num_parts, is_query, D: tl.constexpr):
     """Peak, weight and total of queries in a piece; one that is not there is one in which nothing is seen."""
     at = first + piece * num_queries
-    there = is_query & (piece < num_used)
-    total_at = parts + at[:, None].to(tl.int64) * D + tl.arange(0, D)[None, :]
-    peak = tl.load(peaks + at, mask=there, other=float("-inf"))
-    weight = tl.load(peaks + num_parts + at, mask=there, other=0.0)
-    return peak, weight, tl.load(total_at, mask=there[:, None], other=0.0)
+    there = is_query & (piece >= used[0]) & (piece < used[1])
+    return load_part(parts, peaks, at, num_parts, there, D)
 
 
 @triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces"])
 def _join_pieces(
     parts, peaks, lengths, sinks, out, num_nodes, start, num_pieces,
     GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CHAIN: tl.constexpr,
-    SINKS: tl.constexpr, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr, BK: tl.constexpr, PADDED: tl.constexpr,
-    BQ: tl.constexpr, EARLY: tl.constexpr,
+    SINKS: tl.constexpr, PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr, SHORTEST: tl.constexpr, BK: tl.constexpr,
+    PADDED: tl.constexpr, BQ: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     num_queries = num_nodes * GROUP
     index = tl.program_id(0) * BQ + tl.arange(0, BQ)
@@ -73,28 +82,35 @@ def _join_pieces(
         num_used = tl.cdiv(num_slots, PIECE_LEN)
     else:
         num_used = tl.cdiv(num_slots - origin, piece_len_of(num_slots - origin, num_pieces, PIECE_LEN, SHORTEST, BK))
+    used = (origin // PIECE_LEN if PIECE_LEN > 0 else 0, num_used)
     begin(EARLY)
     num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
     first = (row * HEADS + head) * num_pieces * num_queries + index
     dims = tl.arange(0, D)
     if PIECE_LEN > 0:  # one after the other, so that a piece in which nothing is seen changes nothing
-        top = tl.full((BQ,), float("-inf"), tl.float32)
-        norm = tl.zeros((BQ,), tl.float32)
-        total = tl.zeros((BQ, D), tl.float32)
-        for piece in range(origin // PIECE_LEN, num_used, 4):  # loads of four at a time: none waits for another
-            p0, w0, t0 = _part(parts, peaks, first, piece, num_used, num_queries, num_parts, is_query, D)
-            p1, w1, t1 = _part(parts, peaks, first, piece + 1, num_used, num_queries, num_parts, is_query, D)
-            p2, w2, t2 = _part(parts, peaks, first, piece + 2, num_used, num_queries, num_parts, is_query, D)
-            p3, w3, t3 = _part(parts, peaks, first, piece + 3, num_used, num_queries, num_parts, is_query, D)
-            top, norm, total = joined(top, norm, total, p0, w0, t0)
-            top, norm, total = joined(top, norm, total, p1, w1, t1)
-            top, norm, total = joined(top, norm, total, p2, w2, t2)
-            top, norm, total = joined(top, norm, total, p3, w3, t3)
+        top, norm, total = nothing_seen(BQ, D)
+        for piece in range(
+            origin // BLOCK_LEN * (BLOCK_LEN // PIECE_LEN), num_used, 4
+        ):  # loads of four: none waits for another
+            p0, w0, t0 = _part(parts, peaks, first, piece, used, num_queries, num_parts, is_query, D)
+            p1, w1, t1 = _part(parts, peaks, first, piece + 1, used, num_queries, num_parts, is_query, D)
+            p2, w2, t2 = _part(parts, peaks, first, piece + 2, used, num_queries, num_parts, is_query, D)
+            p3, w3, t3 = _part(parts, peaks, first, piece + 3, used, num_queries, num_parts, is_query, D)
+            if BLOCK_LEN > PIECE_LEN:  # four pieces are a block
+                p0, w0, t0 = joined(p0, w0, t0, p1, w1, t1)
+                p0, w0, t0 = joined(p0, w0, t0, p2, w2, t2)
+                p0, w0, t0 = joined(p0, w0, t0, p3, w3, t3)
+                top, norm, total = joined(top, norm, total, p0, w0, t0)
+            else:
+                top, norm, total = joined(top, norm, total, p0, w0, t0)
+                top, norm, total = joined(top, norm, total, p1, w1, t1)
+                top, norm, total = joined(top, norm, total, p2, w2, t2)
+                top, norm, total = joined(top, norm, total, p3, w3, t3)
     else:
         top = tl.full((BQ,), float("-inf"), tl.float32)
         found = ()
         for piece in tl.static_range(PADDED):  # all loads before the first sum
-            one = _part(parts, peaks, first, piece, num_used, num_queries, num_parts, is_query, D)
+            one = _part(parts, peaks, first, piece, used, num_queries, num_parts, is_query, D)
             found = found + (one,)  # noqa: RUF005 - kernels cannot unpack
             top = tl.maximum(top, one[0])
         top = tl.where(is_query, top, 0.0)

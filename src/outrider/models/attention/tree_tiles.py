@@ -19,6 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2E = 1.4426950408889634
+BLOCK = 4
+"""Pieces of a length are folded in their order, so many to a block; blocks are then joined in theirs. One program may so do a
+whole block and write one result, where there are enough programs, or one piece, where there are not: the bits are the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +98,8 @@ class Cut:
     num_stages: int = 3
     side_by_side: bool = False
     """Two groups of warps with half of the queries each, softmax and products side by side (``tree_wide.py``)."""
+    folded: int = 1
+    """Pieces that one program works out and folds, where they have a length; ``BLOCK`` or 1. No bit depends on it."""
     tail_queries: int = 16
     """Attention in the order of the text: rows of the tile that a node's own end of the keys is read with, by as many warps as
     there are sixteens of them, so that every tile adds up a row's weights in the same order."""
@@ -145,6 +150,56 @@ def joined(top, norm, sums, peak, weight, total):
     safe = tl.where(new_top == float("-inf"), 0.0, new_top)
     old, new = tl.exp2(top - safe), tl.exp2(peak - safe)
     return new_top, tl.fma(norm, old, weight * new), tl.fma(sums, old[:, None], total * new[:, None])
+
+
+@triton.jit
+def nothing_seen(BQ: tl.constexpr, D: tl.constexpr):
+    """Peak, weight and total of queries that have seen nothing."""
+    return tl.full((BQ,), float("-inf"), tl.float32), tl.zeros((BQ,), tl.float32), tl.zeros((BQ, D), tl.float32)
+
+
+@triton.jit
+def folded_at(slot, top, norm, sums, peak, weight, total, PIECE_LEN: tl.constexpr):
+    """The fold and the open piece; where a piece ends at ``slot``, it is folded, and the next one begins."""
+    if slot % PIECE_LEN == 0:
+        top, norm, sums = joined(top, norm, sums, peak, weight, total)
+        peak = tl.zeros_like(peak) + float("-inf")
+        weight = tl.zeros_like(weight)
+        total = tl.zeros_like(total)
+    return top, norm, sums, peak, weight, total
+
+
+@triton.jit
+def load_part(parts, peaks, at, num_parts, there, D: tl.constexpr):
+    """Peak, weight and total of queries at a place; those that are not ``there`` have seen nothing."""
+    total_at = parts + at[:, None].to(tl.int64) * D + tl.arange(0, D)[None, :]
+    peak = tl.load(peaks + at, mask=there, other=float("-inf"))
+    weight = tl.load(peaks + num_parts + at, mask=there, other=0.0)
+    return peak, weight, tl.load(total_at, mask=there[:, None], other=0.0)
+
+
+@triton.jit
+def store_part(parts, peaks, at, num_parts, is_query, peak, weight, total, D: tl.constexpr):
+    """Peak, weight and total of queries to their place."""
+    total_at = parts + at[:, None].to(tl.int64) * D + tl.arange(0, D)[None, :]
+    tl.store(total_at, total.to(parts.dtype.element_ty), mask=is_query[:, None])
+    tl.store(peaks + at, peak, mask=is_query)
+    tl.store(peaks + num_parts + at, weight, mask=is_query)
+
+
+@triton.jit
+def store_block(
+    parts, peaks, at, num_parts, is_query, fold, open_piece, is_open, next_at, BY_PATHS: tl.constexpr, D: tl.constexpr
+):
+    """A block that one program has folded; nodes that go on with its open piece find that one in the next place."""
+    top, norm, sums = fold
+    peak, weight, total = open_piece
+    if BY_PATHS:
+        if is_open:
+            store_part(parts, peaks, next_at, num_parts, is_query, peak, weight, total, D)
+    else:
+        top, norm, sums = joined(top, norm, sums, peak, weight, total)
+    store_part(parts, peaks, at, num_parts, is_query, top, norm, sums, D)
 
 
 @triton.jit

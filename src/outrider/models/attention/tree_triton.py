@@ -35,16 +35,19 @@ from outrider.models.attention.tree_tiles import (
     Rows,
     Sights,
     attend_block,
+    folded_at,
+    nothing_seen,
     origin_of,
     piece_len_of,
     slots_at,
+    store_block,
+    store_part,
 )
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import can_copy, stages_that_fit
-from outrider.models.gpu.tuned import choices, cut_key
 
-__all__ = ["QueryNorms", "attend_tree", "cut_for", "pack_words", "rotate_and_write"]
+__all__ = ["QueryNorms", "attend_tree", "pack_words", "rotate_and_write"]
 
 _WORD = 64
 
@@ -57,26 +60,6 @@ def pack_words(ancestors: Tensor) -> Tensor:
     padded[:, :, :num_nodes] = ancestors
     shifts = torch.arange(_WORD, device=ancestors.device)
     return (padded.unflatten(-1, (num_words, _WORD)) << shifts).sum(-1)
-
-
-def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int, invariant: bool, wide: bool = False) -> Cut:
-    """What measured best on an H200; ``num_queries`` is nodes times query heads per key head. ``wide``: the kernel for many of
-    them can be had (``limits.can_go_wide``)."""
-    if invariant:
-        tail = 64 if num_queries <= 128 else 16
-        return Cut(-(-capacity // 256), 256, block_queries=64, tail_queries=tail)  # one tile: sums depend on how it is laid out
-    tuned = choices().get(cut_key(batch_size, num_queries, num_kv_heads=num_kv_heads, capacity=capacity))
-    if tuned is not None and (wide or not tuned.get("side_by_side")):
-        return Cut(**tuned)
-    wide = wide and num_queries >= 96 and capacity >= 4096  # it takes longer to begin
-    block = 16 if num_queries <= 16 else 32 if num_queries <= 32 else 128 if wide else 64
-    num_programs = batch_size * num_kv_heads * -(-num_queries // block)
-    # programs of the device's processors, of which large ones hold fewer, and one where a piece is short
-    most = 528 if block < 64 else 264 if not wide and capacity >= 4096 else 132
-    num_pieces = max(1, min(16, capacity // 128, most // num_programs))
-    if wide:
-        return Cut(num_pieces, shortest=128, block_queries=block, block_keys=64, num_stages=4, side_by_side=True)
-    return Cut(num_pieces, shortest=128, block_queries=block, block_keys=128 if block == 16 else 64)
 
 
 def attend_tree(
@@ -152,6 +135,7 @@ def _launch_pieces(
         HEADS=num_kv_heads,
         D=head_dim,
         PIECE_LEN=cut.piece_len,
+        FOLDED=cut.folded,
         SHORTEST=cut.shortest,
         WORDS=0 if sights.words is None else sights.words.shape[2],
         WINDOW=look.bounds.window,
@@ -194,9 +178,9 @@ def _seen(words, query, node, other, start, is_query, WORDS: tl.constexpr):
 
 @triton.jit
 def _over_masked(
-    q, keys, values, places, words, depths, of, between, asking, numbers, peak, weight, total,
+    q, keys, values, places, words, depths, of, between, asking, numbers, top, norm, sums, peak, weight, total,
     HEADS: tl.constexpr, D: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    PAGED: tl.constexpr, BK: tl.constexpr,
+    PAGED: tl.constexpr, BK: tl.constexpr, FOLDED: tl.constexpr, PIECE_LEN: tl.constexpr,
 ):  # fmt: skip
     """Tiles that not every query sees whole: few, so not worth buffers of their own."""
     row, head, length, start = of
@@ -213,16 +197,43 @@ def _over_masked(
         seen = _seen(words, query, node, slots - length, start, is_query, WORDS) & inside[None, :]
         seen = _in_window(seen, depths, query, node, slots, length, start, is_query, WORDS == 0, WINDOW)
         peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
-    return peak, weight, total
+        if FOLDED > 1:
+            top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
+    return top, norm, sums, peak, weight, total
+
+
+@triton.jit
+def _over_whole(
+    q, keys, values, key_tiles, value_tiles, places, of, between, is_query, numbers, top, norm, sums, peak, weight, total,
+    HEADS: tl.constexpr, D: tl.constexpr, CAPPED: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BK: tl.constexpr,
+    FOLDED: tl.constexpr, PIECE_LEN: tl.constexpr,
+):  # fmt: skip
+    """Tiles whose every slot is seen by all."""
+    row, head, first_slot = of
+    capacity, num_pages, scale, cap = numbers
+    dims = tl.arange(0, D)
+    for first in range(between[0], between[1], BK):
+        if COPIED:
+            k = key_tiles.load([first_slot + first, 0]).T
+            v = value_tiles.load([first_slot + first, 0])
+        else:
+            slots = first + tl.arange(0, BK)
+            at = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
+            k = tl.load(keys + at[None, :] * D + dims[:, None])
+            v = tl.load(values + at[:, None] * D + dims[None, :])
+        peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, cap, False, CAPPED)
+        if FOLDED > 1:
+            top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
+    return top, norm, sums, peak, weight, total
 
 
 @triton.jit(do_not_specialize=["num_nodes", "start"])
 def _attend_pieces(
     queries, keys, values, key_tiles, value_tiles, lengths, places, words, depths, parts, peaks,
     num_nodes, start, capacity, num_pages, scale, cap,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr,
-    WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, BY_PATHS: tl.constexpr, COPIED: tl.constexpr,
-    PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, FOLDED: tl.constexpr,
+    SHORTEST: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, BY_PATHS: tl.constexpr,
+    COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     piece, num_pieces = tl.program_id(0), tl.num_programs(0)
     head = tl.program_id(1) % HEADS
@@ -236,44 +247,43 @@ def _attend_pieces(
     first_slot = (tl.load(places + row) * HEADS + head) * capacity if COPIED else 0
     num_slots = length + start + num_nodes
     origin = origin_of(length, start, WORDS == 0, WINDOW, BK)
-    size = piece_len_of(num_slots - origin, num_pieces, PIECE_LEN, SHORTEST, BK)
+    size = piece_len_of(num_slots - origin, num_pieces, PIECE_LEN * FOLDED, SHORTEST, BK)
     low = tl.maximum(piece * size, origin) if PIECE_LEN > 0 else origin + piece * size
     high = tl.minimum(piece * size + size if PIECE_LEN > 0 else low + size, num_slots)
     begin(EARLY)
     query_at = queries + (query * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
     q = tl.load(query_at, mask=is_query[:, None], other=0.0)
-    peak = tl.full((BQ,), float("-inf"), tl.float32)
-    weight = tl.zeros((BQ,), tl.float32)
-    total = tl.zeros((BQ, D), tl.float32)
+    top, norm, sums = nothing_seen(BQ, D)  # of the pieces of a block that are whole
+    peak, weight, total = nothing_seen(BQ, D)
     whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot holds committed tokens
     inner = low
     if WINDOW > 0:
         inner = tl.minimum(low + tl.cdiv(tl.maximum(num_slots - WINDOW - low, 0), BK) * BK, whole)
-        peak, weight, total = _over_masked(  # not in everybody's window
+        top, norm, sums, peak, weight, total = _over_masked(  # not in everybody's window
             q, keys, values, places, words, depths, (row, head, length, start), (low, inner), (query, node, is_query),
-            (capacity, num_pages, scale, cap), peak, weight, total, HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK,
+            (capacity, num_pages, scale, cap), top, norm, sums, peak, weight, total,
+            HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK, FOLDED, PIECE_LEN,
         )  # fmt: skip
-    for first in range(inner, whole, BK):  # every slot is seen by all
-        if COPIED:
-            k = key_tiles.load([first_slot + first, 0]).T
-            v = value_tiles.load([first_slot + first, 0])
-        else:
-            slots = first + tl.arange(0, BK)
-            at = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
-            k = tl.load(keys + at[None, :] * D + dims[:, None])
-            v = tl.load(values + at[:, None] * D + dims[None, :])
-        peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, cap, False, CAPPED)
+    top, norm, sums, peak, weight, total = _over_whole(
+        q, keys, values, key_tiles, value_tiles, places, (row, head, first_slot), (inner, whole), is_query,
+        (capacity, num_pages, scale, cap), top, norm, sums, peak, weight, total,
+        HEADS, D, CAPPED, COPIED, PAGED, BK, FOLDED, PIECE_LEN,
+    )  # fmt: skip
     if BY_PATHS:
         high = whole  # the rest is each node's own (tree_in_order.py)
-    peak, weight, total = _over_masked(
+    top, norm, sums, peak, weight, total = _over_masked(
         q, keys, values, places, words, depths, (row, head, length, start), (whole, high), (query, node, is_query),
-        (capacity, num_pages, scale, cap), peak, weight, total, HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK,
+        (capacity, num_pages, scale, cap), top, norm, sums, peak, weight, total,
+        HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK, FOLDED, PIECE_LEN,
     )  # fmt: skip
     end(EARLY)
     if low < high:
         part = ((row * HEADS + head) * num_pieces + piece) * num_queries + index
         num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
-        total_at = parts + part[:, None].to(tl.int64) * D + dims[None, :]
-        tl.store(total_at, total.to(parts.dtype.element_ty), mask=is_query[:, None])
-        tl.store(peaks + part, peak, mask=is_query)
-        tl.store(peaks + num_parts + part, weight, mask=is_query)
+        if FOLDED == 1:
+            store_part(parts, peaks, part, num_parts, is_query, peak, weight, total, D)
+        else:
+            store_block(
+                parts, peaks, part, num_parts, is_query, (top, norm, sums), (peak, weight, total),
+                high < piece * size + size, part + num_queries, BY_PATHS, D,
+            )  # fmt: skip

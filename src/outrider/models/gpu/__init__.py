@@ -12,20 +12,29 @@ from outrider.models.decoder_weights import Weights
 from outrider.models.features import ModelConfig
 from outrider.models.gpu.known import missing_features
 
-NUMERICS = ("fast", "invariant")
+NUMERICS = ("auto", "invariant", "fast")
+"""``invariant``: the scores of a node do not depend on what shares its pass. ``fast``: near ties may fall otherwise. ``auto``
+is invariant for matrices of 16 bits, where that costs little, and fast for those of fewer."""
 
 
 def gpu_decoder(
-    config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16, page_len: int = 0
+    config: ModelConfig, weights: Weights, *, numerics: str = "auto", bits: int = 16, page_len: int = 0
 ) -> LayeredTarget | None:
     """The fast decoder where model, type and device allow it, with matrices rounded to ``bits``; None elsewhere."""
-    if numerics not in NUMERICS:
-        raise OptionError(f"numerics = {numerics!r} is not valid; {nearest(numerics, NUMERICS)}")
+    check_numerics(numerics)
     if not can_run(config, weights.embedding.dtype, weights.embedding.device, bits=bits):
         return None
     from outrider.models.gpu.decoder import FastDecoder  # needs triton
 
+    if numerics == "auto":
+        numerics = "fast" if bits < 16 or weights.rows is not None else "invariant"
     return FastDecoder(config, weights, numerics=numerics, bits=bits, page_len=page_len)
+
+
+def check_numerics(numerics: str) -> None:
+    """Refuse a name that means nothing."""
+    if numerics not in NUMERICS:
+        raise OptionError(f"numerics = {numerics!r} is not valid; {nearest(numerics, NUMERICS)}")
 
 
 def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device, *, bits: int = 16) -> bool:

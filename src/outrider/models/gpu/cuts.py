@@ -8,8 +8,8 @@ from typing import final
 
 from outrider.core.errors import OptionError
 from outrider.core.tree import TokenTree
+from outrider.models.attention.tree_cut import cut_for
 from outrider.models.attention.tree_tiles import Bounds, Cut
-from outrider.models.attention.tree_triton import cut_for
 from outrider.models.features import ModelConfig
 
 

@@ -31,11 +31,12 @@ from outrider.models.features import ModelConfig
 from outrider.models.gpu.arena import Arena, ArenaShape, DeviceCache, flat_rows, rows_in
 from outrider.models.gpu.cuts import Cuts
 from outrider.models.gpu.experts import experts_mlp
+from outrider.models.gpu.finish import Finish
 from outrider.models.gpu.known import head_dim_for
 from outrider.models.gpu.limits import can_go_wide
 from outrider.models.gpu.products import multiply
 from outrider.models.gpu.replay import PassGraphs
-from outrider.models.gpu.skinny import Ending, Finish, Norm
+from outrider.models.gpu.skinny import Ending, Norm
 from outrider.models.gpu.stream import Step, Stream
 from outrider.models.gpu.sums import add_norm
 from outrider.models.gpu.tiles import Kind

@@ -28,9 +28,10 @@ from torch import Tensor
 from outrider.models.decoder_weights import LayerWeights
 from outrider.models.features import Experts
 from outrider.models.gpu import launch
+from outrider.models.gpu.finish import ACTIVATIONS
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import stages_that_fit
-from outrider.models.gpu.skinny import ACTIVATIONS, activated, product
+from outrider.models.gpu.skinny import activated, product
 from outrider.models.gpu.tile import Tile
 from outrider.models.gpu.tiles import MOST_ROWS
 

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.models.gpu.skinny import ACTIVATIONS, activated
+from outrider.models.gpu.finish import ACTIVATIONS
+from outrider.models.gpu.skinny import activated
 
 _BLOCK = 2048
 

@@ -22,8 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from outrider.models.attention.tree_cut import cut_for
 from outrider.models.attention.tree_tiles import Rows, Sights
-from outrider.models.attention.tree_triton import attend_tree, cut_for, rotate_and_write
+from outrider.models.attention.tree_triton import attend_tree, rotate_and_write
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.products import multiply

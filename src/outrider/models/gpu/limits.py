@@ -53,6 +53,12 @@ def can_ring(num_outputs: int, depth: int, dtype: torch.dtype) -> bool:
     return HOPPER and dtype == torch.bfloat16 and depth % 128 == 0 and num_outputs % 128 == 0 and _has_gluon()
 
 
+def can_multiply_wide(x: Tensor, weight: Tensor) -> bool:
+    """Products of more than 64 rows can take ``wide.py``: Hopper itself, its copy engine, and the language it is written in."""
+    known = x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float16)
+    return _IS_HOPPER and known and can_copy(x, weight) and _has_gluon()
+
+
 def can_go_wide(head_dim: int, dtype: torch.dtype) -> bool:
     """Attention's kernel for many queries can be had (``attention/tree_wide.py``): Hopper itself, and a triton with the
     language it is written in. ``OUTRIDER_WIDE_ATTENTION=0`` turns it off."""

@@ -1,4 +1,7 @@
-"""One product, whatever the matrix is made of and however many rows it meets: our kernels for few, cuBLAS for many."""
+"""One product, whatever the matrix is made of and however many rows it meets: our kernels for few, cuBLAS for many.
+
+Where a row's numbers must not depend on how many share the pass, our kernels take them all.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.models.gpu.finish import SILU, Finish
 from outrider.models.gpu.gates import gated_rows
 from outrider.models.gpu.grouped import sixteen_bits
-from outrider.models.gpu.limits import can_ring
-from outrider.models.gpu.skinny import SILU, Finish, product
-from outrider.models.gpu.tiles import MOST_ROWS, Kind, tile_for
+from outrider.models.gpu.limits import can_multiply_wide, can_ring
+from outrider.models.gpu.skinny import product
+from outrider.models.gpu.tiles import MOST_ROWS, Kind, num_parts, tile_for
+from outrider.models.gpu.wide_tiles import wide_tile
 from outrider.models.layers import activation_of
 from outrider.models.packed import Matrix, Packed
+
+_MOST_WIDE = 192
+"""Rows up to which our own kernel for many measured faster than cuBLAS."""
 
 
 def multiply(
@@ -23,17 +31,27 @@ def multiply(
     without a gate; ``finish``: its bias and activation."""
     gated = kind is Kind.GATED if gated is None else gated
     out_dtype = torch.float32 if kind is Kind.HEAD else x.dtype
-    if len(x) <= MOST_ROWS or exact:
+    wide = len(x) > MOST_ROWS and (exact or len(x) <= _MOST_WIDE) and _can_go_wide(x, weight, finish)
+    if len(x) <= MOST_ROWS or exact or wide:
         bits = weight.bits if isinstance(weight, Packed) else 16
         num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
         ringed = isinstance(weight, Packed) and _has_ring(weight) and can_ring(num_outputs, x.shape[1], x.dtype)
-        tile = tile_for(kind, len(x), num_outputs, bits=bits, ringed=ringed)
+        if wide:
+            tile = wide_tile(len(x), num_outputs, num_parts(kind), gated=gated)
+        else:
+            tile = tile_for(kind, len(x), num_outputs, bits=bits, ringed=ringed)
         return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype, finish=finish)
     finish = finish or (SILU if gated else Finish("none"))
     y = F.linear(x, sixteen_bits(weight, x.dtype) if isinstance(weight, Packed) else weight, finish.bias)
     if gated:
         return gated_rows(y, finish.activation)
     return y.to(out_dtype) if finish.activation == "none" else activation_of(finish.activation)(y)
+
+
+def _can_go_wide(x: Tensor, weight: Matrix, finish: Finish | None) -> bool:
+    """Whether ``wide.py`` knows the product."""
+    known = finish is None or finish.activation != "clamped"
+    return known and not isinstance(weight, Packed) and can_multiply_wide(x, weight)
 
 
 def _has_ring(weight: Packed) -> bool:

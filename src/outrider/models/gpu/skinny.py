@@ -25,6 +25,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.gpu import launch
+from outrider.models.gpu.finish import ACTIVATIONS, SILU, Finish
 from outrider.models.gpu.grouped import launch_grouped
 from outrider.models.gpu.launch import begin, end, fetch
 from outrider.models.gpu.limits import HOPPER, can_copy, stages_that_fit
@@ -36,6 +37,9 @@ _FETCHED = 256
 """Numbers of every output's row that the cache is asked for before the kernel in front has ended, in a matrix that narrows: it
 follows a large product (down follows gate and up), whose last programs leave memory idle. After a norm it costs the norm what
 it brings."""
+
+_PART_STEP = 256
+"""Parts of a sum are so many numbers long, or a multiple: they must not depend on the tile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,18 +62,6 @@ class Ending:
 
 
 PLAIN = Ending()
-ACTIVATIONS = {"none": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "clamped": 4}
-
-
-@dataclass(frozen=True, eq=False)
-class Finish:
-    """What is done to a product: a bias, then an activation (of the gate, where there is one)."""
-
-    activation: str = "silu"
-    bias: Tensor | None = None
-
-
-SILU = Finish()
 
 
 def product(
@@ -101,11 +93,26 @@ def product(
     if isinstance(weight, Packed) and not weight.is_usual:
         launch_grouped(x, weight, out, tile=tile, gated=gated, grid=grid)
         return out
+    part_len = triton.cdiv(depth, tile.num_parts * _PART_STEP) * _PART_STEP
+    if tile.is_wide:
+        from outrider.models.gpu.wide import wide_product  # a language not every triton has
+
+        assert isinstance(weight, Tensor), "wide tiles know matrices of 16 bits"
+        wide_product(x, weight, out, tile=tile, finish=finish, gated=gated, part_len=part_len)
+        return out
+    _launch_plain(x, weight, out, tile=tile, finish=finish, gated=gated, part_len=part_len)
+    return out
+
+
+def _launch_plain(
+    x: Tensor, weight: Tensor | Packed, out: Tensor, *, tile: Tile, finish: Finish, gated: bool, part_len: int
+) -> None:
+    (num_rows, depth), num_outputs = x.shape, out.shape[-1]
     data, scales = (weight.data, weight.scales) if isinstance(weight, Packed) else (weight, weight)
     copied = tile.copied and isinstance(weight, Tensor) and can_copy(x, weight)
     even = num_outputs % tile.bn == 0 and depth % tile.bk == 0
     stage_bytes = (tile.bn * (2 if gated else 1) * data.element_size() + tile.bm * x.element_size()) * tile.bk
-    _product[grid](
+    _product[triton.cdiv(num_rows, tile.bm), triton.cdiv(num_outputs, tile.bn), tile.num_parts](
         TensorDescriptor.from_tensor(x, [tile.bm, tile.bk]) if copied else x,
         TensorDescriptor.from_tensor(data, [tile.bn, tile.bk]) if copied else data,
         data,
@@ -115,7 +122,7 @@ def product(
         num_rows,
         num_outputs,
         depth,
-        triton.cdiv(depth, tile.num_parts * tile.bk) * tile.bk,
+        part_len,
         GATED=gated,
         ACTIVATION=ACTIVATIONS[finish.activation],
         HAS_BIAS=finish.bias is not None,
@@ -131,7 +138,6 @@ def product(
         num_stages=stages_that_fit(tile.num_stages, stage_bytes),
         launch_pdl=launch.EARLY,
     )
-    return out
 
 
 def _launch_rounded(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated: bool, grid: tuple[int, int, int]) -> None:
@@ -213,13 +219,13 @@ def _product(
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr,
     FETCH: tl.constexpr, COPIED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    outputs = tl.program_id(0) * BN + tl.arange(0, BN)
-    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    first_row, first = tl.program_id(0) * BM, tl.program_id(1) * BN  # neighbours share the weights
+    outputs = first + tl.arange(0, BN)
+    rows = first_row + tl.arange(0, BM)
     part = tl.program_id(2)
     ks = tl.arange(0, BK)
     is_row = rows < num_rows
     is_output = outputs < num_outputs
-    first, first_row = tl.program_id(0) * BN, tl.program_id(1) * BM
     if not COPIED:
         weights_at = weight + outputs[:, None].to(tl.int64) * depth + ks[None, :]
         ups_at = weights_at + num_outputs.to(tl.int64) * depth

@@ -35,6 +35,11 @@ def read_target(name: str) -> tuple[dict[str, Any], Ends]:
     width."""
     path = local_path(name)
     raw, source = _gguf(path) if path.suffix == ".gguf" else _folder(path)
+    return ends_of(raw, source, name)
+
+
+def ends_of(raw: dict[str, Any], source: TensorSource, name: str) -> tuple[dict[str, Any], Ends]:
+    """The same of a target whose config and tensors are at hand."""
     recurrent = recurrent_config(raw)
     if recurrent is not None:
         return llama_keys(recurrent, raw), Ends(*read_ends(recurrent, source), tied=recurrent.tied_head)

@@ -53,6 +53,7 @@ def new_config(kind: str, target: Mapping[str, Any], **changes: Any) -> HeadConf
     layers = int(target["num_hidden_layers"])
     keys = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim rms_norm_eps hidden_act".split()
     keys += "rope_theta rope_scaling rope_parameters max_position_embeddings vocab_size bos_token_id eos_token_id".split()
+    keys += ["image_token_id"]
     raw: dict[str, Any] = {key: target[key] for key in keys if key in target}
     ours = {"kind": kind, "target_layers": layers, "tied": bool(target.get("tie_word_embeddings", False))}
     ours["taps"] = list(changes.pop("taps", None) or KINDS[kind].default_taps(layers))
@@ -68,7 +69,8 @@ def new_config(kind: str, target: Mapping[str, Any], **changes: Any) -> HeadConf
 SHAPES = (
     "num_heads", "num_blocks", "own_readouts", "prefix", "intermediate_size", "draft_vocab_size", "taps", "stride",
     "num_layers", "inner_dim", "exit_dim", "tie_weights", "scale_input", "mask_token_id", "markov_rank",
-    "markov_head_type", "draft_window", "max_offset", "block_len",
+    "markov_head_type", "draft_window", "max_offset", "block_len", "num_visual_queries", "visual_experts",
+    "visual_ratio",
 )  # fmt: skip
 """What ``new_config`` can be told about the shape of heads."""
 

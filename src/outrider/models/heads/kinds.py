@@ -19,10 +19,13 @@ from outrider.models.heads.l_mtp import KIND as L_MTP
 from outrider.models.heads.longspec import KIND as LONGSPEC
 from outrider.models.heads.medusa import KIND as MEDUSA
 from outrider.models.heads.mlp_speculator import KIND as MLP_SPECULATOR
+from outrider.models.heads.msd import KIND as MSD
 from outrider.models.heads.mtp import KIND as MTP
 from outrider.models.heads.mtp_parallel import KIND as MTP_PARALLEL
 from outrider.models.heads.p_eagle import KIND as P_EAGLE
 from outrider.models.heads.redrafter import KIND as REDRAFTER
+from outrider.models.heads.specvlm import KIND as SPECVLM
+from outrider.models.heads.vispec import KIND as VISPEC
 
 _ALL: tuple[HeadKind[Any], ...] = (
     MEDUSA,
@@ -41,6 +44,9 @@ _ALL: tuple[HeadKind[Any], ...] = (
     DFLASH,
     DSPARK,
     LONGSPEC,
+    MSD,
+    VISPEC,
+    SPECVLM,
 )
 KINDS: Mapping[str, HeadKind[Any]] = {kind.name: kind for kind in _ALL}
 HEAD_KINDS = tuple(KINDS)

@@ -130,9 +130,10 @@ class Rotations:
 class PackedAttending(Attending):
     """All places of packed texts. Each call is the next step: the first one is ordinary causal attention."""
 
-    def __init__(self, batch: PackedTexts, rotations: Rotations, config: ModelConfig) -> None:
+    def __init__(self, batch: PackedTexts, rotations: Rotations, config: ModelConfig, *, kept: Tensor | None = None) -> None:
+        """Only places that are ``kept`` [R, L] are looked at, or all."""
         self._positions, self._rotations, self._config = batch.positions, rotations, config
-        self._sight = safe_sight(batch)
+        self._sight = safe_sight(batch, kept)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -149,9 +150,9 @@ class PackedAttending(Attending):
         return attend_beside(queries * scale, self._keys, self._values, self._sight)
 
 
-def safe_sight(batch: PackedTexts) -> Tensor:
-    """[R, 1, L, L] where places look; padding looks at itself, so that no softmax is empty."""
-    sight = batch.sight
+def safe_sight(batch: PackedTexts, kept: Tensor | None = None) -> Tensor:
+    """[R, 1, L, L] where places look, of those that are ``kept``; each looks at itself, so that no softmax is empty."""
+    sight = batch.sight if kept is None else batch.sight & kept[:, None, None]
     return sight | torch.eye(sight.shape[-1], dtype=torch.bool, device=sight.device)
 
 
@@ -207,10 +208,14 @@ class LayerCache:
         shape = (batch_size, self._config.num_kv_heads, self._config.head_dim)
         return ContiguousCache.empty(self._num_layers, shape, dtype=self._dtype, device=self._device)
 
-    def attending(self, tree: TokenTree, cache: ContiguousCache, start: int = 0) -> CachedAttending:
-        """Attention of nodes ``start``.. of the trees behind each row's committed entries, in the first layer."""
+    def attending(
+        self, tree: TokenTree, cache: ContiguousCache, start: int = 0, *, positions: Tensor | None = None
+    ) -> CachedAttending:
+        """Attention of nodes ``start``.. of the trees behind each row's committed entries, in the first layer. ``positions``
+        [B, N] are those of the nodes, where the cache holds fewer entries than the text has places."""
         cache.reserve(tree.num_nodes, start=start)
-        positions = tree.depths[:, start:] + torch.tensor(cache.lengths, device=self._device)[:, None]
+        if positions is None:
+            positions = tree.depths[:, start:] + torch.tensor(cache.lengths, device=self._device)[:, None]
         sight = self._sights(tree, cache.lengths, start)[None]
         return CachedAttending(cache, self._rotations.at(positions, self._dtype), sight, self._config)
 

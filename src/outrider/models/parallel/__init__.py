@@ -1,19 +1,21 @@
-"""Tensor parallelism: one model divided among processes, with the same interface as a whole one.
+"""One model divided among processes, with the same interface as a whole one.
 
-``load_parallel`` starts the followers and returns the leader's target. Heads, MLP columns and vocabulary rows are divided
-(``share.py``), half layers end in a sum over ranks (``joint.py``, ``link.py``), and everything above a target stays as it is.
+``load_parallel`` divides a target by heads, MLP columns and vocabulary rows (``share.py``); half layers end in a sum over ranks
+(``joint.py``, ``link.py``). ``load_layers_apart`` divides a draft by layers, which run at once (``fuzzy.py``). Both start the
+followers and return the leader's target, and everything above a target stays as it is.
 """
 
 from __future__ import annotations
 
 from outrider.core.errors import OptionError, RankError
+from outrider.models.layer_share import LayerShare
 from outrider.models.load import device_of, lean_config
-from outrider.models.parallel.rank import Opening
+from outrider.models.parallel.rank import ByHeads, ByLayers
 from outrider.models.parallel.target import ParallelTarget
 from outrider.models.share import Share
 from outrider.models.source import Source, local_path
 
-__all__ = ["ParallelTarget", "RankError", "load_parallel"]
+__all__ = ["ParallelTarget", "RankError", "load_layers_apart", "load_parallel"]
 
 
 def load_parallel(
@@ -31,5 +33,14 @@ def load_parallel(
         raise OptionError(f"tensor_parallel = {size} is not valid; use 2 or more, or leave it out for one process")
     place, path = device_of(device), local_path(source)
     Share(0, size).check(lean_config(path))
-    opening = Opening(str(path), size, dtype, place.type, max_len, fast, page_len)
-    return ParallelTarget(opening)
+    return ParallelTarget(ByHeads(str(path), size, dtype, place.type, max_len, fast, page_len))
+
+
+def load_layers_apart(name: str, size: int, *, dtype: str | None, device: str | None, fast: bool = True) -> ParallelTarget:
+    """A draft whose layers are spread over ``size`` processes and run at once, ``size`` of them; the others as in
+    ``load_model``."""
+    if size < 2:
+        raise OptionError(f"draft_parallel = {size} is not valid; use 2 or more, or leave it out for one process")
+    place, path = device_of(device), local_path(Source(name))
+    LayerShare(Share(0, size)).check(lean_config(path))
+    return ParallelTarget(ByLayers(str(path), size, dtype, place.type, None, fast, 0))

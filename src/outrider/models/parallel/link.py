@@ -65,6 +65,9 @@ class Link(Joint):
             total = total + part
         return total.to(values.dtype)
 
+    def of(self, rank: int, values: Tensor) -> Tensor:
+        return self.gather(values)[rank]
+
     def gather(self, values: Tensor) -> list[Tensor]:
         """Every rank's ``values``, which are of one size, by rank."""
         values = values.contiguous()

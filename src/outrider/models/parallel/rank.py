@@ -6,30 +6,46 @@ Every rank runs the same calls in the same order; ``Rank`` is those calls. The l
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
 
 from outrider.core.draft import Resume
 from outrider.core.interfaces import Cache
+from outrider.core.layered_target import LayeredTarget
 from outrider.core.rng import GOLDEN, Purpose, make_key
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.decoder import Decoder
+from outrider.models.decoder_weights import Division, Weights
+from outrider.models.features import ModelConfig
+from outrider.models.fuzzy import FuzzyDraft
+from outrider.models.layer_share import LayerShare
 from outrider.models.load import lean_checkpoint
-from outrider.models.native import NativeDecoder, fastest_decoder
+from outrider.models.native import fastest_decoder
 from outrider.models.parallel.link import Link
 from outrider.models.share import Share
 from outrider.models.weights import read_weights
 
 
+class Part(Division, Protocol):
+    """What a rank holds of a model."""
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuse a model that cannot be divided so."""
+
+    def config(self, config: ModelConfig) -> ModelConfig:
+        """The part as a model of its own."""
+
+
 @dataclass(frozen=True)
-class Opening:
+class Opening(ABC):
     """Which model is opened, and how: the same on every rank."""
 
     path: str
@@ -45,26 +61,58 @@ class Opening:
         device = torch.device(self.device)
         return torch.device("cuda", rank % torch.cuda.device_count()) if device.type == "cuda" else device
 
+    @abstractmethod
+    def part(self, rank: int) -> Part: ...
+
+    @abstractmethod
+    def model(self, config: ModelConfig, weights: Weights, link: Link) -> LayeredTarget:
+        """A rank's model of the whole model's ``config`` and its own ``weights``."""
+
+
+@final
+@dataclass(frozen=True)
+class ByHeads(Opening):
+    """Tensor parallelism: every rank has some heads and columns of every layer."""
+
+    def part(self, rank: int) -> Share:
+        return Share(rank, self.size)
+
+    def model(self, config: ModelConfig, weights: Weights, link: Link) -> LayeredTarget:
+        mine = link.share.config(config)
+        if self.fast and not self.page_len:
+            return fastest_decoder(mine, weights, joint=link)
+        return Decoder(mine, weights, self.page_len, joint=link)
+
+
+@final
+@dataclass(frozen=True)
+class ByLayers(Opening):
+    """EasySpec: every rank has some whole layers, which run at once."""
+
+    def part(self, rank: int) -> LayerShare:
+        return LayerShare(Share(rank, self.size))
+
+    def model(self, config: ModelConfig, weights: Weights, link: Link) -> LayeredTarget:
+        part = LayerShare(link.share)
+        held = {number: place for place, number in enumerate(part.layers(config.num_layers))}
+        decoder = Decoder(part.config(config), weights, self.page_len)
+        return FuzzyDraft(decoder, link, num_layers=config.num_layers, size=self.size, held=held)
+
 
 @final
 class Rank:
     """A share at work."""
 
     def __init__(self, opening: Opening, rank: int) -> None:
-        share, device = Share(rank, opening.size), opening.device_of(rank)
+        part, device = opening.part(rank), opening.device_of(rank)
         found = lean_checkpoint(Path(opening.path), dtype=opening.dtype, device=device, max_len=opening.max_len)
         config, source, dtype = found
-        share.check(config)
+        part.check(config)
         self.config, self.device, self.dtype = config, device, dtype
-        self.link = Link(share, config.vocab_size)
-        weights = read_weights(source, config, dtype=dtype, device=device, share=share)
+        self.link = Link(Share(rank, opening.size), config.vocab_size)
+        weights = read_weights(source, config, dtype=dtype, device=device, share=part)
         self.num_weights = sum(tensor.numel() for tensor in weights.tensors)
-        mine = share.config(config)
-        self.model: Decoder | NativeDecoder
-        if opening.fast and not opening.page_len:
-            self.model = fastest_decoder(mine, weights, joint=self.link)
-        else:
-            self.model = Decoder(mine, weights, opening.page_len, joint=self.link)
+        self.model = opening.model(config, weights, self.link)
         self.caches: dict[int, Cache] = {}
         self._logits = torch.zeros(0)
         """Its columns of the latest scores."""
@@ -78,7 +126,7 @@ class Rank:
     def change(self, number: int, verb: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
         """A change of a cache in place."""
         cache = self.caches[number]
-        verbs = {"reserve": cache.reserve, "commit": cache.commit, "truncate": cache.truncate}
+        verbs = {"reserve": cache.reserve, "commit": cache.commit, "truncate": cache.truncate, "settle": cache.settle}
         verbs[verb](*arguments, **options)
 
     def derive(self, number: int, verb: str, arguments: Sequence[Any], new: int) -> None:

@@ -143,6 +143,9 @@ class MirroredCache(Cache):
     def truncate(self, lengths: Sequence[int]) -> None:
         self._change("truncate", list(lengths))
 
+    def settle(self) -> None:
+        self._change("settle")
+
     def fork(self, rows: Sequence[int]) -> MirroredCache:
         return self._target.derived(self.number, "fork", list(rows))
 

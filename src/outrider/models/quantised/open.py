@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import sys
 from dataclasses import replace
 
 import torch
 
+from outrider.core.allocator import give_back
 from outrider.core.layered_target import LayeredTarget
 from outrider.models.decoder_weights import Weights
 from outrider.models.features import ModelConfig
@@ -32,16 +30,8 @@ def stored_decoder(config: ModelConfig, folder: TensorSource) -> LayeredTarget |
     weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"))
     source.warn()
     found = native_decoder(config, replace(weights, file=source.memory))
-    _give_back()
+    give_back()
     return found
-
-
-def _give_back() -> None:
-    """Ask the C library for the memory that reading took; only glibc keeps so much that it matters."""
-    if sys.platform != "linux":
-        return
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def packed_weights(config: ModelConfig, folder: TensorSource, device: torch.device) -> Weights | None:

@@ -1,0 +1,33 @@
+"""How the keys of a pass are cut into pieces, one to a program."""
+
+from __future__ import annotations
+
+from outrider.models.attention.tree_tiles import BLOCK, Cut
+from outrider.models.gpu.tuned import choices, cut_key
+
+_ENOUGH = 128
+"""Programs that keep the device busy."""
+
+
+def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int, invariant: bool, wide: bool = False) -> Cut:
+    """What measured best on an H200; ``num_queries`` is nodes times query heads per key head. ``wide``: the kernel for many of
+    them can be had (``limits.can_go_wide``)."""
+    if invariant:
+        tail = 64 if num_queries <= 128 else 16
+        num_blocks = -(-capacity // (256 * BLOCK))
+        folded = BLOCK if batch_size * num_kv_heads * -(-num_queries // 64) * num_blocks >= _ENOUGH else 1
+        num_pieces = num_blocks + 1 if folded > 1 else -(-capacity // 256)  # and a place for the open piece of the last block
+        # one tile: sums depend on how it is laid out
+        return Cut(num_pieces, 256, block_queries=64, folded=folded, tail_queries=tail)
+    tuned = choices().get(cut_key(batch_size, num_queries, num_kv_heads=num_kv_heads, capacity=capacity))
+    if tuned is not None and (wide or not tuned.get("side_by_side")):
+        return Cut(**tuned)
+    wide = wide and num_queries >= 96 and capacity >= 4096  # it takes longer to begin
+    block = 16 if num_queries <= 16 else 32 if num_queries <= 32 else 128 if wide else 64
+    num_programs = batch_size * num_kv_heads * -(-num_queries // block)
+    # programs of the device's processors, of which large ones hold fewer, and one where a piece is short
+    most = 528 if block < 64 else 264 if not wide and capacity >= 4096 else 132
+    num_pieces = max(1, min(16, capacity // 128, most // num_programs))
+    if wide:
+        return Cut(num_pieces, shortest=128, block_queries=block, block_keys=64, num_stages=4, side_by_side=True)
+    return Cut(num_pieces, shortest=128, block_queries=block, block_keys=128 if block == 16 else 64)

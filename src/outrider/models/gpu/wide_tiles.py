@@ -1,0 +1,42 @@
+"""Which tile multiplies more than 64 rows (``wide.py``): the one whose programs, shared out evenly, should end first.
+
+A program's step takes as long as its products, of 128 rows at least, and a little more. All programs of one product take the
+same number of steps. Programs are shared out among the processors; the busiest one ends last, and a part of the last turn
+overlaps with what comes next. Fitted to 60 products of an 8B decoder on an H200 (``benchmarks/gpu_probe.py``): the chosen tile
+takes 1.004 times as long as the best one on average, and 1.06 times at most.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from outrider.models.gpu.limits import stages_that_fit
+from outrider.models.gpu.tile import Tile
+
+ROWS = (64, 96, 128, 160, 192, 256, 288, 320, 384)
+"""Rows a program may take: a power of two, alone or with a smaller one."""
+_PROCESSORS = 132
+_MOST_SUMS = 384
+"""Sums of a program by its outputs (two for a gated one): more do not fit into registers."""
+_LEAST_ROWS = 128
+_OVERHEAD = 4000
+"""Of a step, in products."""
+_OVERLAP = 0.25
+
+
+@lru_cache(maxsize=4096)
+def wide_tile(num_rows: int, num_outputs: int, num_parts: int, *, gated: bool) -> Tile:
+    """The tile for a product."""
+    sides = 2 if gated else 1
+    cuts = [(bn, bm) for bn in (64, 128) for bm in ROWS if bm * sides <= _MOST_SUMS]
+
+    def cost(cut: tuple[int, int]) -> tuple[float, int]:
+        bn, bm = cut
+        programs = -(-num_rows // bm) * -(-num_outputs // bn) * num_parts
+        step = bn * sides * max(bm, _LEAST_ROWS) + _OVERHEAD
+        turns = (1 - _OVERLAP) * -(-programs // _PROCESSORS) + _OVERLAP * programs / _PROCESSORS
+        return turns * step, bm
+
+    bn, bm = min(cuts, key=cost)
+    stages = stages_that_fit(6, (bn * sides + bm) * 128)
+    return Tile(bn, 64, 4, stages, bm, num_parts, copied=True, is_wide=True)

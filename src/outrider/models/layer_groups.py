@@ -1,0 +1,51 @@
+"""Layers of a draft that run at once, and layers that run one after the other on whichever rank holds them.
+
+A small model on several devices waits for messages: a divided layer ends in two of them. Layers that are whole on a rank can
+run at once instead, if all of a group read what enters the group. The result is *fuzzy*: close to the model's, with two
+messages a group. ``Group`` is that; ``Relayed`` is the same layer run exactly. (Wu et al. 2025, EasySpec, arXiv 2502.02493.)
+
+    y = x + sum_j attention_j(x),        z = y + sum_j mlp_j(y),        j over the layers of a group, on all ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.models.joint import Joint
+from outrider.models.layers import AnyLayer, Pass
+
+
+@final
+class Group(AnyLayer):
+    """Layers that read what enters the group, of which this rank has ``mine``."""
+
+    def __init__(self, mine: Sequence[AnyLayer], joint: Joint) -> None:
+        self._mine, self._joint = mine, joint
+
+    def part(self, x: Tensor, step: Pass, *, attends: bool = True, feeds: bool = True) -> Tensor:
+        if attends:
+            x = x + self._added(x, step, feeds=False)
+        return x + self._added(x, step, attends=False) if feeds else x
+
+    def _added(self, x: Tensor, step: Pass, *, attends: bool = True, feeds: bool = True) -> Tensor:
+        """What one half of all layers adds to the stream."""
+        added = torch.zeros_like(x)
+        for layer in self._mine:
+            added += layer.part(x, step, attends=attends, feeds=feeds) - x
+        return self._joint.sum(added)
+
+
+@final
+class Relayed(AnyLayer):
+    """A layer that rank ``holder`` has: every rank gets what it returns. ``mine`` is None on the others."""
+
+    def __init__(self, holder: int, mine: AnyLayer | None, joint: Joint) -> None:
+        self._holder, self._mine, self._joint = holder, mine, joint
+
+    def part(self, x: Tensor, step: Pass, *, attends: bool = True, feeds: bool = True) -> Tensor:
+        out = x if self._mine is None else self._mine.part(x, step, attends=attends, feeds=feeds)
+        return self._joint.of(self._holder, out)
