@@ -144,6 +144,17 @@ def test_architectures_without_free_positions_are_refused_by_name(kind: str, opt
         HFModel(random_model(kind, options))
 
 
+def test_a_model_of_several_texts_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(*MODELS["gpt2"])
+
+    def ambiguous(*_: Any, **__: Any) -> Any:
+        raise ValueError("Multiple valid text configs were found")
+
+    monkeypatch.setattr(model.config, "get_text_config", ambiguous)
+    with pytest.raises(ModelError, match="music: GPT2LMHeadModel has several parts"):
+        HFModel(model, "music")
+
+
 def test_layers_that_share_keys_are_fine() -> None:
     options = {
         **LLAMA,
