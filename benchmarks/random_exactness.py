@@ -52,18 +52,18 @@ class TooSlow(BaseException):
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Ends what takes longer."""
+    """Ends what takes longer, in CPU seconds: the machine may be shared."""
 
     def end(*_: object) -> None:
         raise TooSlow
 
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def generated(model: Any) -> list[list[int]]:
@@ -129,7 +129,7 @@ def outcome_of(kind: str, seed: int) -> str:
         with limited(PATIENCE):
             return try_model(kind, seed)
     except TooSlow:
-        return f"unfinished: {PATIENCE} s"
+        return f"unfinished: {PATIENCE} CPU seconds"
     except Exception as error:  # neither equal nor refused: a defect of ours
         return f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
@@ -237,7 +237,7 @@ def spread(arguments: list[str], workers: int) -> dict[str, Any]:
 def write(path: Path, result: dict[str, Any], counts: Counter[str]) -> None:
     """A results file: one row for the totals, one for the samplers, one for each architecture."""
     facts = provenance(["python", "benchmarks/random_exactness.py", *sys.argv[1:]])
-    rows = [{"architectures": len(result["models"]), **counts}]
+    rows: list[dict[str, Any]] = [{"architectures": len(result["models"]), **counts}]
     rows.append({"sampler sets": result["samplers"], "methods": list(SAMPLER_METHODS), "different": result["different"]})
     why = result["reasons"]
     for kind, outcomes in sorted(result["models"].items()):

@@ -48,7 +48,8 @@ def small_model(kind: str, seed: int) -> Any:
 
 def _layer_types(default: PretrainedConfig, num_layers: int) -> list[str]:
     """Every kind of layer that the architecture has, in turns."""
-    kinds = list(dict.fromkeys(getattr(default.get_text_config(), "layer_types", None) or ["full_attention"]))
+    text = getattr(default, "text_config", None) or default
+    kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ["full_attention"]))
     return (kinds * num_layers)[:num_layers]
 
 

@@ -136,11 +136,23 @@ def test_token_recycling_on_heads_that_scale_or_hide_their_logits(name: str) -> 
             {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
             "local attention",
         ),
+        ("roformer", {**LLAMA, "is_decoder": True, "embedding_size": 32}, "no position for each token"),
     ],
 )
 def test_architectures_without_free_positions_are_refused_by_name(kind: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         HFModel(random_model(kind, options))
+
+
+def test_a_model_of_several_texts_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(*MODELS["gpt2"])
+
+    def ambiguous(*_: Any, **__: Any) -> Any:
+        raise ValueError("Multiple valid text configs were found")
+
+    monkeypatch.setattr(model.config, "get_text_config", ambiguous)
+    with pytest.raises(ModelError, match="music: GPT2LMHeadModel has several parts"):
+        HFModel(model, "music")
 
 
 def test_layers_that_share_keys_are_fine() -> None:

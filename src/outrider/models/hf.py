@@ -52,7 +52,7 @@ class HFModel(AdaptedModel):
         ``is_stored`` says that nobody changed it after it was read, so that an earlier verdict on it holds."""
         self.model = model.eval().requires_grad_(False)
         self.name = name
-        config = model.config.get_text_config()
+        config = _text_config(model, name)
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.num_layers = int(config.num_hidden_layers)
         self.max_len = _context_of(config, name, max_len)
@@ -213,6 +213,14 @@ class _Tap:
     def __exit__(self, *error: object) -> None:
         if self._handle is not None:
             self._handle.remove()
+
+
+def _text_config(model: Any, name: str) -> Any:
+    """The numbers of the part that writes text; refused where several parts could be it."""
+    try:
+        return model.config.get_text_config()
+    except ValueError as error:
+        raise ModelError(f"{name}: {type(model).__name__} has several parts that read text; open its decoder alone") from error
 
 
 def _context_of(config: Any, name: str, wanted: int | None) -> int:

@@ -11,6 +11,7 @@ follows the length of a pass) is opened for the longest context where they do no
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -108,8 +109,15 @@ def _broken_trees(model: AdaptedModel, raw: Any, parents: Sequence[int]) -> str 
             path = [rows[row][n] for n in (0, *tree.path(row, node))]
             unrolled = torch.tensor([[*(token % model.vocab_size for token in prompt), *path]], device=model.device)
             if not _close(found[row, node], _logits(raw, unrolled)[0, -1]):
-                return "ignores tree masks or positions, so it would score trees wrongly"
+                return _why_wrong(raw)
     return None
+
+
+def _why_wrong(raw: Any) -> str:
+    """What is wrong with a model that scores trees in another way than sequences."""
+    if "position_ids" in inspect.signature(type(raw).forward).parameters:
+        return "ignores tree masks or positions, so it would score trees wrongly"
+    return "takes no position for each token, so the branches of a tree cannot have positions of their own"
 
 
 def _bears_company(model: AdaptedModel, raw: Any, max_len: int) -> bool:
