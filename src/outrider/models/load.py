@@ -25,6 +25,7 @@ from outrider.models.native import auto_types, fastest_decoder, native_decoder
 from outrider.models.quantised.folder import checkpoint
 from outrider.models.quantised.formats import format_of
 from outrider.models.quantised.open import packed_weights, stored_decoder
+from outrider.models.quantised.rounded import rounded_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
 from outrider.models.reduced import ReducedDraft, spoken_ids
 from outrider.models.source import Source, local_path
@@ -32,8 +33,8 @@ from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource,
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FEW_BITS = {"int8": 8, "int4": 4}
-"""Weights rounded to so many bits, activations in bfloat16: another model, whose own plain decoding is its reference. 8 bits on
-GPU and CPU, 4 on a GPU."""
+"""Weights rounded to so many bits: another model, whose own plain decoding is its reference. Activations are bfloat16, or 8
+bits for int4 on a CPU."""
 STORED = "stored"
 """Quantised matrices as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
 
@@ -63,7 +64,7 @@ def load_model(
     numerics: str = "fast",
     page_len: int = 0,
 ) -> Target:
-    """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8", and "int4" on a GPU,
+    """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8" and "int4"
     round the weights and so change the model). Quantised matrices stay as they are where the device has a product for them, and
     are dequantised with any other type. "stored" insists on it for a GGUF file or a quantised folder on a CPU, where inputs are
     rounded to 8 bits. ``max_len`` opens a model whose
@@ -224,6 +225,8 @@ def _of_weights(config: ModelConfig, weights: Weights, speed: _Speed) -> Layered
         on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits, page_len=speed.page_len)
     if on_gpu is not None:
         return on_gpu
+    if speed.bits == 4 and device.type == "cpu" and speed.leaves_stored and (found := rounded_decoder(config, weights)):
+        return found
     _refuse(replace(speed, bits=16) if speed.bits == 8 and device.type == "cpu" else speed)
     if speed.fast and not speed.page_len:
         return fastest_decoder(config, weights, speed.bits)
@@ -243,11 +246,11 @@ def computing_dtype(dtype: str | None, stored: str | None, device: torch.device)
 
 
 def _refuse(speed: _Speed) -> None:
-    """Only the GPU's fast decoder has invariant numerics and weights of few bits (8 on a CPU, too)."""
+    """Only the GPU's fast decoder has invariant numerics; few bits are there on a CPU, too, 4 of them in the native pass."""
     wanted = "" if speed.numerics == "fast" else f"numerics = {speed.numerics!r}"
     wanted = wanted or ("" if speed.bits == 16 else f"dtype = 'int{speed.bits}'")
     if wanted:
-        on_cpu = " (on a CPU, dtype = 'int8' is there)" if speed.bits == 4 else ""
+        on_cpu = "; on a CPU it needs the native pass, and dtype = 'int8' does not" if speed.bits == 4 else ""
         raise OptionError(
             f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type and a model "
             f"whose gpu path in `outrider info` is the fast decoder (few bits: with SiLU gates, without experts){on_cpu}"
