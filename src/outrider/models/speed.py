@@ -23,8 +23,8 @@ class Speed:
 
 
 def refuse(speed: Speed) -> None:
-    """Only the GPU's fast decoder has weights of few bits (8 on a CPU, too), and only it and the CPU's native pass have
-    invariant numerics."""
+    """Weights of few bits and invariant numerics are those of the GPU's fast decoder and of the CPU's native pass. A CPU has
+    8 bits without it, too."""
     wanted = f"numerics = {speed.numerics!r}" if speed.numerics == "invariant" else ""
     wanted = wanted or ("" if speed.bits == 16 else f"dtype = 'int{speed.bits}'")
     if wanted:
