@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,18 +119,28 @@ def test_enough_beams_find_the_best_text(target: Target) -> None:
 # --- speculative ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def plainly(target: Target):
+    """The plain search of a prompt, made once for all forests."""
+
+    @cache
+    def search(number: int, options: BeamOptions, end_ids: frozenset[int]) -> BeamResult:
+        return beam_search(target, PROMPTS[number], options=options, end_ids=end_ids)
+
+    return search
+
+
 @pytest.mark.parametrize("num_beams", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["model", "model-narrow", "itself", "chain", "copied", "short context"])
-def test_speculative_is_plain(target: Target, name: str, num_beams: int) -> None:
+def test_speculative_is_plain(target: Target, plainly, name: str, num_beams: int) -> None:
     forest = forests(target)[name]
-    for number, prompt in enumerate(PROMPTS):
-        for length, penalty, stopping in ((1, 1.0, False), (2, 1.0, True), (17, 0.6, False), (24, 1.2, "never")):
+    for number, end_ids in itertools.product(range(len(PROMPTS)), (frozenset[int](), EOS)):
+        for length, penalty, stopping in ((1, 1.0, False), (2, 1.0, True), (11, 0.6, False), (15, 1.2, "never")):
             options = BeamOptions(num_beams, length, penalty, stopping)  # type: ignore[arg-type]
-            for end_ids in (frozenset(), EOS):
-                plain = beam_search(target, prompt, options=options, end_ids=end_ids)
-                fast = beam_search(target, prompt, options=options, end_ids=end_ids, forest=forest)
-                same(fast, plain)
-                assert fast.num_passes <= plain.num_passes == plain.num_levels, f"prompt {number}"
+            plain = plainly(number, options, end_ids)
+            fast = beam_search(target, PROMPTS[number], options=options, end_ids=end_ids, forest=forest)
+            same(fast, plain)
+            assert fast.num_passes <= plain.num_passes == plain.num_levels, f"prompt {number}"
 
 
 def test_a_forest_of_the_target_itself_is_always_right(target: Target) -> None:

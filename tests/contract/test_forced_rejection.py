@@ -14,7 +14,7 @@ from typing import Any, final
 
 import pytest
 import torch
-from test_methods import EOS, PROMPTS, make, pairs  # noqa: F401 (a fixture)
+from test_methods import EOS, PROMPTS, make, tiered_pairs  # noqa: F401 (a fixture)
 from test_rules_exact import CASES, EXACT, TREES
 from tiny_pair import tiny_model
 from toy_laws import Experiment, by_draws, chain, distance, grow, toy_pair
@@ -136,7 +136,7 @@ def run_all(target: Target, method: Method, params: SamplingParams, check: Calla
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "rule"), pairs())
+@pytest.mark.parametrize(("name", "rule"), tiered_pairs())
 def test_greedy_text_survives(target, make, expected, name: str, rule: str) -> None:  # noqa: F811
     method = make(name, acceptance=rule)
     for stop in (in_turn, at_nodes):

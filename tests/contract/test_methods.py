@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from tiny_heads import random_heads
 from tiny_pair import VOCAB, tiny_model
 from toy_codecs import toy_translation
 
-from outrider.core.draft import Shape
+from outrider.core.draft import Draws, Shape
 from outrider.core.errors import CompositionError, OptionError, RequestError
 from outrider.core.interfaces import Cache, Target
 from outrider.core.method import Method
@@ -27,11 +29,20 @@ _DRAW = random.Random(0)
 PROMPTS = [[_DRAW.randrange(VOCAB - 1) for _ in range(1 + 3 * i % 17)] for i in range(8)]
 PROMPTS[3] = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]  # something to copy
 COUPLED_ROWS = [name for name, row in METHODS.items() if row.acceptance == "coupled"]
+GREEDY = SamplingParams(max_tokens=24)
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.95, seed=7)
 EVERYTHING = SamplingParams(
     max_tokens=24, temperature=0.9, top_k=20, top_p=0.95, min_p=0.01, typical_p=0.98, repetition_penalty=1.2,
     presence_penalty=0.3, frequency_penalty=0.2, logit_bias={3: 1.0}, banned_token_ids=[4], min_tokens=5, seed=11,
 )  # fmt: skip
+LOGGED = SamplingParams(max_tokens=20, temperature=0.7, seed=5, logprobs=3)
+LONGER = SamplingParams(max_tokens=40)
+USUAL = {("top-p", 1, 3), ("everything", 3, 8), ("top-p", 7, 1)}
+WAYS = [
+    pytest.param(*way, marks=() if way in USUAL else pytest.mark.exhaustive)
+    for way in itertools.product(("top-p", "everything"), (1, 3, 7), (1, 3, 8))
+]
+"""Sampler, draft length and batch size: each of them in ``USUAL``, all products in ``make test-all``."""
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +76,20 @@ def tokens(states: list[RequestState]) -> list[list[int]]:
     return [state.output_ids for state in states]
 
 
+@pytest.fixture(scope="module")
+def said(target):
+    """What plain decoding says, asked once for each set of parameters."""
+    known: dict[tuple, list[RequestState]] = {}
+
+    def ask(params: SamplingParams, prompts=PROMPTS, **more) -> list[RequestState]:
+        key = (id(params), str(prompts), *more)
+        if key not in known:
+            known[key] = serve(target, compose("plain", target), prompts, params, **more)
+        return known[key]
+
+    return ask
+
+
 def pairs() -> list[tuple[str, str]]:
     """Every method with every rule that accepts it."""
     return [
@@ -76,25 +101,46 @@ def pairs() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize(("name", "rule"), pairs())
-def test_greedy_is_plain_greedy(target, make, name: str, rule: str, batch: int) -> None:
-    params = SamplingParams(max_tokens=24)
-    expected = serve(target, compose("plain", target), PROMPTS, params)
+def draws_of(name: str, rule: str) -> Draws:
+    """How a method draws its guesses under a rule."""
+    return next(draws for draws in RULES[rule].rule.exact_for if draws in METHODS[name].drafter.offers)
+
+
+def tiered_pairs() -> list[Any]:
+    """Every pair; all but one rule for each method and way of drawing are left to ``make test-all``.
+
+    A drafter knows of its rule only how guesses are to be drawn, so one rule shows what it does. The rules take turns.
+    """
+    usual: set[tuple[str, str]] = set()
+    for turn, name in enumerate(METHODS):
+        by_draws: dict[Draws, list[str]] = {}
+        for _, rule in filter(lambda pair: pair[0] == name, pairs()):
+            by_draws.setdefault(draws_of(name, rule), []).append(rule)
+        usual |= {(name, rules[turn % len(rules)]) for rules in by_draws.values()}
+    return [pytest.param(*pair, marks=() if pair in usual else pytest.mark.exhaustive) for pair in pairs()]
+
+
+def test_every_rule_and_way_of_drawing_is_among_the_usual_pairs() -> None:
+    usual = [case.values for case in tiered_pairs() if not case.marks]
+    assert {rule for _, rule in usual} == {rule for _, rule in pairs()}
+    assert {(name, draws_of(name, rule)) for name, rule in usual} == {(name, draws_of(name, rule)) for name, rule in pairs()}
+
+
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.exhaustive), 8])
+@pytest.mark.parametrize(("name", "rule"), tiered_pairs())
+def test_greedy_is_plain_greedy(target, make, said, name: str, rule: str, batch: int) -> None:
+    """One at a time, the stop strings below show the same."""
     method = make(name, acceptance=rule)
-    assert tokens(serve(target, method, PROMPTS, params, batch=batch)) == tokens(expected)
+    assert tokens(serve(target, method, PROMPTS, GREEDY, batch=batch)) == tokens(said(GREEDY))
 
 
-@pytest.mark.parametrize("params", [SAMPLED, EVERYTHING], ids=["top-p", "everything"])
-@pytest.mark.parametrize("length", [1, 3, 7])
+@pytest.mark.parametrize(("sampler", "length", "batch"), WAYS)
 @pytest.mark.parametrize("name", COUPLED_ROWS)
-def test_same_seed_same_text(target, make, name: str, length: int, params: SamplingParams) -> None:
-    """Alone and in a batch, whatever the drafter and the draft length."""
-    expected = tokens(serve(target, compose("plain", target), PROMPTS, params))
+def test_same_seed_same_text(target, make, said, name: str, sampler: str, length: int, batch: int) -> None:
+    """Alone and in a batch, whatever the drafter and the draft length; in threes, requests join while others run."""
+    params, prompts = {"top-p": SAMPLED, "everything": EVERYTHING}[sampler], PROMPTS[:5]
     method = make(name, options={"num_draft_tokens": length})
-    assert tokens(serve(target, method, PROMPTS, params)) == expected
-    assert tokens(serve(target, method, PROMPTS, params, batch=8)) == expected
-    assert tokens(serve(target, method, PROMPTS, params, batch=3)) == expected  # requests join while others run
+    assert tokens(serve(target, method, prompts, params, batch=batch)) == tokens(said(params, prompts))
 
 
 def test_different_seeds_give_different_texts(target) -> None:
@@ -171,10 +217,8 @@ def test_the_cache_after_every_commit_is_that_of_a_fresh_prefill(target, make, n
 
 
 @pytest.mark.parametrize("name", COUPLED_ROWS)
-def test_logprobs_are_those_of_plain_decoding(target, make, name: str) -> None:
-    params = SamplingParams(max_tokens=20, temperature=0.7, seed=5, logprobs=3)
-    expected = serve(target, compose("plain", target), PROMPTS, params)
-    for mine, plain in zip(serve(target, make(name), PROMPTS, params, batch=8), expected, strict=True):
+def test_logprobs_are_those_of_plain_decoding(target, make, said, name: str) -> None:
+    for mine, plain in zip(serve(target, make(name), PROMPTS, LOGGED, batch=8), said(LOGGED), strict=True):
         assert [entry.token for entry in mine.logprobs] == mine.output_ids
         for a, b in zip(mine.logprobs, plain.logprobs, strict=True):
             assert a.token == b.token and a.logprob == pytest.approx(b.logprob, abs=1e-4)
@@ -189,9 +233,8 @@ class Letters:
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_a_stop_string_cuts_exactly_there(target, make, name: str) -> None:
-    free = serve(target, compose("plain", target), PROMPTS, SamplingParams(max_tokens=40), new_stream=Letters)
-    for state, prompt in zip(free, PROMPTS, strict=True):
+def test_a_stop_string_cuts_exactly_there(target, make, said, name: str) -> None:
+    for state, prompt in zip(said(LONGER, new_stream=Letters), PROMPTS, strict=True):
         if len(state.text) < 12:
             continue
         stop = state.text[8:11]

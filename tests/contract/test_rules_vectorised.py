@@ -127,18 +127,13 @@ SHAPES = [(rule, is_chain) for rule in RULES for is_chain in (True, False) if is
 
 @pytest.mark.parametrize(("rule", "is_chain"), SHAPES)
 def test_walk_is_walk_row(rule: type[AcceptanceRule], is_chain: bool) -> None:
-    lengths = set()
-    for seed in range(300):
-        for batched, scalar in case_of(seed, is_chain=is_chain).verdicts(rule()):
-            assert batched == scalar, f"seed {seed}"
-            lengths.add(len(scalar.path))
-    assert lengths >= {0, 1, 2, 3}, "the cases are too easy"
+    assert_forms_agree(rule(), num_cases=120, is_chain=is_chain)
 
 
 @pytest.mark.parametrize(("rule", "is_chain"), SHAPES)
 def test_walk_in_float32(rule: type[AcceptanceRule], is_chain: bool) -> None:
     """Production's dtype: a verdict may differ from float64's only where a number falls within rounding of its threshold."""
-    pairs = [pair for seed in range(150) for pair in case_of(seed, is_chain=is_chain, dtype=torch.float32).verdicts(rule())]
+    pairs = [pair for seed in range(60) for pair in case_of(seed, is_chain=is_chain, dtype=torch.float32).verdicts(rule())]
     assert sum(batched == scalar for batched, scalar in pairs) >= len(pairs) - 1
 
 

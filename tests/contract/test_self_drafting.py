@@ -33,7 +33,7 @@ from outrider.engine.step import Engine
 from outrider.methods import compose
 
 EOS = frozenset({VOCAB - 1})
-PROMPTS = [[random.Random(i).randrange(VOCAB - 1) for _ in range(1 + 3 * i % 17)] for i in range(8)]
+PROMPTS = [[random.Random(i).randrange(VOCAB - 1) for _ in range(1 + 3 * i % 17)] for i in range(6)]
 PARAMS = {"greedy": SamplingParams(max_tokens=24), "sampled": SAMPLED, "everything": EVERYTHING}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exit 1": ("early-exit", {"exit_layer": 1}),
@@ -96,7 +96,7 @@ def rate(states: Sequence[RequestState]) -> float:
 def test_the_text_is_that_of_plain_decoding(target, expected, name: str, params: str) -> None:
     """Alone, together, and with requests that join while others run; a memory that outlives requests changes nothing."""
     method, num_accepted = method_of(name, target), 0
-    for batch in (1, 8, 3) if params == "sampled" else (3,):
+    for batch in (1, 8) if params == "sampled" else (3,):
         states = serve(target, method, PARAMS[params], batch=batch)
         assert tokens(states) == expected[params]
         num_accepted += sum(s.stats.num_accepted for s in states)
@@ -205,9 +205,10 @@ def test_a_part_that_is_as_good_as_the_whole_is_never_wrong(name: str, params: s
     row, options, idle = PERFECT[name]
     target = thinned_model(**idle)
     method = compose(row, target, options=options)
+    expected = tokens(serve(target, compose("plain", target), PARAMS[params]))
     for batch in (1, 4):
         states = serve(target, method, PARAMS[params], batch=batch)
-        assert tokens(states) == tokens(serve(target, compose("plain", target), PARAMS[params]))
+        assert tokens(states) == expected
         passes = sum(-(-s.num_output // 6) for s in states)  # 5 guesses and the bonus
         assert sum(s.stats.num_passes for s in states) == passes
 

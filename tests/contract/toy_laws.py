@@ -97,7 +97,7 @@ FLAVOURS: dict[str, Callable[[ToyModel, ToyModel], tuple[ToyModel, ToyModel]]] =
 
 def toy_pair(flavour: str, seed: int, vocab_size: int) -> Pair:
     p, q = FLAVOURS[flavour](random_model(2 * seed, vocab_size), random_model(2 * seed + 1, vocab_size))
-    return Pair(p, q, vocab_size)
+    return Pair(cache(p), cache(q), vocab_size)
 
 
 # --- drafting ---------------------------------------------------------------------------------------------------------

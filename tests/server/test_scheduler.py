@@ -95,7 +95,7 @@ def _serve(scheduler: Scheduler, requests: list[Request], rng: random.Random) ->
 
 
 @pytest.mark.slow()
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 4))])
 def test_equal_to_alone_under_any_load(seed: int) -> None:
     """500 requests per seed, in turns through six methods, with too little memory for all of them, and five at the end that
     grow together until memory holds two."""
