@@ -154,11 +154,11 @@ def figures(llm: LLM, folders: dict[str, Path], num_scenes: int, most_images: in
     counts = [sample_of(random.Random(2000 + i), 1, "count") for i in range(num_scenes)]
     ragged = [sample_of(random.Random(3000 + i), (0, *sizes)[i % (len(sizes) + 1)]) for i in range(num_scenes)]
     asked: list[tuple[str, Sequence[Sample], dict[str, Any], dict[str, Any]]] = [
+        ("ragged batch", ragged, CHAIN, {"temperature": 0}),
         *((f"describe, {size} pictures", samples[size], CHAIN, {"temperature": 0}) for size in sizes),
         ("describe, tree", samples[1], TREE, {"temperature": 0}),
         ("describe, temperature 1", samples[1], CHAIN, {"temperature": 1.0, "seed": 5}),
         ("count", counts, CHAIN, {"temperature": 0}),
-        ("ragged batch", ragged, CHAIN, {"temperature": 0}),
     ]
     for name, some, shape, params in asked:
         yield {"prompts": name, "scenes": len(some), **measure(llm, folders, some, shape, **params)}
@@ -199,7 +199,8 @@ def main() -> None:
     runs = train_all(target, llm, arguments)
     seconds = time.monotonic() - began
     folders = {name: runs[name].folder for name in arguments.only}
-    found = {**facts_of(arguments), "training_seconds": round(seconds), "rows": []}
+    trained = next(iter(runs.values())).history[-1]["step"]
+    found = {**facts_of(arguments), "steps": trained, "training_seconds": round(seconds), "rows": []}
     found["learning"] = {name: [[one["step"], one["accepted_length"]] for one in run.history] for name, run in runs.items()}
     if "specvlm" in folders:
         head = load_head(folders["specvlm"], llm.target)
@@ -217,7 +218,7 @@ def facts_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Where the figures come from."""
     where = provenance(["python", *sys.argv])
     machine = where["gpu"] or f"{where['cpu']}, {where['cores']} cores"
-    named = {name: vars(arguments)[name] for name in ("steps", "batch", "texts")}
+    named = {name: vars(arguments)[name] for name in ("batch", "texts")}
     return {
         "command": where["command"],
         "machine": machine,
