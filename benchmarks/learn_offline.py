@@ -68,12 +68,14 @@ class Study:
         for document in self.served[:-last]:
             learner.observe(*_parted(document))
         rows = [{"rate": rate, "updates": 0, "unseen": self.tokens_per_pass(learner.module, self.unseen)}]
-        for number, document in enumerate(self.served[-last:], 1):
+        for document in self.served[-last:]:
             learner.observe(*_parted(document))
             learner.maybe_update()
+            if len(learner.judgements) < len(rows):  # the document was held out: there was nothing new to learn
+                continue
             judged = learner.judgements[-1]
             seen = {"unseen": self.tokens_per_pass(learner.module, self.unseen), "swapped": judged.swapped}
-            rows.append({"rate": rate, "updates": number, **seen, "gate": [judged.served, judged.learned]})
+            rows.append({"rate": rate, "updates": len(rows), **seen, "gate": [judged.served, judged.learned]})
             print(json.dumps(rows[-1]), file=sys.stderr)
         return rows
 
@@ -88,7 +90,9 @@ def main() -> int:
     parser.add_argument("--served", type=int, default=400, help="passages that are learned from")
     parser.add_argument("--unseen", type=int, default=60, help="passages that measure")
     parser.add_argument("--answers", type=int, default=1, help="answers to each of them, with other seeds")
-    parser.add_argument("--updates", type=int, default=24)
+    parser.add_argument(
+        "--updates", type=int, default=24, help="last passages, each followed by an update unless it is held out"
+    )
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3])
     parser.add_argument("--prompt-len", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=24)

@@ -134,7 +134,7 @@ def test_only_rejected_places_count() -> None:
     kinds = [Origin.ACCEPTED, Origin.RECOVERED, Origin.BONUS, Origin.RECOVERED]
     online.observe([1, 2, 3], [4, 5, 6, 7], kinds)
     assert [document.counted for document in online._memory] == [(4, 6)]
-    assert online._packed(list(online._memory)).supervised.nonzero()[:, 1].tolist() == [4, 6]
+    assert online._states.packed(list(online._memory)).supervised.nonzero()[:, 1].tolist() == [4, 6]
     online.observe([1, 2, 3], [4], [Origin.ACCEPTED])
     assert len(online._memory) == 1 and online.maybe_update() is None
 
@@ -176,7 +176,7 @@ def test_prompts_count_too_unless_told_otherwise() -> None:
     for prompts, places in ((True, [0, 1, 2, 3, 4]), (False, [3, 4])):
         online = online_draft(new_draft(), TARGET, OnlineSettings(update_every=10, prompts=prompts))
         online.observe([1, 2, 3], [4, 5], [Origin.ACCEPTED, Origin.RECOVERED])
-        assert online._packed(list(online._memory)).supervised.nonzero()[:, 1].tolist() == places
+        assert online._states.packed(list(online._memory)).supervised.nonzero()[:, 1].tolist() == places
     assert OnlineSettings().prompts
 
 

@@ -32,7 +32,7 @@ def test_a_piece_is_neither_endless_nor_empty() -> None:
     pieces = Pieces(Slots(prefill_tokens=100, reading_rounds=2.0))
     pieces.was_read(1, 10.0)
     pieces.was_run(0.001)
-    assert pieces.size(is_alone=False) == pieces.size(is_alone=True) == 8
+    assert pieces.size(is_alone=False) == pieces.size(is_alone=True) == 2
 
 
 def test_without_a_limit_all_is_read() -> None:

@@ -16,7 +16,7 @@ from outrider.engine.job import Slots
 _ALONE_S = 0.05
 _FIRST = 64
 """Tokens of a piece before any was measured."""
-_FEWEST = 8
+_FEWEST = 2
 _NEWEST = 0.3
 """Share of the latest measurement in a running mean."""
 

@@ -40,8 +40,8 @@ from outrider.server.transcript import Added
 from outrider.server.worker import Ticket, Worker
 
 _CLIENT_LEFT = 499
-_READING_ROUNDS = 2.0
-"""A request becomes at most three times slower while the prompts of others are read."""
+_READING_ROUNDS = 1.0
+"""A request becomes at most twice as slow while the prompts of others are read."""
 _LOGIT_COPIES = 2 * 4
 """Bytes per vocabulary entry of a node: raw and adjusted logits, float32."""
 
@@ -132,7 +132,7 @@ class Service:
         self.num_active += 1
         run: _Run | None = None
         try:
-            made = await self._made(http, order)
+            made: Order | None = await self._in_time(http, order)
             if made is None:
                 return Response(status_code=_CLIENT_LEFT)
             self.metrics.prompt_tokens.inc(made.num_prompt_tokens)
@@ -147,10 +147,7 @@ class Service:
         self._check_room()
         self.num_active += 1
         try:
-            async with asyncio.timeout(self.settings.timeout_s):
-                return await unless_left(http, self.worker.run_errand(work))
-        except TimeoutError:
-            raise late(self.settings.timeout_s) from None
+            return await self._in_time(http, self.worker.run_errand(work))
         finally:
             self.num_active -= 1
 
@@ -160,11 +157,11 @@ class Service:
         if not self.worker.is_alive:
             raise ApiError(503, "the engine is not running; the server's log says why", kind="server_error")
 
-    async def _made(self, http: HttpRequest, order: Coroutine[Any, Any, Order]) -> Order | None:
-        """The order; None if the client left while it was made, and its grammar is not compiled any further."""
+    async def _in_time(self, http: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any:
+        """The result of work; None if the client left meanwhile, which ends the work."""
         try:
             async with asyncio.timeout(self.settings.timeout_s):
-                return await unless_left(http, order)
+                return await unless_left(http, work)
         except TimeoutError:
             raise late(self.settings.timeout_s) from None
 

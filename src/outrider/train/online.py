@@ -56,8 +56,7 @@ class OnlineSettings:
     """How much is learned from how much, and when it is used."""
 
     update_every: int = 256
-    """Tokens between two updates that the draft did not guess: rejected places, and text that was not drafted at all. A
-    learner in the background does not wait for them in idle time, as long as the last update helped."""
+    """Tokens between two updates that the draft did not guess: rejected places, and text that was not drafted at all."""
     num_steps: int = 16
     """Steps of an update."""
     batch_size: int = 8
@@ -229,7 +228,7 @@ class OnlineLearner(Learner):
 
     def _gate(self, held: Sequence[Document]) -> Any:
         """What was learned, if more of its guesses would be accepted in the held-out requests; else None."""
-        batches = [self._packed(part) for part in _parts(held, self.settings.batch_size)]
+        batches = [self._states.packed(part) for part in _parts(held, self.settings.batch_size)]
         served, learned = (self._judge(model, batches) for model in (self._served, self._mean))
         better = learned > served + self.settings.margin
         self.judgements.append(Judgement(served, learned, better))
@@ -245,7 +244,7 @@ class OnlineLearner(Learner):
         return [documents[index] for index in chosen]
 
     def _learn(self, documents: Sequence[Document]) -> None:
-        loss = self._pupil.objective(self._learner)(self._packed(documents)).loss
+        loss = self._pupil.objective(self._learner)(self._states.packed(documents)).loss
         if not bool(torch.isfinite(loss)):  # the draft that serves is untouched
             self._restart()
             return
@@ -263,9 +262,6 @@ class OnlineLearner(Learner):
     def _judge(self, model: nn.Module, batches: Sequence[PackedTexts]) -> float:
         with torch.no_grad():
             return accepted_length([self._pupil.objective(model)(batch) for batch in batches])
-
-    def _packed(self, documents: Sequence[Document]) -> PackedTexts:
-        return self._states.packed(documents)
 
 
 def online_draft(
