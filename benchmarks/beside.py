@@ -188,7 +188,8 @@ def wrong_texts(names: tuple[str, str], arguments: argparse.Namespace) -> dict[s
     sampling = [SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.8 * (i % 2), seed=i) for i in range(8)]
     plain = LLM(names[0], method="plain", **how).generate(prompts, sampling)
     found: dict[str, int] = {}
-    for name, place in (("tensor_parallel", {"tensor_parallel": 2}), ("draft_parallel", {"draft_parallel": 2})):
+    places: dict[str, dict[str, Any]] = {"tensor_parallel": {"tensor_parallel": 2}, "draft_parallel": {"draft_parallel": 2}}
+    for name, place in places.items():
         llm = LLM(names[0], draft=names[1], **how, **place)
         ours = llm.generate(prompts, sampling, method=llm.compose("draft-model", policy="fixed", num_draft_tokens=3))
         found[name] = sum(mine.token_ids != one.token_ids for mine, one in zip(ours, plain, strict=True))

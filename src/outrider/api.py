@@ -104,11 +104,10 @@ class LLM:
         more: dict[str, Any] = {"numerics": numerics, "page_len": page_len, "max_len": max_len}
         self.target, vision = opening.open_target(load, source, self.codec, tensor_parallel, **more)
         self.reading = Reading(self.codec, vision, self.model_name)
-        if keep_prompt != 1:
-            self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names[0], load)
+        self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names, load)
         self.rounds = Rounds(self.target)
-        load_draft, where = partial(load, dtype=draft_dtype or dtype), {"apart": draft_process, "at_once": draft_parallel}
-        self.drafts = opening.open_drafts(load_draft, self.draft_names, **where)
+        places: dict[str, Any] = {"dtype": draft_dtype or dtype, "apart": draft_process, "at_once": draft_parallel}
+        self.drafts = opening.open_drafts(load, self.draft_names, **places)
         self.draft = self.drafts[0] if self.drafts else None
         self._by_name, self._heads = dict[str, Method](), dict[str, Head]()
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)

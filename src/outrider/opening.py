@@ -143,10 +143,11 @@ def open_target(
     return vision.target, vision
 
 
-def open_drafts(load: partial[Target], names: Sequence[str], *, apart: bool, at_once: int) -> list[Target]:
+def open_drafts(load: partial[Target], names: Sequence[str], *, dtype: str, apart: bool, at_once: int) -> list[Target]:
     """The draft models; ``apart`` gives each of them a process of its own, ``at_once`` above 1 so many for its layers."""
     if apart and at_once != 1:
         raise OptionError(f"draft_process and draft_parallel = {at_once} both say where the draft runs; leave one of them out")
+    load = partial(load, dtype=dtype)
     if at_once == 1:
         return [_elsewhere(load, name) if apart else load(name) for name in names]
     from outrider.models.parallel import load_layers_apart
@@ -161,11 +162,14 @@ def _elsewhere(load: partial[Target], name: str) -> Target:
     return RemoteModel(name, **load.keywords)
 
 
-def with_sparse_prompts(target: Target, codec: TextCodec, keep: float, draft: str, load: partial[Target]) -> Target:
-    """The target behind a small model that leaves out part of every prompt. That model is opened once more, as the plain
-    decoder, because only its attention can be looked at."""
+def with_sparse_prompts(target: Target, codec: TextCodec, keep: float, drafts: Sequence[str], load: partial[Target]) -> Target:
+    """The target behind a small model that leaves out part of every prompt; the target itself where all is kept. That model,
+    the first draft, is opened once more, as the plain decoder, because only its attention can be looked at."""
+    if keep == 1:
+        return target
     from outrider.models.sparse_prompts import SparsePrompts
 
+    draft = drafts[0]
     if not codec.same_vocabulary(load_codec(draft)):
         what = f"keep_prompt = {keep} needs a draft model with the target's vocabulary, and {draft!r} has another"
         raise ModelError(f"{what}; give a draft of the same family, or leave keep_prompt out")

@@ -39,9 +39,11 @@ class Part(Division, Protocol):
 
     def check(self, config: ModelConfig) -> None:
         """Refuse a model that cannot be divided so."""
+        ...
 
     def config(self, config: ModelConfig) -> ModelConfig:
         """The part as a model of its own."""
+        ...
 
 
 @dataclass(frozen=True)
