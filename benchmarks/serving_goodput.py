@@ -1,14 +1,18 @@
 """Goodput against batch size on a GPU: speculation off, of a fixed length and auto, with requests that come and go.
 
     PYTHONPATH=src python benchmarks/serving_goodput.py [--loops captured server] [--batches 1 8 32 64] [--limit 120]
+    PYTHONPATH=src python benchmarks/serving_goodput.py --fixed 1 2 4 6 8 --batches 64 8 1     every length, another order
+    PYTHONPATH=src python benchmarks/serving_goodput.py --prompt-tokens 1000 --batches 64      long prompts
 
 A load generator in the process: always ``batch`` requests at once, the next one waiting when one ends, 32 to 96 tokens each.
-Goodput is tokens per second while all places are taken. All loops are the scheduler (``engine/scheduler.py``): ``captured`` as
-``LLM.generate`` sets it up and ``server`` as ``outrider serve`` does, both with whole rounds as graphs and the device one ahead
-of the host (``engine/device_lane.py``); ``host`` without them; ``eqspec`` and ``exspec`` are the host with the groupings of
-rectangular batches (``engine/grouping.py``), the second with a window of three batches. The models are the bundled pair in 8B
-shapes (recipes/inflate.py); on a machine without a GPU, the bundled pair itself. Modes take turns; what is not measured when
-``limit`` seconds are over is left out. The last line is JSON.
+Goodput is tokens per second while all places are taken. ``static`` is the same without speculation when all requests begin at
+once and none follows. The gap is the time between two tokens of one request, its 99th percentile in medians. All loops are
+the scheduler (``engine/scheduler.py``): ``captured`` as ``LLM.generate`` sets it up and ``server`` as ``outrider serve``
+does, both with whole rounds as graphs and the device one ahead of the host (``engine/device_lane.py``); ``host`` without
+them; ``eqspec`` and ``exspec`` are the host with the groupings of rectangular batches (``engine/grouping.py``), the second
+with a window of three batches. The models are the bundled pair in 8B shapes (recipes/inflate.py); on a machine without a GPU,
+the bundled pair itself. Modes take turns; what is not measured when ``limit`` seconds are over is left out. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -57,16 +61,20 @@ class Bench:
     """Models, methods, requests."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.target, self.draft = models()
+        self.target, self.draft = models(arguments.numerics)
         self.rounds = Rounds(self.target)
         codec = load_codec(bundled_path("target"))
-        self.prompts = [codec.encode(story) for story in STORIES]
+        self.prompts = [of_length(codec.encode(story), arguments.prompt_tokens) for story in STORIES]
+        self.gaps = list[float]()
         self.temperature, self.began, self.limit = arguments.temperature, time.perf_counter(), arguments.limit
         self.layout_seconds = self.layout_share = 0.0
         most = {"num_draft_tokens": arguments.most}
         self.methods: dict[str, Method] = {
             "off": compose("plain", self.target),
-            "fixed": compose("draft-model", self.target, draft=self.draft, options={"num_draft_tokens": arguments.fixed}),
+            **{
+                f"K={length}": compose("draft-model", self.target, draft=self.draft, options={"num_draft_tokens": length})
+                for length in arguments.fixed
+            },
             "auto": compose("draft-model", self.target, draft=self.draft, policy="adaptive", options=most),
         }
 
@@ -107,9 +115,16 @@ class Bench:
         """Tokens per second from the first token until a place stays empty."""
         requests = self.requests(TURNS * max(places(loop, batch), 2))
         num_left, tokens, began, self.layout_seconds = len(requests), 0, 0.0, 0.0
+        last = dict[int, float]()
+        self.gaps.clear()
         for step in self.steps(loop, mode, requests, batch):
             began = began or time.perf_counter()
             tokens += len(step.new_tokens)
+            if step.new_tokens:
+                now, name = time.perf_counter(), id(step.state)
+                if name in last:
+                    self.gaps.append(now - last[name])
+                last[name] = now
             num_left -= step.state.is_finished
             if num_left < places(loop, batch):
                 break
@@ -117,19 +132,36 @@ class Bench:
         self.layout_share = self.layout_seconds / seconds
         return tokens / seconds
 
+    def static(self, batch: int) -> float:
+        """Tokens per second of one batch that begins together, without speculation."""
+        params = SamplingParams(max_tokens=96, temperature=self.temperature, ignore_eos=True)
+        requests = [Request(self.prompts[number % len(self.prompts)], params) for number in range(batch)]
+        tokens, began, end = 0, 0.0, 0.0
+        for step in self.rounds.run(self.methods["off"], requests, max_batch_size=batch):
+            end = time.perf_counter()
+            if began:
+                tokens += len(step.new_tokens)
+            began = began or end
+        return tokens / (end - began)
+
+
+def of_length(prompt: list[int], count: int | None) -> list[int]:
+    """A prompt again and again, until it has so many tokens."""
+    return prompt if count is None else (prompt * (count // len(prompt) + 1))[:count]
+
 
 def places(loop: str, batch: int) -> int:
     """Requests at once."""
     return 3 * batch if loop == "exspec" else batch
 
 
-def models() -> tuple[Target, Target]:
+def models(numerics: str) -> tuple[Target, Target]:
     if not torch.cuda.is_available():
         return load_model(bundled_path("target")), load_model(bundled_path("draft"))
     device, found = torch.device("cuda"), list[Target]()
     for name, shape in (("target", LLAMA_8B), ("draft", ONE_LAYER_DRAFT)):
         config, weights = inflated_weights(bundled_path(name), shape, dtype=torch.bfloat16, device=device)
-        decoder = gpu_decoder(config, weights, numerics="fast")
+        decoder = gpu_decoder(config, weights, numerics=numerics)
         assert decoder is not None, "the fast decoder knows Llama"
         found.append(decoder)
     return found[0], found[1]
@@ -137,7 +169,7 @@ def models() -> tuple[Target, Target]:
 
 def measure(bench: Bench, loop: str, batch: int, repeats: int) -> dict[str, Any]:
     speeds: dict[str, list[float]] = {mode: [] for mode in bench.methods}
-    layout = dict.fromkeys(bench.methods, 0.0)
+    layout, gaps = dict.fromkeys(bench.methods, 0.0), dict.fromkeys(bench.methods, 0.0)
     for mode, method in bench.methods.items():  # what is compiled or captured once is no part of it
         if loop == "captured":
             list(bench.rounds.prepare(method, batch_size=batch, num_tokens=256))
@@ -147,14 +179,21 @@ def measure(bench: Bench, loop: str, batch: int, repeats: int) -> dict[str, Any]
         for mode in modes if repeat % 2 else modes[::-1]:
             speeds[mode].append(bench.goodput(loop, mode, batch))
             layout[mode] = bench.layout_share
-    ratios = {mode: [a / b for a, b in zip(speeds[mode], speeds["off"], strict=True)] for mode in ("fixed", "auto")}
+            gaps[mode] = sorted(bench.gaps)[len(bench.gaps) * 99 // 100] / statistics.median(bench.gaps)
+    static = [bench.static(batch) for _ in range(3 if loop == "captured" else 0)][1:]
+    others = [mode for mode in bench.methods if mode != "off"]
+    ratios = {mode: [a / b for a, b in zip(speeds[mode], speeds["off"], strict=True)] for mode in others}
     middle = {mode: statistics.median(values) for mode, values in speeds.items()}
     shown = "  ".join(f"{mode} {middle[mode]:7.0f} ({min(r):.2f} to {max(r):.2f})" for mode, r in ratios.items())
     seconds = time.perf_counter() - bench.began
     print(f"{loop:<9} batch {batch:>3}: off {middle['off']:7.0f} tokens/s  {shown}  [{seconds:.0f} s]", flush=True)
+    shown = "  ".join(f"{mode} {gap:.2f}" for mode, gap in gaps.items())
+    best = max(middle[mode] for mode in middle if mode != "auto")
+    print(f"          auto / best other {middle['auto'] / best:.3f}; 99 % of gaps below, in medians: {shown}; static "
+          + ", ".join(f"{speed:.0f}" for speed in static))  # fmt: skip
     if loop in ("eqspec", "exspec"):
         print("          share of the time spent laying rows out:", {mode: round(part, 3) for mode, part in layout.items()})
-    return {"loop": loop, "batch": batch, "tokens_per_second": speeds, "layout_share": layout}
+    return {"loop": loop, "batch": batch, "tokens_per_second": speeds, "layout_share": layout, "gaps": gaps, "static": static}
 
 
 def main() -> None:
@@ -163,7 +202,9 @@ def main() -> None:
     parser.add_argument("--loops", nargs="+", choices=loops, default=loops[:2])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--fixed", type=int, default=4, help="length of the fixed mode")
+    parser.add_argument("--fixed", type=int, nargs="+", default=[4], help="lengths of the fixed modes")
+    parser.add_argument("--prompt-tokens", type=int, help="tokens of a prompt (default: a short story's beginning)")
+    parser.add_argument("--numerics", default="auto")
     parser.add_argument("--most", type=int, default=6, help="longest draft of the auto mode")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which no further cell begins")

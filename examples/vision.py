@@ -8,12 +8,16 @@ With a real checkpoint, an image is a path, bytes or a PIL image: {"prompt": "<i
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 from outrider import LLM, SamplingParams
+from outrider.models.heads import new_head
+from outrider.models.heads.folder import new_config
+from outrider.vision.ends import read_vision_target
 
 PLACEHOLDER = 99
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -42,6 +46,10 @@ def main() -> None:
         for name, ids in zip(("dark", "bright"), drafted, strict=True):
             print(f"{name:>6} image: {ids}")
         print("the same text with and without a drafter:", drafted == plain)
+        raw, ends = read_vision_target(Path(folder))
+        heads = new_head(new_config("vispec", raw), ends)  # untrained: `outrider train vispec` teaches them
+        seen = llm.generate(prompts, params, method=llm.compose("vispec", heads=heads))
+        print("the same text with heads that see the image:", [output.token_ids for output in seen] == plain)
 
 
 if __name__ == "__main__":

@@ -268,7 +268,7 @@ def main() -> None:
         model, sizes = makers[part](), (arguments.steps, arguments.batch, arguments.most_images)
         losses[part] = round(train(model, *sizes, sees=part == "target", device=arguments.device), 4)
         save(model, folders[part])
-    found = measure(*folders.values(), arguments.scenes) if "measure" in arguments.parts else {}
+    found = measure(folders["target"], folders["draft"], arguments.scenes) if "measure" in arguments.parts else {}
     print(json.dumps({"steps": arguments.steps, "losses": losses, **found}))
 
 

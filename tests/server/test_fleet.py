@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,13 +14,16 @@ from inprocess import bundled
 from starlette.types import Message
 
 from outrider import LLM
+from outrider.bundled import bundled_path
 from outrider.core.errors import OptionError
 from outrider.models.load import load_model
 from outrider.server.fleet.affinity import SLACK, Affinity, routed_text
 from outrider.server.fleet.fleet import LOG, Call, Fleet, ReplicaLost
 from outrider.server.fleet.front import guarded
 from outrider.server.fleet.merged import FrontMetrics
+from outrider.server.fleet.ray_scaling import ENOUGH, by_goodput
 from outrider.server.fleet.replica import NewDraft, Replica
+from outrider.server.goodput import GoodputCurve, replicas_wanted
 from outrider.server.quota import Client
 from outrider.server.service import Service
 from outrider.server.settings import ServerSettings
@@ -85,8 +89,18 @@ def test_what_a_request_is_routed_by() -> None:
     assert routed_text(b'{"prompt": [[1, 2], [3]]}').endswith("1\x012\x013")
 
 
+def events_of(message: Message) -> list[Message]:
+    """A message event by event: how many events a busy machine puts into one does not matter then."""
+    *events, rest = message.get("body", b"").split(b"\n\n")
+    parts = [event + b"\n\n" for event in events] + ([rest] if rest else [])
+    if len(parts) < 2:
+        return [message]
+    more = [True] * (len(parts) - 1) + [message.get("more_body", False)]
+    return [{**message, "body": part, "more_body": follows} for part, follows in zip(parts, more, strict=True)]
+
+
 class Local(Fleet):
-    """Replicas of this process; a script says how many groups of messages each call gets before its replica is lost."""
+    """Replicas of this process; a script says how many messages each call gets before its replica is lost."""
 
     def __init__(self, *replicas: Replica, fates: Sequence[int | None] = ()) -> None:
         self.replicas, self.fates, self.asked = replicas, list(fates), list[str]()
@@ -101,7 +115,7 @@ class Local(Fleet):
         answer = replica.answer(text, call)
         try:
             async for group in answer:
-                for message in group:
+                for message in (part for whole in group for part in events_of(whole)):
                     if seen == fate:
                         raise ReplicaLost(replica.name)
                     seen += 1
@@ -114,6 +128,73 @@ class Local(Fleet):
 
     async def loads(self) -> Mapping[str, Mapping[str, int]]:
         return dict([await replica.load() for replica in self.replicas])
+
+    async def replace_draft(self, name: str) -> str | None:
+        found = [await replica.replace_draft(name) for replica in self.replicas]
+        return dict(found).get(name)
+
+
+class Scripted(Fleet):
+    """Replicas whose answers to a new draft are written down."""
+
+    def __init__(self, answers: Mapping[str, str | None]) -> None:
+        self.answers, self.asked = answers, list[str]()
+
+    def ask(self, text: str, call: Call) -> AsyncGenerator[Sequence[Message], None]:
+        raise NotImplementedError
+
+    async def metrics(self) -> Mapping[str, bytes]:
+        return {}
+
+    async def loads(self) -> Mapping[str, Mapping[str, int]]:
+        return {name: {} for name in self.answers}
+
+    async def replace_draft(self, name: str) -> str | None:
+        self.asked.append(name)
+        return self.answers[name]
+
+
+def test_drafts_are_replaced_one_after_the_other_and_a_bad_one_stops_there() -> None:
+    good = Scripted({"b": "", "a": "", "c": None})
+    assert asyncio.run(good.swap_drafts()) == {"a": "", "b": ""}, "a replica that ended is left out"
+    assert good.asked == ["a", "b", "c"]
+    bad = Scripted({"a": "", "b": "the folder is empty", "c": ""})
+    told = asyncio.run(bad.swap_drafts())
+    assert bad.asked == ["a", "b"] and told["b"] == "the folder is empty"
+    assert told["c"] == "not offered, since b could not take it"
+
+
+def test_an_engine_that_takes_no_draft_is_told_of() -> None:
+    new_draft = NewDraft()
+    with pytest.raises(TimeoutError, match=r"did not take the new draft within 0\.05 s"):
+        new_draft.offer(load_model(bundled_path("draft"), dtype="float32", device="cpu"), limit_s=0.05)
+    assert new_draft.maybe_update() is None
+
+
+def test_a_replica_is_full_where_goodput_stops_rising() -> None:
+    curve = GoodputCurve()
+    assert curve.enough(8.0) == 8.0, "nothing is known yet"
+    for rows, tokens in ((1, 10), (2, 20), (4, 38)):
+        curve.add(rows, tokens, 1.0)
+    assert curve.enough(8.0) == 8.0 and curve.enough(2.0) == 4.0, "it still rises"
+    curve.add(8, 40, 1.0)
+    assert curve.enough(8.0) == 4.0, "8 rows emit hardly more than 4"
+    for _ in range(500):
+        curve.add(8, 80, 1.0)
+    assert curve.enough(2.0) == 8.0, "texts change, and old rounds fade"
+
+
+def test_replicas_follow_requests_and_what_fills_a_replica() -> None:
+    assert replicas_wanted(0, [], 8.0) == 1 and replicas_wanted(17, [], 8.0) == 3
+    assert replicas_wanted(16, [4.0, 4.0], 8.0) == 4, "they are full with 4, whatever the default says"
+    context = SimpleNamespace(
+        aggregated_metrics={ENOUGH: {"r0": 2.0, "r1": 4.0}},
+        total_num_requests=12.0,
+        config=SimpleNamespace(target_ongoing_requests=8.0),
+    )
+    assert by_goodput(context) == (4, {})
+    context.aggregated_metrics = None
+    assert by_goodput(context) == (2, {})
 
 
 def replica_of(name: str) -> Replica:
@@ -297,7 +378,9 @@ def test_a_draft_is_replaced_between_rounds_and_a_bad_one_is_not() -> None:
     async def main() -> None:
         replica = Replica("r0", ([Service(llm, ServerSettings(), learner=new_draft)], read))
         before = llm.drafts[0]
-        assert await replica.replace_draft() == ("r0", "")
+        assert await replica.replace_draft("another") == ("r0", "")
+        assert llm.drafts[0] is before, "it was not its turn"
+        assert await replica.replace_draft("r0") == ("r0", "")
         for _ in range(100):
             if llm.drafts[0] is not before:
                 break
@@ -306,7 +389,7 @@ def test_a_draft_is_replaced_between_rounds_and_a_bad_one_is_not() -> None:
         assert after is not before
         nonlocal broken
         broken = True
-        assert await replica.replace_draft() == ("r0", "the folder is empty")
+        assert await replica.replace_draft("r0") == ("r0", "the folder is empty")
         await asyncio.sleep(0.5)
         assert llm.drafts[0] is after
         replica.check_health()

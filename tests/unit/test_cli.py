@@ -79,20 +79,20 @@ def test_info(capsys) -> None:
     assert json.loads(outrider(capsys, "info", TARGET, "--json")[1])["num_layers"] > 1
 
 
-@pytest.fixture
-def broken(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the draft whose weights are cut short."""
-    folder = tmp_path / "broken"
+    folder = tmp_path_factory.mktemp("draft") / "broken"
     shutil.copytree(DRAFT, folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     return folder
 
 
-@pytest.fixture
-def foreign(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the draft with another vocabulary."""
-    folder = tmp_path / "foreign"
+    folder = tmp_path_factory.mktemp("draft") / "foreign"
     shutil.copytree(DRAFT, folder)
     path = folder / "tokenizer.json"
     document = json.loads(path.read_text())

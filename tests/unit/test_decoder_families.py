@@ -346,3 +346,31 @@ def test_info_says_why_a_model_goes_through_transformers(tmp_path: Path) -> None
         (tmp_path / "config.json").write_text(json.dumps({**raw, **change}))
         info = describe_model(str(tmp_path))
         assert info.runs_on == "transformers adapter" and reason in info.gpu_path
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({}, "gelu_pytorch_tanh"),
+        ({"hidden_act": "gelu"}, "gelu_pytorch_tanh"),
+        ({"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}, "gelu_pytorch_tanh"),
+        ({"hidden_act": "silu"}, "silu"),
+    ],
+)
+def test_the_first_gemma_says_its_activation_in_two_ways(given: dict[str, str], meant: str) -> None:
+    """As transformers reads its files: "gelu" means the tanh form, any other name itself."""
+    config = config_of(
+        {"model_type": "gemma", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 99, **given}
+    )
+    plain = config_of(
+        {
+            "model_type": "gemma2",
+            "num_hidden_layers": 2,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "vocab_size": 99,
+            "hidden_activation": meant,
+        }
+    )
+    assert config is not None and plain is not None
+    assert config.activation == plain.activation

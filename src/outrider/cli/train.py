@@ -22,7 +22,7 @@ from outrider.models.heads import HEAD_KINDS, KINDS, new_head
 from outrider.models.heads.ends import read_target
 from outrider.models.heads.folder import SHAPES, new_config, signature_of
 from outrider.models.load import load_model
-from outrider.models.source import local_path
+from outrider.models.source import Source, local_path
 from outrider.opening import open_target
 from outrider.train.data import Corpus, read_documents
 from outrider.train.devices import current_team, team_of_torchrun
@@ -58,7 +58,7 @@ def _train(arguments: argparse.Namespace) -> int:
     name = arguments.target or bundled_path("target")
     with waiting(f"loading {name}"):
         codec, load = load_codec(name), partial(load_model, device=arguments.device)
-        target, vision = open_target(load, name, codec, 1, fast=not _on_gpu(arguments.device))
+        target, vision = open_target(load, Source(name), codec, 1, fast=not _on_gpu(arguments.device))
     max_len = min(arguments.max_len, target.max_len)
     documents = read_documents(arguments.data, codec, max_len=max_len, vision=vision)
     corpus = Corpus.of(documents, held_out=arguments.held_out)

@@ -117,6 +117,8 @@ class _Reader:
         self.num_layers = self.whole("num_hidden_layers")
         self.head_dim = int(raw.get("head_dim") or self.whole("hidden_size") // self.whole("num_attention_heads"))
         self.activation = str(raw.get("hidden_activation") or raw["hidden_act"])
+        if self.family == "gemma" and self.activation == "gelu":
+            self.activation = "gelu_pytorch_tanh"  # what the first Gemma's files mean by it
         self.trained_len = self.whole("max_position_embeddings")
         self.layer_types = self._layer_types()
         self.ropes, self.rope_of_layer = self._ropes()

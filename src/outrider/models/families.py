@@ -88,7 +88,14 @@ _FAMILIES: dict[str, Raw] = {
         "tie_word_embeddings": True,
     },
     "phi3": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 32000},
-    "gemma": {**_GEMMA, "max_position_embeddings": 8192, "sliding_window": None, "query_pre_attn_scalar": None},
+    "gemma": {
+        **_GEMMA,
+        "hidden_activation": None,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "sliding_window": None,
+        "query_pre_attn_scalar": None,
+    },
     "gemma2": {
         **_GEMMA,
         "max_position_embeddings": 8192,

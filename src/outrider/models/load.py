@@ -6,7 +6,7 @@ The lean decoder runs it where it knows the architecture, Hugging Face's own mod
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,32 +25,19 @@ from outrider.models.native import auto_types, fastest_decoder, native_decoder
 from outrider.models.quantised.folder import checkpoint
 from outrider.models.quantised.formats import format_of
 from outrider.models.quantised.open import packed_weights, stored_decoder
+from outrider.models.quantised.rounded import rounded_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
 from outrider.models.reduced import ReducedDraft, spoken_ids
 from outrider.models.source import Source, local_path
+from outrider.models.speed import Speed, refuse
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, Weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FEW_BITS = {"int8": 8, "int4": 4}
-"""Weights rounded to so many bits, activations in bfloat16: another model, whose own plain decoding is its reference. 8 bits on
-GPU and CPU, 4 on a GPU."""
+"""Weights rounded to so many bits: another model, whose own plain decoding is its reference. Activations are bfloat16, or 8
+bits for int4 on a CPU."""
 STORED = "stored"
 """Quantised matrices as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
-
-
-@dataclass(frozen=True)
-class _Speed:
-    """Which decoder is wanted."""
-
-    fast: bool
-    numerics: str
-    bits: int
-    page_len: int
-
-    @property
-    def leaves_stored(self) -> bool:
-        """Whether the native pass, which multiplies stored matrices, is what is wanted."""
-        return self.fast and not self.page_len
 
 
 def load_model(
@@ -63,7 +50,7 @@ def load_model(
     numerics: str = "auto",
     page_len: int = 0,
 ) -> Target:
-    """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8", and "int4" on a GPU,
+    """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8" and "int4"
     round the weights and so change the model). Quantised matrices stay as they are where the device has a product for them, and
     are dequantised with any other type. "stored" insists on it for a GGUF file or a quantised folder on a CPU, where inputs are
     rounded to 8 bits. ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than
@@ -76,7 +63,7 @@ def load_model(
     place = device_of(device)
     if page_len < 0 or page_len & (page_len - 1):
         raise OptionError(f"page_len = {page_len} is not valid; use a power of two, or 0 for one block per row")
-    speed = _Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len)
+    speed = Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len)
     source = name if isinstance(name, Source) else Source(name)
     if dtype == STORED:
         return _load_stored(local_path(source), place, max_len=max_len, speed=speed)
@@ -90,7 +77,7 @@ def load_model(
     if recurrent is not None:
         return _recurrent(recurrent, path, wanted, place, max_len=max_len, speed=speed)
     if config is None:
-        _refuse(speed)
+        refuse(speed)
         if page_len:
             raise OptionError(f"page_len = {page_len} is not available for this model, which transformers runs; leave it out")
         from outrider.models.hf import HFModel, check_quantisation
@@ -133,10 +120,10 @@ def lean_checkpoint(
 
 
 def _recurrent(
-    config: RecurrentConfig, path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed
+    config: RecurrentConfig, path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: Speed
 ) -> RecurrentDecoder:
     """A model with recurrent layers; the plain PyTorch decoder is the only one they have."""
-    _refuse(speed)
+    refuse(speed)
     if speed.page_len:
         what = f"page_len = {speed.page_len} is not available for this model"
         raise OptionError(f"{what}: a recurrent state has no pages ({config.family}); leave it out")
@@ -145,7 +132,7 @@ def _recurrent(
     return RecurrentDecoder(config, SafetensorsFolder(path), dtype=dtype or auto_dtype(config.dtype, device), device=device)
 
 
-def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: _Speed) -> Target:
+def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: Speed) -> Target:
     file = read_gguf(str(path))
     as_stored = dtype is None and device.type == "cpu" and speed.leaves_stored and is_quantised(file)
     if as_stored and (decoder := _stored_decoder(file, max_len)) is not None:
@@ -162,7 +149,7 @@ def _gguf_config(file: GGUFFile) -> ModelConfig:
     return config
 
 
-def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed: _Speed) -> LayeredTarget:
+def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed: Speed) -> LayeredTarget:
     what, is_gguf = f"dtype = {STORED!r} is not available", path.suffix == ".gguf"
     form = None if is_gguf else format_of(read_config(path))
     if not is_gguf and (form is None or not form.stays):
@@ -190,7 +177,7 @@ def _stored_decoder(file: GGUFFile, max_len: int | None) -> LayeredTarget | None
 
 
 def _kept(
-    config: ModelConfig, folder: TensorSource, device: torch.device, *, max_len: int | None, speed: _Speed
+    config: ModelConfig, folder: TensorSource, device: torch.device, *, max_len: int | None, speed: Speed
 ) -> LayeredTarget | None:
     """A quantised folder whose matrices stay so; None where it is not, or where the device has no product for it."""
     config = config if max_len is None else replace(config, max_len=max_len)
@@ -207,7 +194,7 @@ def _decoder(
     dtype: torch.dtype,
     device: torch.device,
     max_len: int | None,
-    speed: _Speed,
+    speed: Speed,
     ids: Tensor | None = None,
 ) -> Target:
     if max_len is not None:
@@ -219,19 +206,21 @@ def _decoder(
     return _of_weights(config, weights, speed)
 
 
-def _of_weights(config: ModelConfig, weights: Weights, speed: _Speed) -> LayeredTarget:
+def _of_weights(config: ModelConfig, weights: Weights, speed: Speed) -> LayeredTarget:
     on_gpu, device = None, weights.embedding.device
     if speed.fast:
         on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits, page_len=speed.page_len)
     if on_gpu is not None:
         return on_gpu
-    _refuse(replace(speed, numerics="auto", bits=16 if speed.bits == 8 and device.type == "cpu" else speed.bits))
+    if speed.bits == 4 and device.type == "cpu" and speed.leaves_stored and (found := rounded_decoder(config, weights)):
+        return found
+    refuse(replace(speed, numerics="auto", bits=16 if speed.bits == 8 and device.type == "cpu" else speed.bits))
     if speed.fast and not speed.page_len:
         decoder = fastest_decoder(config, weights, speed.bits)
     else:
         decoder = Decoder(config, weights, speed.page_len, bits=speed.bits)
     if not decoder.is_invariant:
-        _refuse(replace(speed, bits=16))
+        refuse(replace(speed, bits=16))
     return decoder
 
 
@@ -239,25 +228,12 @@ def decoder_of(
     config: ModelConfig, weights: Weights, *, dtype: str | None, fast: bool, numerics: str, page_len: int
 ) -> LayeredTarget:
     """The decoder that ``load_model`` would take for weights that are in memory already, with its options."""
-    return _of_weights(config, weights, _Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len))
+    return _of_weights(config, weights, Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len))
 
 
 def computing_dtype(dtype: str | None, stored: str | None, device: torch.device) -> torch.dtype:
     """The type that weights are held in under the option ``dtype``, where a checkpoint stores them as ``stored``."""
     return torch.bfloat16 if dtype in FEW_BITS else _dtype_named(dtype) or auto_dtype(stored, device)
-
-
-def _refuse(speed: _Speed) -> None:
-    """Only the GPU's fast decoder has weights of few bits (8 on a CPU, too), and only it and the CPU's native pass have
-    invariant numerics."""
-    wanted = f"numerics = {speed.numerics!r}" if speed.numerics == "invariant" else ""
-    wanted = wanted or ("" if speed.bits == 16 else f"dtype = 'int{speed.bits}'")
-    if wanted:
-        on_cpu = " (on a CPU, dtype = 'int8' is there)" if speed.bits == 4 else ""
-        raise OptionError(
-            f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type and a model "
-            f"whose gpu path in `outrider info` is the fast decoder (few bits: with SiLU gates, without experts){on_cpu}"
-        )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from outrider.core.report import RoundReport
 from outrider.engine.scheduler import Scheduler
+from outrider.server.goodput import GoodputCurve
 from outrider.server.order import method_of
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -120,7 +121,7 @@ class Metrics:
         self.latency = histogram("e2e_request_latency_seconds", "Time from request to answer")
         info = Gauge("outrider:server_info", "What is served", ("model", "method", "replica"), registry=registry)
         info.labels(model, method, replica).set(1)
-        self.speed = Speed()
+        self.speed, self.goodput = Speed(), GoodputCurve()
         self._totals = [0, 0]
 
     def round(self, seen: RoundReport) -> None:
@@ -132,6 +133,7 @@ class Metrics:
         self.round_seconds.observe(seen.seconds)
         self.generation_tokens.inc(seen.num_tokens)
         self.speed.add(seen)
+        self.goodput.add(len(seen.accepted), seen.num_tokens, seen.seconds)
         self._count_method(seen, drafted, accepted)
         self.reasons.labels(seen.reason.code.value if seen.reason else "none").inc()
         if not drafted:

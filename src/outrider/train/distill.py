@@ -143,7 +143,8 @@ class DistillObjective(Objective):
         written: dict[int, Document] = {}
         for done in run(Engine(model, method), requests, max_batch_size=count):
             if done.state.is_finished:
-                written[done.request] = Document(tuple(done.state.tokens), len(requests[done.request].prompt_ids))
+                prompt_len, seen = len(requests[done.request].prompt_ids), documents[done.request].seen
+                written[done.request] = Document(tuple(done.state.tokens), prompt_len, seen=seen)
         return [*(written[index] for index in range(count)), *documents[count:]]
 
     def __call__(self, batch: PackedTexts) -> BatchOutcome:

@@ -85,7 +85,7 @@ def add_replicas(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--replicas", metavar="N", help=text)
     text = "prefix: to the replica that has read the prompt's beginning; random: to the less busy of two random ones"
     group.add_argument("--routing", choices=["prefix", "random"], default="prefix", help=text)
-    text = "requests of a replica that scaling aims at, with LEAST:MOST"
+    text = "requests that fill a replica, with LEAST:MOST, until its goodput says how many do"
     group.add_argument("--target-requests", type=float, default=8.0, metavar="N", help=text)
     group.add_argument("--replica-cpus", type=float, metavar="N", help="cores of a replica (default: an equal share)")
     group.add_argument("--replica-gpus", type=float, default=0.0, metavar="N", help="GPUs of a replica")

@@ -118,12 +118,12 @@ class VisualHead(ReadByTarget, ABC):
     num_carried = 0
     """Numbers that a state carries beside itself."""
 
-    def __init__(self, config: HeadConfig, *, num_norms: int = 0) -> None:
+    def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         assert config.layer is not None
         self.image_token = int(config.raw["image_token_id"])
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        self.layers = nn.ModuleList([HeadLayer(config.layer, num_norms=num_norms)])
+        self.layers = nn.ModuleList([HeadLayer(config.layer, num_norms=0)])
         self.add_parts()
         self.add_readout()
 

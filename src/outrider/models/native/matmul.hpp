@@ -79,6 +79,26 @@ template <class W> static void multiply_many(int rows, Some of, Blocks<W> w, int
         }
     }
 }
+// Some blocks as floats, in memory of this thread
+template <class W> static Blocks<float> widened(Blocks<W> w, int count) {
+    static thread_local Memory<float> memory;
+    const Blocks<float> found{memory.grow(w.next() * count), w.width};
+    float* to = memory.data();
+    for (size_t i = 0; i < w.next() * count; i += 2 * BLOCK) {
+        V even, odd;
+        load_pair(w.at + i, even, odd);
+        store(to + i, even), store(to + i + BLOCK, odd);
+    }
+    return found;
+}
+// Any number of rows times at most B blocks; all of `later` is brought meanwhile.
+template <int B, class W> static void multiply_shared(int rows, Some of, Blocks<W> w, int count, Later later) {
+    const int num_groups = up(rows, MOST_TOGETHER) / MOST_TOGETHER, step = later.step / num_groups;
+    for (int group = 0; group < num_groups; group++) {
+        const int first = rows * group / num_groups, num = rows * (group + 1) / num_groups - first;
+        multiply_up_to<MOST_TOGETHER, B>(num, of.from(first, 0), w, count, {later.at + size_t(group) * w.width * step, step});
+    }
+}
 // Any number of rows, in groups of about the same size that share a reading of the weights. The next weights come from memory while
 // these are multiplied: the first group would wait for them, and the others read what is near.
 template <class W> static void multiply_vectors(int rows, Some of, Blocks<W> w, int count, Blocks<W> then) {
@@ -91,15 +111,12 @@ template <class W> static void multiply_vectors(int rows, Some of, Blocks<W> w, 
             return many < rows ? multiply_vectors(rows - many, of.from(many, 0), w, count, then) : void();
         }
     constexpr int AT_ONCE = blocks_for(MOST_TOGETHER);
-    const int num_groups = up(rows, MOST_TOGETHER) / MOST_TOGETHER;
-    const int step = AT_ONCE * BLOCK * int(sizeof(W)) / num_groups;
     for (int b = 0; b < count; b += AT_ONCE) {
+        const int num = std::min(AT_ONCE, count - b);
         const char* next = reinterpret_cast<const char*>(b + AT_ONCE < count ? w.after(b + AT_ONCE).at : then.at);
-        for (int group = 0; group < num_groups; group++) {
-            const int first = rows * group / num_groups, num = rows * (group + 1) / num_groups - first;
-            const Later later{next + size_t(group) * w.width * step, step};
-            multiply_up_to<MOST_TOGETHER, AT_ONCE>(num, of.from(first, b), w.after(b), std::min(AT_ONCE, count - b), later);
-        }
+        const Later later{next, AT_ONCE * BLOCK * int(sizeof(W))};
+        if constexpr (WIDENS_FIRST && !std::is_same_v<W, float>) multiply_shared<AT_ONCE>(rows, of.from(0, b), widened(w.after(b), num), num, later);
+        else multiply_shared<AT_ONCE>(rows, of.from(0, b), w.after(b), num, later);
     }
 }
 

@@ -23,11 +23,7 @@ struct Rounded {
     int stride;
     Rounded from(int row) const { return {numbers + size_t(row) * stride, spans + size_t(row) * (stride / SPAN), stride}; }
     const Span& span(int row, int k) const { return spans[size_t(row) * (stride / SPAN) + k]; }
-    int32_t four(int row, int k, int v) const {
-        int32_t word;
-        memcpy(&word, numbers + size_t(row) * stride + k * SPAN + v * 4, 4);
-        return word;
-    }
+    const int8_t* inputs(int row, int k) const { return numbers + size_t(row) * stride + k * SPAN; }
 };
 class RoundedRows {
   public:
@@ -54,57 +50,67 @@ class RoundedRows {
     int stride = 0;
 };
 
-// R rows times the vectors v and v + 4 of a span of B blocks, which lie `apart`
-template <int R, int B, int v, class W>
-INLINE void add_two(Rounded x, const W* w, size_t apart, int span, int k, I (&sums)[R][B][W::GROUPS]) {
-    for (int b = 0; b < B; b++) {
-        Bytes low, high;
-        w[b * apart].template two<v>(span, low, high);
-        for (int r = 0; r < R; r++) {
-            I *first = sums[r][b], *second = first + W::GROUPS - 1;
-            if constexpr (W::BITS == 8) add_bytes(*first, low, x.four(r, k, v)), add_bytes(*second, high, x.four(r, k, v + 4));
-            else add_small(*first, low, x.four(r, k, v)), add_small(*second, high, x.four(r, k, v + 4));
-        }
+// What a sum of products with weights less ZERO begins with
+template <class W> INLINE Whole begin(int32_t inputs) {
+    if constexpr (W::BITS == 8) return begin_bytes(inputs);
+    else return whole(-W::ZERO * inputs);
+}
+// R rows times the vectors v and v + 4 of a span, for the outputs of a strip
+template <int R, int v, class W> INLINE void add_two(Rounded x, const W& w, int strip, int span, int k, Whole (&sums)[R][W::GROUPS]) {
+    Bytes low, high;
+    w.template two<v>(strip, span, low, high);
+    for (int r = 0; r < R; r++) {
+        Whole &first = sums[r][0], &second = sums[r][W::GROUPS - 1];
+        if constexpr (W::BITS == 8) add_bytes<v>(first, low, x.inputs(r, k)), add_bytes<v + 4>(second, high, x.inputs(r, k));
+        else add_small<v>(first, low, x.inputs(r, k)), add_small<v + 4>(second, high, x.inputs(r, k));
     }
 }
-// A span of R rows times that of B blocks
-template <int R, int B, class W> INLINE void add_span(Rounded x, const W* w, size_t apart, int span, int k, V (&acc)[R][B]) {
-    I sums[R][B][W::GROUPS];
-    for (int r = 0; r < R; r++)
-        for (int b = 0; b < B; b++) {
-            const int32_t* whole_inputs = x.span(r, k).whole;
-            if constexpr (W::GROUPS == 1) sums[r][b][0] = whole(-W::ZERO * (whole_inputs[0] + whole_inputs[1]));
-            else sums[r][b][0] = whole(-W::ZERO * whole_inputs[0]), sums[r][b][1] = whole(-W::ZERO * whole_inputs[1]);
-        }
+// A span of R rows times that of the outputs of a strip
+template <int R, class W> INLINE void add_strip(Rounded x, const W& w, int strip, int span, int k, Part* acc, int apart) {
+    Whole sums[R][W::GROUPS];
+    for (int r = 0; r < R; r++) {
+        const int32_t* inputs = x.span(r, k).whole;
+        if constexpr (W::GROUPS == 1) sums[r][0] = begin<W>(inputs[0] + inputs[1]);
+        else sums[r][0] = begin<W>(inputs[0]), sums[r][1] = begin<W>(inputs[1]);
+    }
     [&]<int... v>(std::integer_sequence<int, v...>) {
-        (add_two<R, B, v>(x, w, apart, span, k, sums), ...);
+        (add_two<R, v>(x, w, strip, span, k, sums), ...);
     }(std::make_integer_sequence<int, 4>());
-    for (int b = 0; b < B; b++) {
-        for (int group = 0; group < W::GROUPS; group++) {
-            const V scale = w[b * apart].scale(span, group);
-            for (int r = 0; r < R; r++) acc[r][b] += (scale * x.span(r, k).scale) * floats(sums[r][b][group]);
-        }
-        if constexpr (W::HAS_OFFSETS) {
-            const V offset = w[b * apart].offset(span);
-            for (int r = 0; r < R; r++) acc[r][b] += offset * x.span(r, k).sum;
-        }
+    for (int group = 0; group < W::GROUPS; group++) {
+        const Part scale = w.scale(strip, span, group);
+        for (int r = 0; r < R; r++) acc[r * apart] += (scale * x.span(r, k).scale) * floats(sums[r][group]);
+    }
+    if constexpr (W::HAS_OFFSETS) {
+        const Part offset = w.offset(strip, span);
+        for (int r = 0; r < R; r++) acc[r * apart] += offset * x.span(r, k).sum;
     }
 }
+// R rows times B blocks
 template <int R, int B, class W> static void multiply_stored(Rounded x, const W* w, int units, float* found, int wide) {
-    V acc[R][B] = {};
+    constexpr int ALL = B * STRIPS;
+    Part acc[R][ALL] = {};
     for (int unit = 0; unit < units; unit++)
-        for (int span = 0; span < W::SPANS; span++) add_span<R, B>(x, w + unit, units, span, unit * W::SPANS + span, acc);
-    for (int r = 0; r < R; r++)
-        for (int b = 0; b < B; b++) store(found + size_t(r) * wide + b * BLOCK, acc[r][b]);
+        for (int span = 0; span < W::SPANS; span++)
+            for (int i = 0; i < ALL; i++)
+                add_strip<R>(x, w[size_t(i / STRIPS) * units + unit], i % STRIPS, span, unit * W::SPANS + span, &acc[0][i], ALL);
+    for (int r = 0; r < R; r++) memcpy(found + size_t(r) * wide, acc[r], sizeof acc[r]);
 }
-// At most R rows times `count` blocks, as many at a time as there are registers for
-template <int R, class W> static void multiply_stored_up_to(int rows, Rounded x, const W* w, int count, int units, float* found, int wide) {
-    if constexpr (R > 1)
-        if (rows < R) return multiply_stored_up_to<R - 1>(rows, x, w, count, units, found, wide);
+// Any rows times `count` blocks: R rows and as many blocks at a time as there are registers for, then fewer rows
+template <int R, class W> static void multiply_stored_rows(int rows, Rounded x, const W* w, int count, int units, float* found, int wide) {
     constexpr int B = std::max(1, std::min(GROUP, WHOLE_SUMS / (R * W::GROUPS)));
-    int b = 0;
-    for (; b + B <= count; b += B) multiply_stored<R, B>(x, w + size_t(b) * units, units, found + b * BLOCK, wide);
-    for (; b < count; b++) multiply_stored<R, 1>(x, w + size_t(b) * units, units, found + b * BLOCK, wide);
+    int first = 0;
+    for (; first + R <= rows; first += R) {
+        const auto multiply_blocks = [&]<int N>(int b) {
+            multiply_stored<R, N>(x.from(first), w + size_t(b) * units, units, found + size_t(first) * wide + b * BLOCK, wide);
+        };
+        int b = 0;
+        for (; b + B <= count; b += B) multiply_blocks.template operator()<B>(b);
+        for (; b < count; b++) multiply_blocks.template operator()<1>(b);
+    }
+    if constexpr (R > 1) {
+        constexpr int FEWER = R > 4 ? R / 2 : R - 1;
+        multiply_stored_rows<FEWER>(rows - first, x.from(first), w, count, units, found + size_t(first) * wide, wide);
+    }
 }
 
 struct AnyStored;  // any type, block by block
@@ -124,9 +130,7 @@ static void multiply_group(int rows, Rounded x, Blocks<AnyStored> w, int count, 
         while (end < count && w.at[end].type == w.at[begin].type) end++;
         with_type(w.at[begin].type, [&]<class W>() {
             const W* from = static_cast<const W*>(w.at[begin].at);
-            for (int first = 0; first < rows; first += WHOLE_ROWS)
-                multiply_stored_up_to<WHOLE_ROWS>(std::min(WHOLE_ROWS, rows - first), x.from(first), from, end - begin,
-                                                  w.width / W::WIDTH, found + size_t(first) * WIDTH + begin * BLOCK, WIDTH);
+            multiply_stored_rows<WHOLE_ROWS>(rows, x, from, end - begin, w.width / W::WIDTH, found + begin * BLOCK, WIDTH);
         });
     }
 }

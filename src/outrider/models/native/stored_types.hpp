@@ -32,7 +32,7 @@ struct Scale {  // one for 32 weights
     static constexpr bool HAS_OFFSETS = false;
     uint16_t scales[BLOCK];
     void put(int j, const Unit& unit) { scales[j] = unit.scale; }
-    V scale(int, int) const { return load_half(scales); }
+    Part scale(int strip, int, int) const { return part(scales + strip * STRIP); }
     static float scale_of(const Unit& unit, int) { return half_to_float(unit.scale); }
     static float offset_of(const Unit&, int) { return 0.0f; }
 };
@@ -41,13 +41,11 @@ struct ScaleAndOffset {
     static constexpr bool HAS_OFFSETS = true;
     uint16_t scales[BLOCK], offsets[BLOCK];
     void put(int j, const Unit& unit) { scales[j] = unit.scale, offsets[j] = unit.offset; }
-    V scale(int, int) const { return load_half(scales); }
-    V offset(int) const { return load_half(offsets); }
+    Part scale(int strip, int, int) const { return part(scales + strip * STRIP); }
+    Part offset(int strip, int) const { return part(offsets + strip * STRIP); }
     static float scale_of(const Unit& unit, int) { return half_to_float(unit.scale); }
     static float offset_of(const Unit& unit, int) { return half_to_float(unit.offset); }
 };
-INLINE V load_scales(const uint16_t* from) { return load_half(from); }
-INLINE V load_scales(const float* from) { return load(from); }
 template <class S> struct ScaleAndZero {  // S: 16 bits or float
     static constexpr int SPANS = 1, GROUPS = 1;
     static constexpr bool HAS_OFFSETS = true;
@@ -58,8 +56,8 @@ template <class S> struct ScaleAndZero {  // S: 16 bits or float
         else scales[j] = unit.wide;
         zeros[j] = unit.zero;
     }
-    V scale(int, int) const { return load_scales(scales); }
-    V offset(int) const { return load_scales(scales) * -load(zeros); }
+    Part scale(int strip, int, int) const { return part(scales + strip * STRIP); }
+    Part offset(int strip, int) const { return part(scales + strip * STRIP) * -part(zeros + strip * STRIP); }
     static float scale_of(const Unit& unit, int) { return sizeof(S) == 2 ? half_to_float(unit.scale) : unit.wide; }
     static float offset_of(const Unit& unit, int group) { return scale_of(unit, group) * -float(unit.zero); }
 };
@@ -72,8 +70,8 @@ struct ScalesAndOffsets {  // eight of each, for 32 weights
         scales[j] = unit.scale, offsets[j] = unit.offset;
         for (int g = 0; g < SPANS; g++) factors[g][j] = unit.scales[g], offset_factors[g][j] = unit.offsets[g];
     }
-    V scale(int span, int) const { return load_half(scales) * load(factors[span]); }
-    V offset(int span) const { return load_half(offsets) * -load(offset_factors[span]); }
+    Part scale(int strip, int span, int) const { return part(scales + strip * STRIP) * part(factors[span] + strip * STRIP); }
+    Part offset(int strip, int span) const { return part(offsets + strip * STRIP) * -part(offset_factors[span] + strip * STRIP); }
     static float scale_of(const Unit& unit, int group) { return half_to_float(unit.scale) * unit.scales[group]; }
     static float offset_of(const Unit& unit, int group) { return half_to_float(unit.offset) * -unit.offsets[group]; }
 };
@@ -86,7 +84,9 @@ struct Scales {  // sixteen, for 16 weights
         scales[j] = unit.scale;
         for (int g = 0; g < SPANS * GROUPS; g++) factors[g][j] = unit.scales[g];
     }
-    V scale(int span, int group) const { return load_half(scales) * load(factors[span * GROUPS + group]); }
+    Part scale(int strip, int span, int group) const {
+        return part(scales + strip * STRIP) * part(factors[span * GROUPS + group] + strip * STRIP);
+    }
     static float scale_of(const Unit& unit, int group) { return half_to_float(unit.scale) * unit.scales[group]; }
     static float offset_of(const Unit&, int) { return 0.0f; }
 };
@@ -103,22 +103,22 @@ template <int BITS_, int ZERO_, class S> struct Stored : S {
         for (int span = 0; span < S::SPANS; span++)
             for (int v = 0; v < 4; v++) put_two(numbers[span], j, v, word(unit, span, v), word(unit, span, v + 4));
     }
-    // Vectors v and v + 4 of a span
-    template <int v> [[gnu::always_inline]] void two(int span, Bytes& low, Bytes& high) const {
-        const uint8_t* from = numbers[span];
+    // Vectors v and v + 4 of a span, those of some outputs
+    template <int v> [[gnu::always_inline]] void two(int strip, int span, Bytes& low, Bytes& high) const {
+        const uint8_t* from = numbers[span] + strip * STRIP * 4;
         if constexpr (BITS == 8) {
             low = load_bytes(from + v * 64), high = load_bytes(from + (v + 4) * 64);
             return;
         }
         const Bytes both = load_bytes(from + v * 64);
-        low = low_halves(both), high = high_halves(both);
+        if constexpr (BITS == 4) low = low_halves(both), high = high_halves(both);
         if constexpr (BITS == 5) {
             const Bytes upper = load_bytes(from + 256);
-            low = joined(low, upper_bits<v, 0x10>(upper)), high = joined(high, upper_bits<v + 4, 0x10>(upper));
+            low = low_halves(both, upper_bits<v, 0x10>(upper)), high = high_halves(both, upper_bits<v + 4, 0x10>(upper));
         }
         if constexpr (BITS == 6) {
-            low = joined(low, upper_bits<2 * v, 0x30>(load_bytes(from + 256)));
-            high = joined(high, upper_bits<2 * v, 0x30>(load_bytes(from + 320)));
+            low = low_halves(both, upper_bits<2 * v, 0x30>(load_bytes(from + 256)));
+            high = high_halves(both, upper_bits<2 * v, 0x30>(load_bytes(from + 320)));
         }
     }
 

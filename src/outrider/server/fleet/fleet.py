@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 from starlette.types import Message
 
@@ -51,3 +51,22 @@ class Fleet(ABC):
     @abstractmethod
     async def loads(self) -> Mapping[str, Mapping[str, int]]:
         """What ``/load`` says of every replica that answers."""
+
+    @abstractmethod
+    async def replace_draft(self, name: str) -> str | None:
+        """Let one replica read its draft again while it serves: what was wrong, empty for nothing, None where it has ended."""
+
+    @final
+    async def swap_drafts(self) -> Mapping[str, str]:
+        """Replace the drafts of all replicas, one after the other: what was wrong by replica, empty for nothing.
+
+        The next begins when the one before drafts with the new model, so at most one replica holds two drafts at a time. A
+        draft that one replica cannot take is offered to no other. Replicas that start later read the new draft anyway."""
+        told: dict[str, str] = {}
+        bad = ""
+        for name in sorted(await self.loads()):
+            wrong = f"not offered, since {bad} could not take it" if bad else await self.replace_draft(name)
+            if wrong is not None:
+                told[name] = wrong
+                bad = bad or (name if wrong else "")
+        return told

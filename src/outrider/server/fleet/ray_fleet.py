@@ -11,7 +11,7 @@ from typing import Any, final
 import ray  # pyright: ignore[reportMissingImports]
 from ray import serve  # pyright: ignore[reportMissingImports]
 from ray.exceptions import RayActorError, RayTaskError  # pyright: ignore[reportMissingImports]
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig  # pyright: ignore[reportMissingImports]
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig  # pyright: ignore[reportMissingImports]
 from ray.serve.exceptions import BackPressureError  # pyright: ignore[reportMissingImports]
 from ray.serve.schema import LoggingConfig  # pyright: ignore[reportMissingImports]
 from starlette.types import Message
@@ -19,6 +19,7 @@ from starlette.types import Message
 from outrider.core.errors import OptionError
 from outrider.server.failures import ApiError, busy
 from outrider.server.fleet.fleet import Call, Fleet, ReplicaLost, Routing
+from outrider.server.fleet.ray_scaling import ENOUGH
 from outrider.server.fleet.replica import Opened, Replica
 from outrider.server.settings import ServerSettings
 
@@ -29,6 +30,7 @@ _UNWELL_S = 20.0
 _ASK_ALL_S = 5.0
 _SWAP_S = 300.0
 _STORE_BYTES = 200_000_000
+_POLICY = "outrider.server.fleet.ray_scaling:by_goodput"
 _ROUTER = "outrider.server.fleet.ray_router:PrefixRouter"
 
 
@@ -40,7 +42,7 @@ class FleetOptions:
     most: int = 1
     """Above ``fewest``, replicas come and go with the load."""
     target_requests: float = 8.0
-    """Requests of a replica, queued ones included, that scaling aims at."""
+    """Requests that fill a replica, queued ones included, until its goodput says how many do."""
     routing: Routing = "prefix"
     cpus: float | None = None
     """Cores of a replica; None divides those of this machine."""
@@ -65,7 +67,8 @@ class FleetOptions:
 class _Deployed:
     """A ``Replica`` as Ray Serve starts it."""
 
-    def __init__(self, opening: Callable[[str], Opened], page: str) -> None:
+    def __init__(self, opening: Callable[[str], Opened], page: str, target_requests: float) -> None:
+        self._target_requests = target_requests
         name = serve.get_replica_context().replica_id.unique_id
         self._replica = Replica(name, opening(name), page)
 
@@ -82,8 +85,12 @@ class _Deployed:
     def check_health(self) -> None:
         self._replica.check_health()
 
-    async def replace_draft(self) -> tuple[str, str]:
-        return await self._replica.replace_draft()
+    async def replace_draft(self, name: str) -> tuple[str, str]:
+        return await self._replica.replace_draft(name)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For ``by_goodput``; Ray asks every few seconds."""
+        return {ENOUGH: self._replica.enough(self._target_requests)}
 
     def __del__(self) -> None:
         self._replica.close()
@@ -100,7 +107,7 @@ class RayFleet(Fleet):
         self._options, self._settings = options, settings
         _connect(options)
         serve.start(proxy_location="Disabled", logging_config=LoggingConfig(log_level="ERROR", enable_access_log=False))
-        self._handle = serve.run(self._deployment().bind(opening, page), name=_APP, route_prefix=None)
+        self._handle = serve.run(self._deployment().bind(opening, page, options.target_requests), name=_APP, route_prefix=None)
 
     def _deployment(self) -> Any:
         options, settings = self._options, self._settings
@@ -145,15 +152,14 @@ class RayFleet(Fleet):
     async def loads(self) -> Mapping[str, Mapping[str, int]]:
         return await self._ask_all("load")
 
-    async def swap_drafts(self) -> Mapping[str, str]:
-        """Let every replica read its draft again while it serves: what was wrong by replica, empty for nothing. Replicas that
-        start later read the new draft anyway."""
-        return await self._ask_all("replace_draft", _SWAP_S)
+    async def replace_draft(self, name: str) -> str | None:
+        told = await self._ask_all("replace_draft", name, limit_s=_SWAP_S)
+        return told.get(name)
 
-    async def _ask_all(self, method: str, limit_s: float = _ASK_ALL_S) -> dict[str, Any]:
+    async def _ask_all(self, method: str, *arguments: Any, limit_s: float = _ASK_ALL_S) -> dict[str, Any]:
         """The answers of all replicas by name; those that do not answer in time are left out."""
         try:
-            told = await self._handle.broadcast(method).results_async(timeout_s=limit_s, return_exceptions=True)
+            told = await self._handle.broadcast(method, *arguments).results_async(timeout_s=limit_s, return_exceptions=True)
         except (serve.exceptions.RayServeException, TimeoutError):
             return {}
         return dict(one for one in told if not isinstance(one, BaseException))
@@ -185,6 +191,7 @@ def _scaling(options: FleetOptions) -> Any:
         initial_replicas=options.fewest,
         max_replicas=options.most,
         target_ongoing_requests=options.target_requests,
+        policy=AutoscalingPolicy(policy_function=_POLICY),
         upscale_delay_s=5.0,
         downscale_delay_s=60.0,
     )

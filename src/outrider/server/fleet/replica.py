@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, final
@@ -24,6 +25,8 @@ from outrider.server.models import Models
 from outrider.server.service import Service
 
 _LOG = logging.getLogger("outrider.server")
+_TAKEN_S = 60.0
+"""Longest wait until an engine that runs has a gap between two rounds."""
 
 
 @final
@@ -32,9 +35,15 @@ class NewDraft(Learner):
 
     def __init__(self) -> None:
         self._offered: Target | None = None
+        self._is_taken = threading.Event()
 
-    def offer(self, draft: Target) -> None:
+    def offer(self, draft: Target, *, limit_s: float = _TAKEN_S) -> None:
+        """Waits until the engine has taken it. Not for the engine's own thread."""
+        self._is_taken.clear()
         self._offered = draft
+        if not self._is_taken.wait(limit_s):
+            self._offered = None
+            raise TimeoutError(f"the engine did not take the new draft within {limit_s:g} s; send the signal again")
 
     def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
         del prompt_ids, token_ids, origins  # nothing is learnt here
@@ -42,6 +51,8 @@ class NewDraft(Learner):
     def maybe_update(self, *, is_idle: bool = True) -> Target | None:
         del is_idle  # it is ready
         offered, self._offered = self._offered, None
+        if offered is not None:
+            self._is_taken.set()
         return offered
 
     def close(self) -> None:
@@ -116,9 +127,15 @@ class Replica:
         if dead:
             raise RuntimeError(f"the engine of {', '.join(dead)} is not running")
 
-    async def replace_draft(self) -> tuple[str, str]:
+    def enough(self, default: float) -> float:
+        """Requests that fill this replica, by its goodput; of several models that of the one which is full first."""
+        return min(service.metrics.goodput.enough(default) for service in self._models)
+
+    async def replace_draft(self, name: str) -> tuple[str, str]:
         """Read the draft model's folder again and go on with what it holds, between two rounds. A folder that cannot be read
-        changes nothing. Returns this replica's name and what was wrong, empty for nothing."""
+        changes nothing. Returns this replica's name and what was wrong, empty for nothing; another's ``name`` does nothing."""
+        if name != self.name:
+            return self.name, ""
         try:
             await asyncio.to_thread(self._read_draft)
         except (OutriderError, OSError, ValueError) as error:

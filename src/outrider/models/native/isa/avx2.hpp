@@ -4,6 +4,7 @@
 
 constexpr int PART_BYTES = 32;
 constexpr int ACCUMULATORS = 6, MOST_TOGETHER = 6;  // 12 of 16 registers
+constexpr bool WIDENS_FIRST = false;
 constexpr const char* ISA_NAME = "avx2";
 #include "parts.hpp"
 
@@ -11,4 +12,5 @@ constexpr const char* ISA_NAME = "avx2";
 INLINE Ints whole_numbers(const int8_t* p) {
     return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
+template <class I> INLINE I sixteen_numbers(const int8_t* p) { return {whole_numbers(p), whole_numbers(p + 8)}; }
 #include "split.hpp"

@@ -11,6 +11,7 @@ typedef uint16_t H __attribute__((vector_size(32)));
 
 constexpr int ACCUMULATORS = 16, MOST_TOGETHER = 4;  // of 32 registers
 constexpr int MANY_ROWS = 12, MANY_BLOCKS = 2;
+constexpr bool WIDENS_FIRST = false;
 #if defined(__AMX_BF16__)
 constexpr bool HAS_TILES = true;
 constexpr const char* ISA_NAME = "amx";

@@ -1,27 +1,39 @@
-// Products of whole numbers: four inputs of 8 bits times four weights of a byte, for sixteen outputs at a time.
+// Products of whole numbers: four inputs of 8 bits times four weights of a byte, for as many outputs as a register holds.
 //
-//   Bytes                   64 weights, [16 outputs][4 inputs]
-//   upper_bits<BIT, MASK>   the bits from BIT on moved to bit 4 of their bytes, those of MASK; joined: the bits of two
-//   add_small, add_bytes    sum[output] += the four products; weights of at most 127, or of at most 255
-//   whole, floats           sixteen equal whole numbers; whole numbers as floats
+//   STRIPS, STRIP           registers that hold sixteen outputs, and the outputs of each
+//   Bytes, Whole, Part      of STRIP outputs: the weights of four inputs, whole sums, floats
+//   low_halves, high_halves of bytes; below upper bits, where some are given
+//   upper_bits<BIT, MASK>   the bits from BIT on moved to bit 4 of their bytes, those of MASK
+//   add_small<v>            sum[output] += the products with inputs 4 v .. 4 v + 3 of a span; weights of at most 127
+//   add_bytes<v>            the same with weights of at most 255 that stand for 128 less; such a sum begins with begin_bytes
+//   whole, floats           equal whole numbers; whole numbers as floats
+//   part                    STRIP numbers of 16 bits (IEEE), of 8 bits, or floats
 //   round_to_bytes          writes sixteen floats, at most 127, to the nearest (even) whole number; returns their sum
 //   load_half               sixteen numbers of 16 bits (IEEE); load_pair: those of an even input and of the next
-//   WHOLE_SUMS, WHOLE_ROWS  sums that stay in registers, and rows that share one reading of the weights
+//   WHOLE_SUMS, WHOLE_ROWS  sums of sixteen that stay in registers, and rows that share one reading of the weights
 //
 // Whole numbers are added without rounding, so every instruction set finds the same sums.
 #pragma once
 #include "isa.hpp"
 
 struct half { uint16_t bits; };  // a number of 16 bits (IEEE)
+INLINE int32_t four_at(const int8_t* inputs, int v) {
+    int32_t word;
+    memcpy(&word, inputs + v * 4, 4);
+    return word;
+}
 
 #if defined(__AVX512BW__) && !defined(OUTRIDER_ISA_GENERIC)
-constexpr int WHOLE_SUMS = 8, WHOLE_ROWS = 4;
+constexpr int WHOLE_SUMS = 8, WHOLE_ROWS = 4, STRIPS = 1;
 typedef __m512i Bytes;
+typedef I Whole;
+typedef V Part;
 
 INLINE Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 INLINE Bytes low_halves(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 INLINE Bytes high_halves(Bytes b) { return low_halves(_mm512_srli_epi16(b, 4)); }
-INLINE Bytes joined(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
+INLINE Bytes low_halves(Bytes b, Bytes upper) { return _mm512_or_si512(low_halves(b), upper); }
+INLINE Bytes high_halves(Bytes b, Bytes upper) { return _mm512_or_si512(high_halves(b), upper); }
 template <int BIT, int MASK> INLINE Bytes upper_bits(Bytes b) {
     const Bytes moved = BIT < 4 ? _mm512_slli_epi16(b, BIT < 4 ? 4 - BIT : 0) : _mm512_srli_epi16(b, BIT < 4 ? 0 : BIT - 4);
     return _mm512_and_si512(moved, _mm512_set1_epi8(MASK));
@@ -31,6 +43,9 @@ INLINE V floats(I x) { return (V)_mm512_cvtepi32_ps((__m512i)x); }
 INLINE V load_half(const uint16_t* p) {
     return (V)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+INLINE Part part(const uint16_t* halves) { return load_half(halves); }
+INLINE Part part(const int8_t* from) { return load(from); }
+INLINE Part part(const float* from) { return load(from); }
 INLINE void load_pair(const half* from, V& even, V& odd) {
     const __m512i both = _mm512_loadu_si512(from);
     even = (V)_mm512_cvtph_ps(_mm512_cvtepi32_epi16(both)), odd = (V)_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(both, 16)));
@@ -40,36 +55,70 @@ INLINE int32_t round_to_bytes(V x, int8_t* to) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(near));
     return _mm512_reduce_add_epi32(near);
 }
+INLINE Whole begin_bytes(int32_t inputs) { return whole(-128 * inputs); }
 #if defined(__AVX512VNNI__)
-INLINE void add_small(I& sum, Bytes w, int32_t four) { sum = (I)_mm512_dpbusd_epi32((__m512i)sum, w, _mm512_set1_epi32(four)); }
-INLINE void add_bytes(I& sum, Bytes w, int32_t four) { add_small(sum, w, four); }
+template <int v> INLINE void add_small(Whole& sum, Bytes w, const int8_t* inputs) {
+    sum = (I)_mm512_dpbusd_epi32((__m512i)sum, w, _mm512_set1_epi32(four_at(inputs, v)));
+}
+template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs) { add_small<v>(sum, w, inputs); }
 #else
-INLINE I small_products(Bytes w, int32_t four) {  // pairs fit into 16 bits
+INLINE Whole small_products(Bytes w, int32_t four) {  // pairs fit into 16 bits
     return (I)_mm512_madd_epi16(_mm512_maddubs_epi16(w, _mm512_set1_epi32(four)), _mm512_set1_epi16(1));
 }
-INLINE void add_small(I& sum, Bytes w, int32_t four) { sum += small_products(w, four); }
-INLINE void add_bytes(I& sum, Bytes w, int32_t four) {
+template <int v> INLINE void add_small(Whole& sum, Bytes w, const int8_t* inputs) { sum += small_products(w, four_at(inputs, v)); }
+template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs) {
+    const int32_t four = four_at(inputs, v);
     sum += small_products(low_halves(w), four) + small_products(high_halves(w), four) * 16;
 }
 #endif
 #else
-struct Bytes { Words part[PARTS]; };
+typedef Words Bytes;
+typedef Ints Whole;
+typedef Floats Part;
+constexpr int STRIPS = PARTS;
 
 INLINE Bytes load_bytes(const uint8_t* p) {
     Bytes b;
     memcpy(&b, p, sizeof b);
     return b;
 }
-INLINE Bytes low_halves(Bytes b) { return each<Bytes>([&](int i) { return b.part[i] & 0x0f0f0f0fu; }); }
-INLINE Bytes high_halves(Bytes b) { return each<Bytes>([&](int i) { return b.part[i] >> 4 & 0x0f0f0f0fu; }); }
-INLINE Bytes joined(Bytes a, Bytes b) { return each<Bytes>([&](int i) { return a.part[i] | b.part[i]; }); }
+INLINE Bytes low_halves(Bytes b) { return b & 0x0f0f0f0fu; }
 template <int BIT, int MASK> INLINE Bytes upper_bits(Bytes b) {
-    constexpr uint32_t IN_EACH = MASK * 0x01010101u;
-    return each<Bytes>([&](int i) { return (BIT < 4 ? b.part[i] << (BIT < 4 ? 4 - BIT : 0) : b.part[i] >> (BIT < 4 ? 0 : BIT - 4)) & IN_EACH; });
+    return (BIT < 4 ? b << (BIT < 4 ? 4 - BIT : 0) : b >> (BIT < 4 ? 0 : BIT - 4)) & MASK * 0x01010101u;
 }
-INLINE I whole(int32_t x) { return each<I>([&](int) { return Ints{} + x; }); }
-INLINE V floats(I x) { return each<V>([&](int i) { return __builtin_convertvector(x.part[i], Floats); }); }
+INLINE Whole whole(int32_t x) { return Whole{} + x; }
+INLINE Part floats(Whole x) { return __builtin_convertvector(x, Floats); }
+INLINE Part part(const int8_t* from) { return floats(whole_numbers(from)); }
+INLINE Part part(const float* from) {
+    Part some;
+    memcpy(&some, from, sizeof some);
+    return some;
+}
 
+#if defined(__ARM_NEON) && !defined(OUTRIDER_ISA_GENERIC)
+INLINE Bytes high_halves(Bytes b) { return (Bytes)vshrq_n_u8((uint8x16_t)b, 4); }
+INLINE Bytes low_halves(Bytes b, Bytes upper) { return (Bytes)vbslq_u8(vdupq_n_u8(15), (uint8x16_t)b, (uint8x16_t)upper); }
+INLINE Bytes high_halves(Bytes b, Bytes upper) { return (Bytes)vsriq_n_u8((uint8x16_t)upper, (uint8x16_t)b, 4); }
+INLINE Part part(const uint16_t* halves) { return (Part)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves))); }
+INLINE int32_t round_to_bytes(V x, int8_t* to) {
+    int32x4_t near[PARTS];
+    for (int i = 0; i < PARTS; i++) near[i] = vcvtnq_s32_f32((float32x4_t)x.part[i]);
+    const int16x8_t low = vcombine_s16(vmovn_s32(near[0]), vmovn_s32(near[1])), high = vcombine_s16(vmovn_s32(near[2]), vmovn_s32(near[3]));
+    vst1q_s8(to, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+    return vaddvq_s32(vaddq_s32(vaddq_s32(near[0], near[1]), vaddq_s32(near[2], near[3])));
+}
+#else
+INLINE Bytes high_halves(Bytes b) { return b >> 4 & 0x0f0f0f0fu; }
+INLINE Bytes low_halves(Bytes b, Bytes upper) { return low_halves(b) | upper; }
+INLINE Bytes high_halves(Bytes b, Bytes upper) { return high_halves(b) | upper; }
+// The exponent is moved to where a float has it; the multiplication also makes numbers below the smallest normal one right.
+INLINE Part part(const uint16_t* halves) {
+    Halves h;
+    memcpy(&h, halves, sizeof h);
+    const Words w = __builtin_convertvector(h, Words), endless = (Words)((Ints)(w & 0x7c00u) == 0x7c00);
+    const Words size = (Words)((Floats)((w & 0x7fffu) << 13) * 0x1p112f);
+    return (Floats)(size | (endless & 0x7f800000u) | (w & 0x8000u) << 16);
+}
 // Adding 1.5 * 2^23 leaves no room for a fraction.
 INLINE int32_t round_to_bytes(V x, int8_t* to) {
     const Floats room = Floats{} + 12582912.0f;
@@ -81,51 +130,39 @@ INLINE int32_t round_to_bytes(V x, int8_t* to) {
     for (int i = 0; i < LANES; i++) to[i] = int8_t(near[i]), sum += near[i];
     return sum;
 }
-#if defined(__AVX2__) && !defined(OUTRIDER_ISA_GENERIC)
-constexpr int WHOLE_SUMS = 2, WHOLE_ROWS = 2;
-INLINE Ints small_products(Words w, int32_t four) {  // pairs fit into 16 bits
-    return (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(four)), _mm256_set1_epi16(1));
-}
-INLINE void add_small(I& sum, Bytes w, int32_t four) {
-    for (int i = 0; i < PARTS; i++) sum.part[i] += small_products(w.part[i], four);
-}
-INLINE void add_bytes(I& sum, Bytes w, int32_t four) {
-    const Bytes low = low_halves(w), high = high_halves(w);
-    for (int i = 0; i < PARTS; i++) sum.part[i] += small_products(low.part[i], four) + small_products(high.part[i], four) * 16;
-}
-#elif defined(__ARM_FEATURE_DOTPROD) && !defined(OUTRIDER_ISA_GENERIC)
-constexpr int WHOLE_SUMS = 2, WHOLE_ROWS = 2;
-INLINE Ints with_small(Ints sum, Words w, int32_t four) {
-    return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)w, vreinterpretq_s8_s32(vdupq_n_s32(four)));
-}
-INLINE void add_small(I& sum, Bytes w, int32_t four) {
-    for (int i = 0; i < PARTS; i++) sum.part[i] = with_small(sum.part[i], w.part[i], four);
-}
-INLINE void add_bytes(I& sum, Bytes w, int32_t four) {
-    const Bytes low = low_halves(w), high = high_halves(w);
-    for (int i = 0; i < PARTS; i++) sum.part[i] = with_small(sum.part[i], low.part[i], four) + with_small(Ints{}, high.part[i], four) * 16;
-}
-#else
-constexpr int WHOLE_SUMS = 1, WHOLE_ROWS = 1;
-INLINE void add_bytes(I& sum, Bytes w, int32_t four) {
-    for (int j = 0; j < 4; j++)
-        for (int i = 0; i < PARTS; i++) sum.part[i] += (Ints)(w.part[i] >> 8 * j & 255u) * int32_t(int8_t(uint32_t(four) >> 8 * j));
-}
-INLINE void add_small(I& sum, Bytes w, int32_t four) { add_bytes(sum, w, four); }
 #endif
-// The exponent is moved to where a float has it; the multiplication also makes numbers below the smallest normal one right.
-INLINE V load_half(const uint16_t* p) {
-    return each<V>([&](int i) {
-        Halves h;
-        memcpy(&h, p + i * WIDE, sizeof h);
-        const Words w = __builtin_convertvector(h, Words), endless = (Words)((Ints)(w & 0x7c00u) == 0x7c00);
-        const Words size = (Words)((Floats)((w & 0x7fffu) << 13) * 0x1p112f);
-        return (Floats)(size | (endless & 0x7f800000u) | (w & 0x8000u) << 16);
-    });
-}
+INLINE V load_half(const uint16_t* p) { return each<V>([&](int i) { return part(p + i * WIDE); }); }
 INLINE void load_pair(const half* from, V& even, V& odd) {
     uint16_t first[LANES], second[LANES];
     for (int i = 0; i < LANES; i++) first[i] = from[2 * i].bits, second[i] = from[2 * i + 1].bits;
     even = load_half(first), odd = load_half(second);
 }
+
+#if defined(__AVX2__) && !defined(OUTRIDER_ISA_GENERIC)
+constexpr int WHOLE_SUMS = 2, WHOLE_ROWS = 2;
+INLINE Whole small_products(Bytes w, int32_t four) {  // pairs fit into 16 bits
+    return (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(four)), _mm256_set1_epi16(1));
+}
+INLINE Whole begin_bytes(int32_t inputs) { return whole(-128 * inputs); }
+template <int v> INLINE void add_small(Whole& sum, Bytes w, const int8_t* inputs) { sum += small_products(w, four_at(inputs, v)); }
+template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs) {
+    const int32_t four = four_at(inputs, v);
+    sum += small_products(low_halves(w), four) + small_products(high_halves(w), four) * 16;
+}
+#elif defined(__ARM_FEATURE_DOTPROD) && !defined(OUTRIDER_ISA_GENERIC)
+constexpr int WHOLE_SUMS = 1, WHOLE_ROWS = 8;
+INLINE Whole begin_bytes(int32_t) { return Whole{}; }
+template <int v> INLINE void add_small(Whole& sum, Bytes w, const int8_t* inputs) {  // sixteen inputs are one register, four of them a lane
+    sum = (Whole)vdotq_laneq_s32((int32x4_t)sum, (int8x16_t)w, vld1q_s8(inputs + v / 4 * 16), v % 4);
+}
+template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs) { add_small<v>(sum, w ^ 0x80808080u, inputs); }
+#else
+constexpr int WHOLE_SUMS = 1, WHOLE_ROWS = 1;
+INLINE Whole begin_bytes(int32_t inputs) { return whole(-128 * inputs); }
+template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs) {
+    for (int j = 0; j < 4; j++) sum += (Ints)(w >> 8 * j & 255u) * int32_t(inputs[4 * v + j]);
+}
+template <int v> INLINE void add_small(Whole& sum, Bytes w, const int8_t* inputs) { add_bytes<v>(sum, w, inputs); }
 #endif
+#endif
+constexpr int STRIP = LANES / STRIPS;

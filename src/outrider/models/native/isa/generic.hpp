@@ -2,9 +2,13 @@
 #pragma once
 constexpr int PART_BYTES = 16;
 constexpr int ACCUMULATORS = 3, MOST_TOGETHER = 3;  // 12 of 16 registers
+constexpr bool WIDENS_FIRST = true;
 constexpr const char* ISA_NAME = "generic";
 #include "parts.hpp"
 
 // The next four numbers of 8 bits
 INLINE Ints whole_numbers(const int8_t* p) { return Ints{p[0], p[1], p[2], p[3]}; }
+template <class I> INLINE I sixteen_numbers(const int8_t* p) {
+    return {whole_numbers(p), whole_numbers(p + 4), whole_numbers(p + 8), whole_numbers(p + 12)};
+}
 #include "split.hpp"

@@ -7,6 +7,7 @@
 //   ACCUMULATORS  vectors V that stay in registers while a product or a blend adds to them
 //   MOST_TOGETHER rows that are multiplied together with one reading of the weights
 //   MANY_ROWS     rows times MANY_BLOCKS where there are so many (a prompt): each reading of the weights serves more; 0: none
+//   WIDENS_FIRST  for more rows than MOST_TOGETHER, weights of fewer than 32 bits are written out as floats once
 //   HAS_TILES     bfloat16 is multiplied by tiles (tiles.hpp)
 //   ISA_NAME
 //

@@ -4,6 +4,7 @@
 
 constexpr int PART_BYTES = 16;
 constexpr int ACCUMULATORS = 2, MOST_TOGETHER = 4;  // at most 16 of 32 registers for sums: with more, GCC spills
+constexpr bool WIDENS_FIRST = true;
 constexpr const char* ISA_NAME = "neon";
 #include "parts.hpp"
 
@@ -12,5 +13,10 @@ INLINE Ints whole_numbers(const int8_t* p) {
     int32_t four;
     memcpy(&four, p, 4);
     return (Ints)vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)))));
+}
+template <class I> INLINE I sixteen_numbers(const int8_t* p) {
+    const int8x16_t all = vld1q_s8(p);
+    const int16x8_t low = vmovl_s8(vget_low_s8(all)), high = vmovl_high_s8(all);
+    return {(Ints)vmovl_s16(vget_low_s16(low)), (Ints)vmovl_high_s16(low), (Ints)vmovl_s16(vget_low_s16(high)), (Ints)vmovl_high_s16(high)};
 }
 #include "split.hpp"

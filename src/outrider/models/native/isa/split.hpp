@@ -54,7 +54,8 @@ INLINE V load(const bf16* p) {
         return (Floats)(__builtin_convertvector(h, Words) << 16);
     });
 }
-INLINE V load(const int8_t* p) { return each<V>([&](int i) { return __builtin_convertvector(whole_numbers(p + i * WIDE), Floats); }); }
+INLINE V floats(I x) { return each<V>([&](int i) { return __builtin_convertvector(x.part[i], Floats); }); }
+INLINE V load(const int8_t* p) { return floats(sixteen_numbers<I>(p)); }
 // [16][2]: the numbers of an even input are the lower halves of 16 words, those of the next the upper ones
 INLINE void load_pair(const bf16* from, V& even, V& odd) {
     for (int i = 0; i < PARTS; i++) {

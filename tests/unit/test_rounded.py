@@ -1,0 +1,102 @@
+"""``dtype="int4"`` on a CPU: the nearest codes, the arithmetic of stored matrices, and speculative text that is plain text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_decoder_families import make_checkpoint
+from test_stored_gguf import RoundedInputs
+from torch import Tensor
+
+from outrider import LLM, SamplingParams
+from outrider.core.errors import OptionError
+from outrider.core.tree import TokenTree
+from outrider.models import decoder
+from outrider.models.linear import Linear
+from outrider.models.load import load_model
+from outrider.models.native import BUILD, NativeDecoder
+from outrider.models.quantised.rounded import round_to_codes
+
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 96}
+VOCAB = 96
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> None:
+    if BUILD.wait() is None:
+        pytest.skip("no C++ compiler")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_weight_gets_the_nearest_code(bits: int) -> None:
+    weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(3)) * 0.1
+    weight[3, 32:64] = 0.0
+    found = round_to_codes(weight, bits)
+    lowest = -(1 << (bits - 1))
+    every = torch.arange(lowest, -lowest)
+    choices = found.spread(found.scales).float()[..., None] * every
+    nearest = (choices - weight[..., None]).abs().amin(-1)
+    apart = (found.dequantised() - weight).abs()
+    torch.testing.assert_close(apart, nearest, rtol=0, atol=1e-6)
+    assert int(found.codes.amin()) == lowest and not found.dequantised()[3, 32:64].any()
+
+
+def test_the_farthest_weight_of_a_group_is_kept() -> None:
+    weight = torch.randn(16, 32, generator=torch.Generator().manual_seed(4))
+    farthest = weight.abs().argmax(1, keepdim=True)
+    found = round_to_codes(weight, 4).dequantised()
+    torch.testing.assert_close(found.gather(1, farthest), weight.gather(1, farthest), rtol=1e-3, atol=0)
+
+
+class Reference:
+    """Linears of the native pass in PyTorch: rounded weights, 8 bits at the head, times rounded inputs."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None = None, **_: object) -> Linear:
+        return RoundedInputs(round_to_codes(weight, 8 if len(weight) == VOCAB else 4).dequantised(), bias)
+
+
+def folder_of(folder: Path, *, tied: bool = False) -> str:
+    """A small model whose numbers all fit into 16 bits."""
+    make_checkpoint(folder, "llama", {**SHAPE, "tie_word_embeddings": tied})
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_is_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
+    path = folder_of(tmp_path, tied=tied)
+    rounded, exact = load_model(path, dtype="int4", device="cpu"), load_model(path, dtype="float32", device="cpu", fast=False)
+    monkeypatch.setattr(decoder, "linear_of", Reference())
+    reference = load_model(path, dtype="float32", device="cpu", fast=False)
+    assert isinstance(rounded, NativeDecoder)
+    tree = TokenTree.of_rows([([row, row + 30, row + 60], [-1, 0, 0]) for row in range(20)])
+    found, wanted, unrounded = (model.score(tree, model.new_cache(20)).logits for model in (rounded, reference, exact))
+    apart = (found - wanted).flatten(1).norm(dim=1) / (unrounded - wanted).flatten(1).norm(dim=1)
+    assert apart.median() < 0.01
+    assert (unrounded - wanted).norm() / wanted.norm() > 1e-3
+
+
+def test_a_model_takes_the_memory_of_its_codes(tmp_path: Path) -> None:
+    path = folder_of(tmp_path)
+    rounded, short = (load_model(path, dtype=dtype, device="cpu") for dtype in ("int4", "bfloat16"))
+    assert isinstance(rounded, NativeDecoder) and isinstance(short, NativeDecoder)
+    head = VOCAB * SHAPE["hidden_size"]
+    assert rounded.num_bytes == (short.num_bytes // 2 - head) * 18 // 32 + head * 34 // 32
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_speculative_text_is_plain_text(temperature: float) -> None:
+    llm, params = LLM(dtype="int4", device="cpu"), SamplingParams(max_tokens=40, temperature=temperature, seed=3)
+    assert isinstance(llm.target, NativeDecoder)
+    names = ("plain", "draft-model", "best-first")
+    texts = [llm.generate("Once upon a time", params, method=llm.compose(name))[0].token_ids for name in names]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_without_the_native_pass_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"int4.*on a CPU it needs the native pass"):
+        load_model(folder_of(tmp_path), dtype="int4", device="cpu", fast=False)
