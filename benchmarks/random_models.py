@@ -34,10 +34,14 @@ def small_model(kind: str, seed: int) -> Any:
         raise BuildError(f"{_GIVE_UP} other configurations failed")
     chance = random.Random(f"{kind} {seed}")
     sizes = _sizes(chance)
-    default = CONFIG_MAPPING[kind]()
+    try:
+        default = CONFIG_MAPPING[kind]()
+    except Exception as error:  # transformers raises many kinds
+        raise BuildError(f"no default: {type(error).__name__}") from error
     mixed = {**sizes, "layer_types": _layer_types(default, sizes["num_hidden_layers"])}
     reason = ""
-    for wanted in (mixed | _features(chance, sizes), mixed, sizes):
+    derived = {name: value for name, value in sizes.items() if name != "head_dim"}  # some work it out from other sizes
+    for wanted in (mixed | _features(chance, sizes), mixed, sizes, derived):
         try:
             return _built(kind, _known(default, wanted), seed)
         except Exception as error:  # transformers raises many kinds; the architecture may do with less
@@ -65,6 +69,7 @@ def _built(kind: str, given: dict[str, Any], seed: int) -> Any:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.25)
+        model(input_ids=torch.tensor([[1, 2, 3]]))  # sizes that do not fit each other are found here
     return model
 
 

@@ -144,6 +144,21 @@ def test_architectures_without_free_positions_are_refused_by_name(kind: str, opt
         HFModel(random_model(kind, options))
 
 
+def test_a_model_that_cannot_step_in_a_ragged_batch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trees are fine, and one token beside a longer row is not."""
+    model = random_model(*MODELS["gpt2"])
+    forward = model.forward
+
+    def narrow(*, input_ids: Any, attention_mask: Any = None, **options: Any) -> Any:
+        if input_ids.shape[1] == 1 and attention_mask is not None:
+            raise RuntimeError("Tensors must have same number of dimensions")
+        return forward(input_ids=input_ids, attention_mask=attention_mask, **options)
+
+    monkeypatch.setattr(model, "forward", narrow)
+    with pytest.raises(ModelError, match=r"cannot score trees .RuntimeError: Tensors must"):
+        HFModel(model)
+
+
 def test_a_model_of_several_texts_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(*MODELS["gpt2"])
 

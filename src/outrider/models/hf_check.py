@@ -2,7 +2,7 @@
 
 Whether a model honours tree masks and positions is declared nowhere, so every promise is tried on a few tokens:
 
-    trees       ragged rows of branching and deep trees get the logits of their sequences written out
+    trees       ragged rows of one node, of branching and of deep trees get the logits of their sequences written out
     company     a row at the far end of the context beside one at its beginning: neither changes the other
 
 A model that ignores trees is refused with the reason. One whose rows change each other in long contexts (its rotary scaling
@@ -24,7 +24,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.hf_cache import HFCache
 from outrider.models.hf_verdict import Verdict
 
-_BRANCHES, _DEEP = [-1, 0, 0, 1, 2, 4], [-1, 0, 1, 2, 3, 4, 5, 6, 7, 3, 9, 10]
+_ALONE, _BRANCHES, _DEEP = [-1], [-1, 0, 0, 1, 2, 4], [-1, 0, 1, 2, 3, 4, 5, 6, 7, 3, 9, 10]
 _PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4], [2, 7])
 _FAR = 4
 """Tokens of the rows that are put at both ends of the context."""
@@ -46,7 +46,7 @@ class AdaptedModel(Target, ABC):
 def check_model(model: AdaptedModel, raw: Any) -> Verdict:
     """What the adapter can promise of a model. ``raw`` is the transformers model."""
     reason = _known_reason(raw)
-    for parents in (_BRANCHES, _DEEP):
+    for parents in (_ALONE, _BRANCHES, _DEEP):
         reason = reason or _broken_trees(model, raw, parents)
     if reason is not None:
         return Verdict(model.max_len, refused=f"{type(raw).__name__} {reason}; use another model")
