@@ -4,8 +4,8 @@
 
 The bundled target is opened in every type, or the GGUF file as stored and in the types that are named. A type that ends in
 ``-torch`` runs the PyTorch twin. Types take turns, and a figure is the least CPU time of the thread, since machines are shared.
-The floor of a pass in floats is the larger of bytes over the speed of a plain sum and multiply-adds over PyTorch's rate in a large product.
-Memory is what opening the file adds to a fresh process, and what it has after a prompt of 128 tokens.
+The floor of a pass in floats is the larger of two times: bytes over the speed of a plain sum, and multiply-adds over PyTorch's
+rate in a large product. Memory is what opening the file adds to a fresh process, and what it has after a prompt of 128 tokens.
 """
 
 from __future__ import annotations
