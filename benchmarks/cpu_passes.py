@@ -28,7 +28,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.load import load_model
 from outrider.models.native import NativeDecoder, isa_here, ready_to_measure
 
-NODES = (1, 4, 16, 64)
+NODES: tuple[int, ...] = (1, 4, 16, 64)
 CONTEXT = 128
 CHILD = """
 import resource, sys, time, torch
