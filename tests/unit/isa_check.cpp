@@ -35,15 +35,19 @@ static void check_lanes() {
     for (int i = 0; i < LANES; i++) expect(is_near(y[i], std::exp(double(x[i])), 3e-7), "exp", i);
     store(y, exp(splat(-90.0f)));
     expect(y[0] == 0, "exp of what is too small");
-    V many[LANES];
+    float query[2 * LANES], many[LANES][2 * LANES];
+    const float* keys[LANES];
     double wanted[LANES] = {};
+    for (float& one : query) one = chance();
     for (int i = 0; i < LANES; i++) {
-        for (float& one : x) wanted[i] += one = chance();
-        many[i] = load(x);
-        expect(is_near(sum(many[i]), wanted[i], 1e-6), "sum", i);
+        keys[i] = many[i];
+        for (int j = 0; j < 2 * LANES; j++) wanted[i] += query[j] * (many[i][j] = chance());
     }
-    store(y, sums(many));
-    for (int i = 0; i < LANES; i++) expect(is_near(y[i], wanted[i], 1e-6), "sums", i);
+    store(y, dots(query, keys, 2 * LANES));
+    for (int i = 0; i < LANES; i++) expect(is_near(y[i], wanted[i], 1e-5), "a query times a key", i);
+    double total = 0;
+    for (int i = 0; i < LANES; i++) total += query[i];
+    expect(is_near(sum(load(query)), total, 1e-5), "sum");
 }
 
 static float value(float x) { return x; }

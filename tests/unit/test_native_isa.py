@@ -20,6 +20,7 @@ from outrider.models.native.instruction_sets import isa_here, sets_here
 NATIVE = Path(instruction_sets.__file__).parent
 CHECK = Path(__file__).with_name("isa_check.cpp")
 EMULATED = ("aarch64-linux-gnu-g++", "qemu-aarch64")
+EMULATED_X86 = ("x86_64-linux-gnu-g++", "qemu-x86_64")
 
 
 def _compile(compiler: str, flags: tuple[str, ...], program: Path) -> None:
@@ -49,6 +50,14 @@ def test_an_emulated_aarch64_keeps_its_promises(extra: str, tmp_path: Path) -> N
     _compile(EMULATED[0], ("-static", f"-march=armv8.2-a{extra}"), tmp_path / "check")
     result = subprocess.run([EMULATED[1], tmp_path / "check"], capture_output=True, text=True, timeout=300, check=False)
     assert result.stdout == "neon holds\n"
+
+
+@pytest.mark.skipif(platform.machine() != "aarch64" or not all(map(shutil.which, EMULATED_X86)), reason="no x86 emulator")
+def test_an_emulated_avx2_keeps_its_promises(tmp_path: Path) -> None:
+    _compile(EMULATED_X86[0], ("-march=haswell",), tmp_path / "check")
+    command = [EMULATED_X86[1], "-cpu", "max", "-L", "/usr/x86_64-linux-gnu", tmp_path / "check"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.stdout == "avx2 holds\n"
 
 
 def test_the_best_set_is_taken_unless_another_is_wanted() -> None:

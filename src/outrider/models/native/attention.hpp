@@ -21,42 +21,14 @@ template <class T> struct Past {
     size_t at(int i) const { return size_t(slot(i)) * dim; }
 };
 
-// A query of 16 * C dimensions in registers; C = 0: of any size, in memory
-template <int C> struct Query {
-    V parts[C];
-    explicit Query(const float* from, int) {
-        for (int c = 0; c < C; c++) parts[c] = load(from + c * LANES);
-    }
-    template <class T> V times(const T* key) const {  // products of sixteen dimensions, added to those of the next sixteen
-        V found = {};
-        for (int c = 0; c < C; c++) found += parts[c] * load(key + c * LANES);
-        return found;
-    }
-};
-template <> struct Query<0> {
-    const float* from;
-    int chunks;
-    explicit Query(const float* query, int dim) : from(query), chunks(dim / LANES) {}
-    template <class T> V times(const T* key) const {
-        V found = {};
-        for (int c = 0; c < chunks; c++) found += load(from + c * LANES) * load(key + c * LANES);
-        return found;
-    }
-};
-// scores[i] = scale * q . key_i, sixteen keys at a time
-template <int C, class T> static void score_keys_of(const Past<T>& past, const float* of, float scale, float* scores) {
-    const Query<C> query(of, past.dim);
+// scores[i] = scale * q . key_i, sixteen keys at a time; past the end the last key again
+template <class T> static void score_keys(const Past<T>& past, const float* query, float scale, float* scores) {
     const int size = past.size();
     for (int i = 0; i < size; i += LANES) {
-        V products[LANES];
-        for (int j = 0; j < LANES; j++) products[j] = i + j < size ? query.times(past.keys + past.at(i + j)) : V{};
-        store(scores + i, scale * sums(products));
+        const T* keys[LANES];
+        for (int j = 0; j < LANES; j++) keys[j] = past.keys + past.at(std::min(i + j, size - 1));
+        store(scores + i, scale * dots(query, keys, past.dim));
     }
-}
-template <class T> static void score_keys(const Past<T>& past, const float* query, float scale, float* scores) {
-    if (past.dim == 4 * LANES) return score_keys_of<4>(past, query, scale, scores);
-    if (past.dim == 8 * LANES) return score_keys_of<8>(past, query, scale, scores);
-    score_keys_of<0>(past, query, scale, scores);
 }
 
 // scores -> e^(score - max), zero from `size` on to the next multiple of 16; returns their sum
@@ -84,20 +56,23 @@ static float soften(float* scores, int size, float cap) {
 template <class T, int N, int C>
 static void blend(const Past<T>& past, const float* weights, int stride, const float* totals, int from, float* out) {
     V acc[N][C] = {};
-    const int size = past.size();
-    for (int i = 0; i < size; i++) {
-        const T* value = past.values + past.at(i) + from;
+    int i = 0;
+    const auto add = [&](int slot) __attribute__((always_inline)) {
+        const T* value = past.values + size_t(slot) * past.dim + from;
         V part[C];
         for (int c = 0; c < C; c++) part[c] = load(value + c * LANES);
         for (int n = 0; n < N; n++)
             for (int c = 0; c < C; c++) acc[n][c] += weights[size_t(n) * stride + i] * part[c];
-    }
+        i++;
+    };
+    for (int slot = past.begin; slot < past.committed; slot++) add(slot);
+    for (int a = 0; a < past.num_ancestors; a++) add(past.ancestors[a]);
     for (int n = 0; n < N; n++)
         for (int c = 0; c < C; c++) store(out + size_t(n) * past.dim + from + c * LANES, acc[n][c] / totals[n]);
 }
 template <class T, int N>
 static void blend_all(const Past<T>& past, const float* weights, int stride, const float* totals, float* out) {
-    constexpr int C = std::max(1, std::min(4, ACCUMULATORS / N));
+    constexpr int C = std::max(1, std::min(4, std::max(ACCUMULATORS, MOST_TOGETHER) / N));
     int from = 0;
     for (; from + C * LANES <= past.dim; from += C * LANES) blend<T, N, C>(past, weights, stride, totals, from, out);
     for (; from < past.dim; from += LANES) blend<T, N, 1>(past, weights, stride, totals, from, out);

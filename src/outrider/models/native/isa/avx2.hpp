@@ -8,6 +8,10 @@ constexpr bool WIDENS_FIRST = false;
 constexpr const char* ISA_NAME = "avx2";
 #include "parts.hpp"
 
+// The next eight halves as words
+INLINE Words words_at(const uint16_t* p) {
+    return (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 // The next eight numbers of 8 bits
 INLINE Ints whole_numbers(const int8_t* p) {
     return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));

@@ -108,3 +108,17 @@ static inline V sums(const V* v) {
     for (int i = 0; i < 2; i++) c[i] = halves<2>(b[2 * i], b[2 * i + 1]);
     return halves<1>(c[0], c[1]);
 }
+// C vectors of sixteen dimensions; 0: any number of them
+template <int C, class T> static inline V dots_of(const float* query, const T* const* keys, int chunks) {
+    V products[LANES];
+    for (int j = 0; j < LANES; j++) {
+        products[j] = V{};
+        for (int c = 0; c < (C ? C : chunks); c++) products[j] += load(query + c * LANES) * load(keys[j] + c * LANES);
+    }
+    return sums(products);
+}
+template <class T> static inline V dots(const float* query, const T* const* keys, int dim) {
+    if (dim == 4 * LANES) return dots_of<4>(query, keys, 4);
+    if (dim == 8 * LANES) return dots_of<8>(query, keys, 8);
+    return dots_of<0>(query, keys, dim / LANES);
+}

@@ -89,11 +89,7 @@ template <int BIT, int MASK> INLINE Bytes upper_bits(Bytes b) {
 INLINE Whole whole(int32_t x) { return Whole{} + x; }
 INLINE Part floats(Whole x) { return __builtin_convertvector(x, Floats); }
 INLINE Part part(const int8_t* from) { return floats(whole_numbers(from)); }
-INLINE Part part(const float* from) {
-    Part some;
-    memcpy(&some, from, sizeof some);
-    return some;
-}
+INLINE Part part(const float* from) { return floats_at(from); }
 
 #if defined(__ARM_NEON) && !defined(OUTRIDER_ISA_GENERIC)
 INLINE Bytes high_halves(Bytes b) { return (Bytes)vshrq_n_u8((uint8x16_t)b, 4); }
@@ -113,9 +109,7 @@ INLINE Bytes low_halves(Bytes b, Bytes upper) { return low_halves(b) | upper; }
 INLINE Bytes high_halves(Bytes b, Bytes upper) { return high_halves(b) | upper; }
 // The exponent is moved to where a float has it; the multiplication also makes numbers below the smallest normal one right.
 INLINE Part part(const uint16_t* halves) {
-    Halves h;
-    memcpy(&h, halves, sizeof h);
-    const Words w = __builtin_convertvector(h, Words), endless = (Words)((Ints)(w & 0x7c00u) == 0x7c00);
+    const Words w = words_at(halves), endless = (Words)((Ints)(w & 0x7c00u) == 0x7c00);
     const Words size = (Words)((Floats)((w & 0x7fffu) << 13) * 0x1p112f);
     return (Floats)(size | (endless & 0x7f800000u) | (w & 0x8000u) << 16);
 }

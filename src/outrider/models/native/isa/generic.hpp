@@ -6,7 +6,8 @@ constexpr bool WIDENS_FIRST = true;
 constexpr const char* ISA_NAME = "generic";
 #include "parts.hpp"
 
-// The next four numbers of 8 bits
+// The next four halves as words, and four numbers of 8 bits
+INLINE Words words_at(const uint16_t* p) { return Words{p[0], p[1], p[2], p[3]}; }
 INLINE Ints whole_numbers(const int8_t* p) { return Ints{p[0], p[1], p[2], p[3]}; }
 template <class I> INLINE I sixteen_numbers(const int8_t* p) {
     return {whole_numbers(p), whole_numbers(p + 4), whole_numbers(p + 8), whole_numbers(p + 12)};

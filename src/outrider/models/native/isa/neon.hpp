@@ -8,6 +8,8 @@ constexpr bool WIDENS_FIRST = true;
 constexpr const char* ISA_NAME = "neon";
 #include "parts.hpp"
 
+// The next four halves as words; GCC would take __builtin_convertvector apart number by number
+INLINE Words words_at(const uint16_t* p) { return (Words)vmovl_u16(vld1_u16(p)); }
 // The next four numbers of 8 bits
 INLINE Ints whole_numbers(const int8_t* p) {
     int32_t four;

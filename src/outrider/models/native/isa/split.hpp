@@ -33,13 +33,13 @@ INLINE V& operator+=(V& a, V b) { return a = a + b; }
 INLINE I operator<(V a, V b) { return each<I>([&](int i) { return (Ints)(a.part[i] < b.part[i]); }); }
 INLINE I operator>(V a, V b) { return b < a; }
 
-INLINE V load(const float* p) {
-    return each<V>([&](int i) {
-        Floats some;
-        memcpy(&some, p + i * WIDE, sizeof some);
-        return some;
-    });
+INLINE Floats floats_at(const float* p) {
+    Floats some;
+    memcpy(&some, p, sizeof some);
+    return some;
 }
+INLINE Floats floats_at(const bf16* p) { return (Floats)(words_at(p) << 16); }
+INLINE V load(const float* p) { return each<V>([&](int i) { return floats_at(p + i * WIDE); }); }
 INLINE void store(float* p, V v) {
     for (int i = 0; i < PARTS; i++) memcpy(p + i * WIDE, &v.part[i], sizeof v.part[i]);
 }
@@ -47,13 +47,7 @@ INLINE V splat(float x) { return each<V>([&](int) { return Floats{} + x; }); }
 INLINE V select(I mask, V yes, V no) { return each<V>([&](int i) { return mask.part[i] ? yes.part[i] : no.part[i]; }); }
 INLINE V max(V a, V b) { return each<V>([&](int i) { return a.part[i] > b.part[i] ? a.part[i] : b.part[i]; }); }
 
-INLINE V load(const bf16* p) {
-    return each<V>([&](int i) {
-        Halves h;
-        memcpy(&h, p + i * WIDE, sizeof h);
-        return (Floats)(__builtin_convertvector(h, Words) << 16);
-    });
-}
+INLINE V load(const bf16* p) { return each<V>([&](int i) { return floats_at(p + i * WIDE); }); }
 INLINE V floats(I x) { return each<V>([&](int i) { return __builtin_convertvector(x.part[i], Floats); }); }
 INLINE V load(const int8_t* p) { return floats(sixteen_numbers<I>(p)); }
 // [16][2]: the numbers of an even input are the lower halves of 16 words, those of the next the upper ones
@@ -108,21 +102,32 @@ template <int A, int B, int C, int D> INLINE Quad shuffled(Quad a, Quad b) {
     return __builtin_shuffle(a, b, QuadInts{A, B, C, D});
 #endif
 }
-// Lanes i, i + 4, i + 8 and i + 12 added up: (i + i + 8) + (i + 4 + i + 12)
-INLINE Quad folded(V v) {
-    Quad q[4];
-    memcpy(q, &v, 64);
-    return (q[0] + q[2]) + (q[1] + q[3]);
+INLINE Quad folded(Floats v) {
+    Quad q[WIDE / 4];
+    memcpy(q, &v, sizeof v);
+    if constexpr (WIDE == 8) q[0] = q[0] + q[1];
+    return q[0];
 }
-INLINE V sums(const V* v) {
-    Quad found[4];
-    for (int i = 0; i < 4; i++) {
-        const Quad a = folded(v[4 * i]), b = folded(v[4 * i + 1]), c = folded(v[4 * i + 2]), d = folded(v[4 * i + 3]);
-        const Quad ab = shuffled<0, 4, 1, 5>(a, b) + shuffled<2, 6, 3, 7>(a, b);  // a0 + a2, b0 + b2, a1 + a3, b1 + b3
-        const Quad cd = shuffled<0, 4, 1, 5>(c, d) + shuffled<2, 6, 3, 7>(c, d);
-        found[i] = shuffled<0, 1, 4, 5>(ab, cd) + shuffled<2, 3, 6, 7>(ab, cd);
+// The sums of four vectors: lanes 0 and 2, 1 and 3, then both
+INLINE Quad sums(const Floats* v) {
+    const Quad a = folded(v[0]), b = folded(v[1]), c = folded(v[2]), d = folded(v[3]);
+    const Quad ab = shuffled<0, 4, 1, 5>(a, b) + shuffled<2, 6, 3, 7>(a, b);  // a0 + a2, b0 + b2, a1 + a3, b1 + b3
+    const Quad cd = shuffled<0, 4, 1, 5>(c, d) + shuffled<2, 6, 3, 7>(c, d);
+    return shuffled<0, 1, 4, 5>(ab, cd) + shuffled<2, 3, 6, 7>(ab, cd);
+}
+// Eight keys at a time: their sums stay in registers.
+template <class T> INLINE V dots(const float* query, const T* const* keys, int dim) {
+    constexpr int AT_ONCE = 8;
+    Quad found[LANES / 4];
+    for (int first = 0; first < LANES; first += AT_ONCE) {
+        Floats acc[AT_ONCE] = {};
+        for (int d = 0; d < dim; d += WIDE) {
+            const Floats some = floats_at(query + d);
+            for (int j = 0; j < AT_ONCE; j++) acc[j] += some * floats_at(keys[first + j] + d);
+        }
+        found[first / 4] = sums(acc), found[first / 4 + 1] = sums(acc + 4);
     }
     V all;
-    memcpy(&all, found, 64);
+    memcpy(&all, found, sizeof all);
     return all;
 }
