@@ -21,7 +21,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 from gpu import Bench  # noqa: E402  # pyright: ignore
 
 from outrider import SamplingParams  # noqa: E402
-from outrider.core.request import Request  # noqa: E402
+from outrider.core.request import Request, RequestState  # noqa: E402
 
 SAMPLERS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -44,7 +44,7 @@ def measure(bench: Bench, method: Any, options: dict[str, Any], num_tokens: int)
     tokens, passes, seconds = 0, 0, 0.0
     for seed, prompt in enumerate(bench.prompts):
         request = Request(prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=seed, **options))
-        began = 0.0
+        began, first, state = 0.0, (0, 0), RequestState.of(request)
         for step in bench.rounds["fast"].run(method, [request], max_batch_size=1):
             if not began:  # the first round waits for the prompt and for what is captured once
                 began, first = time.perf_counter(), (step.state.num_output, step.state.stats.num_passes)

@@ -79,9 +79,11 @@ def build(folder: Path, name: str, *, num_steps: int, favourite: str, device: st
         vocab_size=len(VOCAB), hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, eos_token_id=0,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
     )  # fmt: skip
-    model, words, chance = LlamaForCausalLM(config).to(device), tokenizer(), random.Random(name)
+    model, words, chance = LlamaForCausalLM(config), tokenizer(), random.Random(name)
+    model.to(torch.device(device))  # pyright: ignore
     rule = torch.optim.AdamW(model.parameters(), lr=3e-3)
     decay = torch.optim.lr_scheduler.OneCycleLR(rule, 3e-3, total_steps=num_steps)
+    loss = torch.zeros(())
     for _ in range(num_steps):
         tokens, labels = batch_of(chance, favourite, 64, lambda text: words.encode(text).ids)
         loss = model(input_ids=tokens.to(device), labels=labels.to(device)).loss
@@ -126,7 +128,7 @@ def study(folder: Path, *, num_questions: int, seed: int = 1) -> dict[str, Any]:
     head.save(folder / "judge", {"lossy": True})
     copied = [llm.codec.encode(question) for question, _ in copies]
     elsewhere = examples_of(llm, llm.drafts[0], copied, answer=str.strip, settings=settings)
-    options = {"num_draft_tokens": 4}
+    options: dict[str, Any] = {"num_draft_tokens": 4}
     methods = {
         "plain": llm.compose("plain"),
         "exact": llm.compose("draft-model", acceptance="delta", **options),

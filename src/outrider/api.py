@@ -74,17 +74,16 @@ class LLM:
         keep_prompt: float = 1.0,
         **options: Any,
     ) -> None:
-        """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair; ``draft`` may name
-        several. ``fast`` False runs the plain PyTorch decoder; ``numerics`` "invariant" insists that text is that of plain
-        decoding bit for bit, "fast" lets near ties fall otherwise on a GPU (left out: invariant, but for weights of few bits);
-        ``page_len`` keeps the target's keys in pages. At most ``max_batch_size`` requests share a round (left out: 8 on a CPU,
-        on a GPU what memory holds). ``max_len`` opens the target for so many tokens; ``revision`` is a
-        branch, tag or commit on the hub; ``trust_remote_code`` lets a checkpoint run Python code of its own;
-        ``tensor_parallel`` divides the target among processes; ``draft_process`` gives every draft model a process of its own
-        (for ``pearl``), ``draft_parallel`` so many that run its layers at once, ``draft_dtype`` a type of its own ("int8");
-        ``keep_prompt`` below 1 is LOSSY: the target reads only that share of every prompt, chosen by the draft model
-        (docs/sparse_prompts.md). ``options`` are the method's own (``num_draft_tokens`` ...; ``outrider methods`` lists them).
-        Names and options are checked before anything is loaded."""
+        """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair. ``fast`` False runs
+        the plain PyTorch decoder; ``numerics`` "invariant" insists that text is that of plain decoding bit for bit, "fast"
+        lets near ties fall otherwise on a GPU (left out: invariant, but for weights of few bits); ``page_len`` keeps the
+        target's keys in pages. At most ``max_batch_size`` requests share a round (left out: 8 on a CPU, on a GPU what memory
+        holds). ``max_len`` opens the target for so many tokens; ``revision`` is a branch, tag or commit on the hub;
+        ``trust_remote_code`` lets a checkpoint run Python code of its own; ``tensor_parallel`` divides the target among
+        processes; ``draft_process`` gives every draft model a process of its own (for ``pearl``), ``draft_parallel`` so many
+        that run its layers at once, ``draft_dtype`` a type of its own ("int8"); ``keep_prompt`` below 1 is LOSSY: the target
+        reads only that share of every prompt, chosen by the draft model (docs/sparse_prompts.md). ``options`` are the method's
+        own (``num_draft_tokens`` ...; ``outrider methods`` lists them)."""
         opening.check_batch_size(max_batch_size)
         self.max_batch_size = max_batch_size
         names = [opening.name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
