@@ -61,7 +61,7 @@ def main() -> None:
                 profile(mode, call)
     command = "PYTHONPATH=src python benchmarks/gpu_wide.py " + " ".join(sys.argv[1:])
     what = "milliseconds of a captured pass of Llama-3-8B shapes, medians in turns"
-    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    machine = f"one {torch.cuda.get_device_name()}, torch {torch.__version__}"
     result = {"command": command, "machine": machine, "date": str(date.today()), "commit": "", "what": what, "rows": found}
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1))
