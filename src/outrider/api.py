@@ -284,7 +284,7 @@ class LLM:
         return requests_of(self.reading, prompts, params, streaming=streaming, n=n)
 
     def _output(self, state: RequestState, rounds: list[Round]) -> RequestOutput:
-        return output_of(self.codec, state, rounds, is_invariant=self.target.is_invariant)
+        return output_of(self.codec, state, rounds, is_invariant=self.target.traits.is_invariant)
 
     def _method_of(self, method: Method | str | None) -> Method:
         """A method by name is composed once, so that what it learns is kept."""

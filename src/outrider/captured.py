@@ -55,7 +55,7 @@ class Rounds:
 
     def _most_rows(self, requests: Sequence[Request]) -> int:
         """A few on a CPU. A GPU takes all that its memory holds when each becomes as long as the longest may."""
-        if self._target.device.type != "cuda" or not self._target.can_be_captured:
+        if self._target.device.type != "cuda" or not self._target.traits.can_be_captured:
             return _ON_A_CPU
         longest = max((len(request.prompt_ids) + request.params.max_tokens for request in requests), default=1)
         token_bytes = cast(Any, self._target).token_bytes
@@ -110,7 +110,7 @@ class Rounds:
 def captured(method: Method, target: Target) -> RoundGraphs | None:
     """The method as captured rounds; None where a part of it has no twin on the device."""
     shape = method.policy.captured_shape()
-    if shape is None or not method.rule.can_be_captured or not target.can_be_captured:
+    if shape is None or not method.rule.can_be_captured or not target.traits.can_be_captured:
         return None
     from outrider.engine.graphs import RoundGraphs
 

@@ -208,7 +208,7 @@ def compose(
     translation: Translation | None = None,
 ) -> Method:
     """A method ready to run. Everything that does not fit is refused here, with both sides named."""
-    if not target.says_all:
+    if not target.traits.says_all:
         raise CompositionError(
             "the target has a reduced vocabulary (outrider trim), so it can only draft; use it as draft=, not as model"
         )

@@ -184,7 +184,7 @@ def weight_of(name: str) -> str:
 
 def _can_rehearse(target: Target) -> bool:
     """It reads plain tokens, has room for some, and the host drives its rounds."""
-    return target.device.type == "cpu" and not target.reads_whole and target.max_len >= _SHORTEST_CONTEXT
+    return target.device.type == "cpu" and not target.traits.reads_whole and target.max_len >= _SHORTEST_CONTEXT
 
 
 def _points(curve: Mapping[int, float]) -> tuple[tuple[float, float], ...]:

@@ -65,8 +65,8 @@ def test_other_types_and_devices_leave_it() -> None:
 def test_numerics_that_cannot_be_had_are_refused() -> None:
     with pytest.raises(OptionError, match="invariant"):
         load_model(bundled_path("draft"), device="cpu", fast=False, numerics="invariant")
-    if load_model(bundled_path("draft"), device="cpu").is_invariant:  # the native pass, where it can be built
-        assert load_model(bundled_path("draft"), device="cpu", numerics="invariant").is_invariant
+    if load_model(bundled_path("draft"), device="cpu").traits.is_invariant:  # the native pass, where it can be built
+        assert load_model(bundled_path("draft"), device="cpu", numerics="invariant").traits.is_invariant
     with pytest.raises(OptionError, match="did you mean"):
         load_model(bundled_path("draft"), device="cpu", numerics="invarant")
 

@@ -121,7 +121,7 @@ def test_a_full_row_beside_one_that_drafts_on() -> None:
 @pytest.mark.parametrize("name", list(HEADS))
 def test_token_recycling_on_heads_that_scale_or_hide_their_logits(name: str) -> None:
     target = HFModel(random_model(*HEADS[name]), name)
-    assert target.can_read_out == (name != "bert")
+    assert target.traits.can_read_out == (name != "bert")
     assert texts(target, "token-recycling", num_tokens=20, batch=2) == generated(target, num_tokens=20)
 
 

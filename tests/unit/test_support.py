@@ -105,7 +105,7 @@ def test_an_output_says_whether_its_bits_depend_on_company(tmp_path, capsys) -> 
     assert llm.generate("hi", params)[0].is_invariant == isinstance(llm.target, NativeDecoder)
     assert not LLM(method="plain", dtype="float32", fast=False).generate("hi", params)[0].is_invariant
     model = random_model(*MODELS["gpt2"])
-    assert not HFModel(model).is_invariant
+    assert not HFModel(model).traits.is_invariant
     model.save_pretrained(tmp_path)
     assert main(["info", str(tmp_path)]) == 0 and "same bits     nowhere" in capsys.readouterr().out
     assert main(["info"]) == 0 and "same bits     on a CPU in float32" in capsys.readouterr().out

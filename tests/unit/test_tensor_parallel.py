@@ -101,7 +101,7 @@ def test_scores_do_not_depend_on_what_shares_the_pass(two: LLM) -> None:
     """Sums over ranks have a fixed order. So a node's scores are the same bits alone and behind others, where the decoder of a
     single process promises that too."""
     target = two.target
-    if not target.is_invariant:
+    if not target.traits.is_invariant:
         pytest.skip("the native pass cannot be built here")
     together, alone = target.new_cache(1), target.new_cache(1)
     for cache in (together, alone):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, final
 
@@ -14,10 +15,13 @@ from outrider.core.interfaces import Cache, Target
 from outrider.core.resume import Resume
 from outrider.core.rng import gumbel_stream
 from outrider.core.scores import Scores
+from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
 from outrider.core.wrapped_target import WrappedTarget
 
-OWN = {"can_be_captured": False, "why_together": ""}
+OWN: dict[str, Any] = {"can_be_captured": False, "why_together": ""}
+OTHER = TargetTraits(True, False, True, True, False, True, False, " (it is unusual)")
+"""Every trait is another one than the default."""
 
 
 class Unusual(Target):
@@ -25,9 +29,7 @@ class Unusual(Target):
 
     vocab_size, max_len, num_layers = 11, 22, 3
     device, dtype = torch.device("meta"), torch.float64
-    is_invariant, says_all, can_be_captured, reads_whole = True, False, True, True
-    why_together = " (it is unusual)"
-    pads, has_own_threads, can_read_out = False, True, False  # type: ignore[assignment]
+    traits = OTHER
 
     def __init__(self) -> None:
         self.gumbel_stream, self.choose = partial(gumbel_stream), partial(print)  # type: ignore[assignment]
@@ -64,16 +66,22 @@ class Bare(WrappedTarget[Target]):
         return self.inner.logits(hidden)
 
 
-def traits() -> set[str]:
+def properties() -> set[str]:
     """What a target says of itself: annotated attributes and properties."""
-    properties = {name for name, _ in inspect.getmembers(Target, lambda one: isinstance(one, property))}
-    return set(inspect.get_annotations(Target)) | properties
+    found = {name for name, _ in inspect.getmembers(Target, lambda one: isinstance(one, property))}
+    return set(inspect.get_annotations(Target)) | found
 
 
 def test_no_wrapper_forgets_a_property() -> None:
     inner = Unusual()
     wrapped = Bare(inner)
-    assert {"vocab_size", "pads", "says_all"} <= traits()
-    for name in traits() - set(OWN):
+    assert {"vocab_size", "traits", "choose"} <= properties()
+    for name in properties() - {"traits"}:
         assert getattr(wrapped, name) == getattr(inner, name), f"WrappedTarget does not hand on {name}"
-    assert {name: getattr(wrapped, name) for name in OWN} == OWN
+
+
+def test_a_wrapper_has_the_traits_of_what_it_wraps() -> None:
+    """But for two, which are its own. A wrapper that changes another one says so by ``replace``."""
+    default = TargetTraits()
+    assert all(getattr(OTHER, each.name) != getattr(default, each.name) for each in fields(TargetTraits))
+    assert Bare(Unusual()).traits == replace(OTHER, **OWN)

@@ -32,6 +32,7 @@ from outrider.core.row_state import RowState, Stateless
 from outrider.core.sampling import Law, Sampler
 from outrider.core.scores import Scores
 from outrider.core.stopping import Doubt, StopRule
+from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
 from outrider.core.verdict import RowVerdict, Verdict
 
@@ -101,33 +102,10 @@ class Target(ABC):
     dtype: torch.dtype
     gumbel_stream: GumbelStream = staticmethod(gumbel_stream)
     """How random numbers are made where this target runs."""
-    is_invariant: bool = False
-    """A node's scores are the same bits whatever shares its pass: speculative text is then plain text, in every format."""
-    says_all: bool = True
-    """It can say every token. A draft with a reduced vocabulary cannot, and so cannot be verified against."""
-    can_be_captured: bool = False
-    """Its passes can be part of a round that is captured as one graph (``core/device_round.py``)."""
-    reads_whole: bool = False
-    """A prompt has to be read in one piece."""
+    traits: TargetTraits = TargetTraits()
+    """What is true of it."""
     choose: Choose | None = None
     """How it makes choices with them, where it has a way of its own."""
-    why_together: str = ""
-    """Why its layers cannot be run apart, for messages; empty where there is nothing to add."""
-
-    @property
-    def pads(self) -> bool:
-        """A pass costs as if every row were as wide as its widest one."""
-        return True
-
-    @property
-    def has_own_threads(self) -> bool:
-        """Its passes do not run on PyTorch's threads, which then had better not spin beside them."""
-        return False
-
-    @property
-    def can_read_out(self) -> bool:
-        """``logits`` turns states of the last layer into scores; some models have more behind it than a norm and a head."""
-        return True
 
     @abstractmethod
     def new_cache(self, batch_size: int) -> Cache:
@@ -189,7 +167,7 @@ class Observation:
     round_seconds: float | None = None
     """The whole round, planning not included; None where nobody measured it (and for the drafter, who is told before)."""
     padded: bool = True
-    """Rows narrower than the widest saved nothing (``Target.pads``)."""
+    """Rows narrower than the widest saved nothing (``TargetTraits.pads``)."""
 
     @property
     def seconds(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from outrider.core.interfaces import Target
@@ -13,24 +14,12 @@ Inner = TypeVar("Inner", bound=Target)
 class WrappedTarget(Target, ABC, Generic[Inner]):
     """A target that changes part of what another one does, and is like it in everything else.
 
-    Two properties are never the inner target's. ``can_be_captured`` stays False, because a captured round would pass the
-    wrapper by. ``why_together`` is the wrapper's own reason."""
+    Two traits are never the inner target's. A captured round would pass the wrapper by, and why layers cannot be run apart is
+    for the wrapper to say."""
 
     def __init__(self, inner: Inner) -> None:
         self.inner = inner
         self.vocab_size, self.max_len, self.num_layers = inner.vocab_size, inner.max_len, inner.num_layers
         self.device, self.dtype = inner.device, inner.dtype
-        self.gumbel_stream, self.choose, self.is_invariant = inner.gumbel_stream, inner.choose, inner.is_invariant
-        self.says_all, self.reads_whole = inner.says_all, inner.reads_whole
-
-    @property
-    def pads(self) -> bool:
-        return self.inner.pads
-
-    @property
-    def has_own_threads(self) -> bool:
-        return self.inner.has_own_threads
-
-    @property
-    def can_read_out(self) -> bool:
-        return self.inner.can_read_out
+        self.gumbel_stream, self.choose = inner.gumbel_stream, inner.choose
+        self.traits = replace(inner.traits, can_be_captured=False, why_together="")

@@ -83,7 +83,7 @@ class Arrival:
     def _end(self, state: RequestState, num_read: int, num_tokens: int) -> int:
         """Where the next piece of a row ends. A prompt that has to be read whole is a piece, and the text behind it another."""
         prompt_end = len(state.request.prompt_ids) - 1
-        if self.engine.target.reads_whole and num_read < prompt_end:
+        if self.engine.target.traits.reads_whole and num_read < prompt_end:
             return prompt_end
         return min(len(state.tokens) - 1, num_read + num_tokens)
 

@@ -94,7 +94,7 @@ class Engine:
     @torch.inference_mode()
     def step(self, batch: Batch) -> RoundReport:
         """Run one round and report it. Finished rows stay in the batch (see ``Batch.without_finished``)."""
-        if not self.target.has_own_threads:
+        if not self.target.traits.has_own_threads:
             return self._step(batch)
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -121,7 +121,7 @@ class Engine:
         batch.cache.commit(paths)
         seen = Observation(draft, scores, paths, [len(path) - 1 for path in paths], drafted - planned, scored - drafted, plan)
         method.drafter.observe(batch.drafter_state, seen)
-        seen = replace(seen, round_seconds=self.clock() - planned, padded=self.target.pads)
+        seen = replace(seen, round_seconds=self.clock() - planned, padded=self.target.traits.pads)
         method.policy.update(batch.policy_state, seen)
         return self._emit(batch, verdict, seen, began)
 

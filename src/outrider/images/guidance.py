@@ -12,6 +12,7 @@ lossless stays lossless: speculation is exact for the guided law. A pass reads t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar, final
 
 import torch
@@ -77,11 +78,7 @@ class Guided(WrappedTarget[Target]):
             raise OptionError(f"guidance = {scale} is not valid; use 0 (no class), 1 (no guidance) or more")
         super().__init__(inner)
         self.scale, self._classes, self._nothing = scale, classes, nothing
-
-    @property
-    def can_read_out(self) -> bool:
-        """States are those of one row, and a guided law is made of two."""
-        return False
+        self.traits = replace(self.traits, can_read_out=False)  # states are those of one row, and a guided law is made of two
 
     def new_cache(self, batch_size: int) -> GuidedCache:
         return GuidedCache(self.inner.new_cache(2 * batch_size))

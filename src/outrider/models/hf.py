@@ -24,6 +24,7 @@ from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Cache
 from outrider.core.resume import Resume
 from outrider.core.scores import Scores
+from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
 from outrider.models.attention.padded import padded_bias
 from outrider.models.hf_cache import HFCache
@@ -65,6 +66,7 @@ class HFModel(AdaptedModel):
         judge = partial(check_model, self, model)
         self._obey(kept_verdict(model, self.max_len, judge) if is_stored else judge(), wanted=max_len)
         self._readout = self._find_readout(owner, getattr(config, "final_logit_softcapping", None))
+        self.traits = TargetTraits(can_read_out=self._readout is not None)
 
     @staticmethod
     def load(
@@ -110,10 +112,6 @@ class HFModel(AdaptedModel):
     ) -> Scores:
         assert resume is None, "only a LayeredTarget can go on from earlier layers"
         return self._forward(tree, cache, taps, start=start)
-
-    @property
-    def can_read_out(self) -> bool:
-        return self._readout is not None
 
     def logits(self, hidden: Tensor) -> Tensor:
         if self._readout is None:

@@ -49,7 +49,7 @@ class ModelInfo:
     on_gpu: str
     """How ``dtype="auto"`` multiplies it on a CUDA device."""
     same_bits: str
-    """Where a node's scores do not depend on what shares its pass (``Target.is_invariant``)."""
+    """Where a node's scores do not depend on what shares its pass (``TargetTraits.is_invariant``)."""
     files: tuple[str, ...]
     num_bytes: int
 

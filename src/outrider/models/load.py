@@ -219,7 +219,7 @@ def _of_weights(config: ModelConfig, weights: Weights, speed: Speed) -> LayeredT
         decoder = fastest_decoder(config, weights, speed.bits)
     else:
         decoder = Decoder(config, weights, speed.page_len, bits=speed.bits)
-    if not decoder.is_invariant:
+    if not decoder.traits.is_invariant:
         refuse(replace(speed, bits=16))
     return decoder
 

@@ -13,6 +13,7 @@ folders of heads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -38,7 +39,8 @@ class ReducedDraft(WrappedTarget[LayeredTarget]):
 
     def __init__(self, inner: LayeredTarget, ids: Tensor, vocab_size: int) -> None:
         super().__init__(inner)
-        self._ids, self.vocab_size, self.says_all = ids.to(inner.device), vocab_size, False
+        self._ids, self.vocab_size = ids.to(inner.device), vocab_size
+        self.traits = replace(self.traits, says_all=False)
 
     def new_cache(self, batch_size: int) -> Cache:
         return self.inner.new_cache(batch_size)

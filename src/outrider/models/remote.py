@@ -11,6 +11,7 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, final
 
@@ -43,7 +44,8 @@ class RemoteModel(GuessingTarget):
         self._numbers = itertools.count()
         facts = self._answer()
         self.vocab_size, self.max_len, self.num_layers = facts["vocab_size"], facts["max_len"], facts["num_layers"]
-        self.device, self.dtype, self.is_invariant = torch.device("cpu"), facts["dtype"], facts["is_invariant"]
+        self.device, self.dtype = torch.device("cpu"), facts["dtype"]
+        self.traits = replace(facts["traits"], can_be_captured=False, has_own_threads=False)  # its threads are elsewhere
 
     @property
     def process_id(self) -> int:

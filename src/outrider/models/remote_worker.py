@@ -36,7 +36,7 @@ class Worker:
     def facts(self) -> dict[str, Any]:
         model = self._model
         return {name: vars(model).get(name) for name in ("vocab_size", "max_len", "num_layers", "dtype")} | {
-            "is_invariant": model.is_invariant
+            "traits": model.traits
         }
 
     def new_cache(self, number: int, batch_size: int) -> None:

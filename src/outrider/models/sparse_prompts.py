@@ -14,7 +14,7 @@ is turned as p - m, and the first token behind the prompt stands in its own slot
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import final
 
@@ -81,12 +81,11 @@ class SparseCache(Cache):
 class SparsePrompts(WrappedTarget[PlacingTarget]):
     """LOSSY: a model that reads some tokens of every prompt and leaves the others out."""
 
-    why_together = " (it reads a part of the prompt)"
-
     def __init__(self, inner: Target, choose_kept: Callable[[Sequence[int]], Sequence[int]]) -> None:
         """``choose_kept`` gives the positions of a prompt that are read, in order: ``ImportantTokens``, or any other way."""
         super().__init__(_placing(inner))
-        self.choose_kept, self.reads_whole = choose_kept, True
+        self.choose_kept = choose_kept
+        self.traits = replace(self.traits, reads_whole=True, why_together=" (it reads a part of the prompt)")
 
     def new_cache(self, batch_size: int) -> SparseCache:
         return SparseCache(self.inner.new_cache(batch_size), [_Hole()] * batch_size)

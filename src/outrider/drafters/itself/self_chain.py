@@ -33,7 +33,7 @@ def layered(target: Target, method: str) -> LayeredTarget:
     if not isinstance(target, LayeredTarget):
         raise CompositionError(
             f"method {method!r} runs the target's layers apart, and {type(target).__name__} runs them only together"
-            f"{target.why_together}; use a model family of the lean decoder (Llama, Mistral, Qwen, Phi-3, Gemma), "
+            f"{target.traits.why_together}; use a model family of the lean decoder (Llama, Mistral, Qwen, Phi-3, Gemma), "
             "or method 'prompt-lookup'"
         )
     return target

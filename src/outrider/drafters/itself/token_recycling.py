@@ -90,7 +90,7 @@ class TokenRecycling(Drafter):
         self.target = target
         self.table = table
         self.options = options or TokenRecyclingOptions()
-        self.taps = (target.num_layers,) if self.options.recycle_prompt and target.can_read_out else ()
+        self.taps = (target.num_layers,) if self.options.recycle_prompt and target.traits.can_read_out else ()
 
     @property
     def memories(self) -> tuple[LastingMemory, ...]:

@@ -48,7 +48,7 @@ class BestFirst(TreeDrafter):
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
         """Where the tree always has the same size, and candidates are ranked with the target's noise."""
         del target
-        if shape.nodes is None or not self.model.can_be_captured or not self.options.perturb:
+        if shape.nodes is None or not self.model.traits.can_be_captured or not self.options.perturb:
             return None
         from outrider.models.gpu.best_first import search_of  # needs triton
         from outrider.models.gpu.draft_search import DeviceBestFirst

@@ -44,7 +44,7 @@ class DraftModel(Drafter):
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
         del shape, target
-        if not self.model.can_be_captured or self.draws is not Draws.DETERMINISTIC:
+        if not self.model.traits.can_be_captured or self.draws is not Draws.DETERMINISTIC:
             return None
         from outrider.models.gpu.chain import DeviceChain  # needs triton
 

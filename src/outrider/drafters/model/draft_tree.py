@@ -46,7 +46,7 @@ class DraftTree(TreeDrafter):
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
         """Where the plan is always the same tree, and children are ranked with the target's noise."""
         del target
-        if shape.nodes is None or not self.model.can_be_captured:
+        if shape.nodes is None or not self.model.traits.can_be_captured:
             return None
         if self.draws is not Draws.DETERMINISTIC or not self.drawing.perturb:
             return None

@@ -220,7 +220,7 @@ def layered_draft(model: Target) -> LayeredTarget:
     if not isinstance(model, LayeredTarget):
         raise CompositionError(
             f"method 's2d' runs the draft's layers apart, and {type(model).__name__} runs them only together"
-            f"{model.why_together}; use a draft of the lean decoder (a Llama, say), or method 'draft-model'"
+            f"{model.traits.why_together}; use a draft of the lean decoder (a Llama, say), or method 'draft-model'"
         )
     return model
 

@@ -23,6 +23,7 @@ from outrider.core.layered_target import LayeredTarget
 from outrider.core.resume import Resume
 from outrider.core.route import Route
 from outrider.core.scores import Scores
+from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
 from outrider.models.attention.rotate_triton import QueryNorms, rotate_and_write
 from outrider.models.attention.tree_tiles import Bounds, Rows, Sights, paths_of
@@ -55,8 +56,6 @@ _CHUNK = 512
 class FastDecoder(LayeredTarget):
     """A frozen decoder with one arena for all its caches; passes of one decoder must not run side by side."""
 
-    can_be_captured = True
-
     def __init__(
         self, config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16, page_len: int = 0
     ) -> None:
@@ -67,7 +66,7 @@ class FastDecoder(LayeredTarget):
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.weights = matrices_of(weights, bits)
-        self.is_invariant = numerics == "invariant"
+        self.traits = TargetTraits(is_invariant=numerics == "invariant", can_be_captured=True)
         shape = ArenaShape(config.num_layers, config.num_kv_heads, config.head_dim)
         self.arena = Arena(shape, dtype=self.dtype, device=self.device)
         self.page_len = page_len
@@ -85,7 +84,7 @@ class FastDecoder(LayeredTarget):
             for index, layer in enumerate(weights.layers)
         ]
         is_wide = not page_len and can_go_wide(config.head_dim, self.dtype)
-        self._cuts = Cuts(config, self._bounds, is_invariant=self.is_invariant, is_wide=is_wide)
+        self._cuts = Cuts(config, self._bounds, is_invariant=self.traits.is_invariant, is_wide=is_wide)
 
     @property
     def memory(self) -> Arena | PagePool:
@@ -148,7 +147,7 @@ class FastDecoder(LayeredTarget):
         """Everything the layers share, for nodes ``start``.. of the tree."""
         words = None if tree.is_chain else pack_words(tree.ancestors)[:, start:].contiguous()
         depths = None if tree.is_chain else tree.depths[:, start:].int().contiguous()
-        paths = paths_of(tree.ancestors)[:, start:].contiguous() if self.is_invariant and words is not None else None
+        paths = paths_of(tree.ancestors)[:, start:].contiguous() if self.traits.is_invariant and words is not None else None
         shape = (tree.batch_size, tree.num_nodes - start)
         columns = 0 if isinstance(cache, DeviceCache) else max(map(len, cache.pages))
         rows = rows_in(flat_rows(cache, columns).to(self.device), cache.batch_size, page_len=self.page_len)
@@ -277,9 +276,9 @@ class FastDecoder(LayeredTarget):
         """What the MLP, or the experts, add to the stream."""
         config, rest = self.config, layer.rest
         if rest.router is not None and config.experts is not None:
-            return experts_mlp(x, rest, config.experts, activation=config.activation, exact=self.is_invariant)
+            return experts_mlp(x, rest, config.experts, activation=config.activation, exact=self.traits.is_invariant)
         finish = Finish(config.activation, rest.gate_up_bias)
-        inner = multiply(x, layer.gate_up, Kind.GATED, exact=self.is_invariant, finish=finish, gated=config.gated)
+        inner = multiply(x, layer.gate_up, Kind.GATED, exact=self.traits.is_invariant, finish=finish, gated=config.gated)
         return self._product(inner, layer.down, Kind.NARROW)
 
     def _window(self, index: int) -> int:
@@ -290,7 +289,7 @@ class FastDecoder(LayeredTarget):
         return Ending(bias, self._norm(norm), self.config.residual_scale)
 
     def _product(self, x: Tensor, weight: Matrix, kind: Kind) -> Tensor:
-        return multiply(x, weight, kind, exact=self.is_invariant)
+        return multiply(x, weight, kind, exact=self.traits.is_invariant)
 
     def _norm(self, weight: Tensor | None, bias: Tensor | None = None) -> Norm | None:
         return None if weight is None else Norm(weight, self.config.norm_eps, bias, self.config.norm_kind == "layer")

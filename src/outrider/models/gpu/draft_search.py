@@ -51,5 +51,5 @@ class DeviceBestFirst(ModelDrafter):
 
     def _sights(self, words: Tensor, depth: int, start: int) -> Sights:
         depths = torch.full(words.shape[:2], depth, dtype=torch.int32, device=words.device)
-        paths = paths_of((words >> self._bits) & 1) if self.model.is_invariant else None
+        paths = paths_of((words >> self._bits) & 1) if self.model.traits.is_invariant else None
         return Sights(words, depths, start, paths)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.paged import PagedCache, PagePool
+from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
 from outrider.models.attention.tree_tiles import Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import pack_words
@@ -80,7 +81,7 @@ class Replayed(Protocol):
     """What a captured pass asks of the decoder."""
 
     device: torch.device
-    is_invariant: bool
+    traits: TargetTraits
     page_len: int
     arena: Arena
 
@@ -112,7 +113,7 @@ class PassGraph:
         if shape.num_words:
             self.depths = torch.zeros(batch_size, num_nodes, dtype=torch.int32, device=device)
             self.words = _own_bits(shape).to(device)
-            if decoder.is_invariant:
+            if decoder.traits.is_invariant:
                 width = shape.start + num_nodes
                 self.paths = torch.zeros(batch_size, num_nodes, width, dtype=torch.int32, device=device)
         self.load(*first)

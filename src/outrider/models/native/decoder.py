@@ -28,6 +28,7 @@ from outrider.core.placing_target import PlacingTarget
 from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores, StackedTaps
+from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Tempering
 from outrider.models.config import ModelConfig
@@ -83,7 +84,7 @@ class _Wanted:
 class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
     """A frozen decoder on a CPU, on as many threads as PyTorch had when it was loaded. Passes of one process take turns."""
 
-    is_invariant = True
+    traits = TargetTraits(is_invariant=True, pads=False, has_own_threads=True)
 
     def __init__(
         self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None
@@ -111,14 +112,6 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
     def num_bytes(self) -> int:
         """Memory of the packed matrices, the head included."""
         return self._model.num_bytes
-
-    @property
-    def pads(self) -> bool:
-        return False
-
-    @property
-    def has_own_threads(self) -> bool:
-        return True
 
     def new_cache(self, batch_size: int) -> ContiguousCache:
         shape = (batch_size, self.config.num_kv_heads, self.config.head_dim)

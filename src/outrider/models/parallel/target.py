@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
@@ -46,7 +47,7 @@ class ParallelTarget(LayeredTarget, WatchedTarget):
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = model.device, model.dtype
-        self.gumbel_stream, self.is_invariant = model.gumbel_stream, model.is_invariant
+        self.gumbel_stream, self.traits = model.gumbel_stream, replace(model.traits, can_be_captured=False)
         self._numbers = itertools.count()
         self._passes = itertools.count(1)
         self._pass = 0
@@ -66,14 +67,6 @@ class ParallelTarget(LayeredTarget, WatchedTarget):
 
     def tell_loss(self, tell: Callable[[str], None]) -> None:
         watch(self._team, tell)
-
-    @property
-    def pads(self) -> bool:
-        return self._rank.model.pads
-
-    @property
-    def has_own_threads(self) -> bool:
-        return self._rank.model.has_own_threads
 
     def new_cache(self, batch_size: int) -> MirroredCache:
         number = next(self._numbers)

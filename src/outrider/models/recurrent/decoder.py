@@ -18,6 +18,7 @@ from outrider.cache.recurrent import RecurrentCache
 from outrider.core.interfaces import Cache, Target
 from outrider.core.resume import Resume
 from outrider.core.scores import Scores
+from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
 from outrider.models.attention import SightMaker
 from outrider.models.layers import Pass
@@ -40,7 +41,9 @@ _CHUNK = 128
 class RecurrentDecoder(Target):
     """A frozen decoder whose layers are recurrent, or partly so. What changes lives in the cache."""
 
-    why_together = " (a recurrent state holds what every layer made of every token, so no part of them can run ahead)"
+    traits = TargetTraits(
+        why_together=" (a recurrent state holds what every layer made of every token, so no part of them can run ahead)"
+    )
 
     def __init__(
         self, config: RecurrentConfig, source: TensorSource, *, dtype: torch.dtype, device: torch.device | str = "cpu"
