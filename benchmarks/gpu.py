@@ -299,6 +299,14 @@ def _gap(bench: Bench, mode: str, prompt: list[int], plain: list[int], other: li
     return float(best[0] - best[1])
 
 
+def read_prompt(target: FastDecoder, prompt: list[int]) -> DeviceCache:
+    """A cache that holds all of a prompt but its last token."""
+    cache = target.new_cache(1)
+    assert isinstance(cache, DeviceCache), "no pages here"
+    target.prefill([prompt[:-1]], cache)
+    return cache
+
+
 def round_parts(bench: Bench, num_guesses: int) -> None:
     """Where a round's time goes: the whole, its pass, its draft, the rest on the device, the gap between rounds."""
     from outrider.captured import captured
@@ -306,10 +314,10 @@ def round_parts(bench: Bench, num_guesses: int) -> None:
     graphs = captured(bench.method("draft-model", num_draft_tokens=num_guesses), bench.targets["fast"])
     assert graphs is not None
     states = [RequestState.of(Request(bench.prompts[0], SamplingParams(max_tokens=400, ignore_eos=True)))]
-    frame = graphs.frame(1, len(bench.prompts[0]) + 400)
+    frame = graphs.frame(1)
     with torch.inference_mode():
-        graphs.seat(frame, [0], states)
-        graph = graphs.round(frame, num_guesses)
+        graphs.seat(1, [0], states, [read_prompt(graphs.target, bench.prompts[0])])
+        graph = graphs.round(1, num_guesses)
         held = frame.lengths.clone()
 
         def replay() -> None:
@@ -327,7 +335,7 @@ def round_parts(bench: Bench, num_guesses: int) -> None:
         with torch.cuda.graph(drafting):
             graphs.drafter.propose(frame, chain)
         draft = median_ms(drafting.replay)
-    graphs.leave(frame)
+    graphs.leave(1)
     running = bench.run(bench.method("draft-model", num_draft_tokens=num_guesses), bench.prompts[:1], 200)[0].stats
     running = running.seconds / running.num_passes * 1e3
     rest, gap = whole - score - draft, running - whole

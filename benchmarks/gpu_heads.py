@@ -22,7 +22,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "recipes"), str(ROOT / "benchmarks")]
-from gpu import DEVICE, STORIES, held_out_stories, median_ms  # noqa: E402  # pyright: ignore
+from gpu import DEVICE, STORIES, held_out_stories, median_ms, read_prompt  # noqa: E402  # pyright: ignore
 from inflate import LLAMA_8B, inflated_weights  # noqa: E402  # pyright: ignore
 from inflate_head import inflated_eagle3  # noqa: E402  # pyright: ignore
 
@@ -117,17 +117,17 @@ class Bench:
         graphs = captured(method, self.targets[mode])
         assert graphs is not None and graphs.drafter is not None and graphs.drafter.tree_size is not None
         state = RequestState.of(Request(self.prompts[0], SamplingParams(max_tokens=64)))
-        frame = graphs.frame(1, len(self.prompts[0]) + 64)
+        frame = graphs.frame(1)
         nodes = torch.zeros(1, graphs.drafter.tree_size[0], dtype=torch.int64, device=DEVICE)
         with torch.inference_mode():
-            graphs.seat(frame, [0], [state])
+            graphs.seat(1, [0], [state], [read_prompt(graphs.target, self.prompts[0])])
             graphs.drafter.propose(frame, nodes)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 graphs.drafter.propose(frame, nodes)
             found = median_ms(graph.replay)
-        graphs.leave(frame)
+        graphs.leave(1)
         return found
 
 
