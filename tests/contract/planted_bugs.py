@@ -13,8 +13,11 @@ def assert_caught(
     """``wrong`` are distances of the bug from the target's law, ``right`` is the twin's largest one. The row of
     docs/lossless.md must have these numbers."""
     distances = torch.tensor(wrong)
-    measured = f"| {name} | {distances.mean():.4f} | {distances.max():.4f} |"
+    mean, largest = (f"{round(float(value), 4):.4g}" for value in (distances.mean(), distances.max()))
+    measured = f"| {name} | {mean} | {largest} |"
     table.append(f"{measured} {right:.0e} |")
     assert right < exact
     assert distances.max() > biased
-    assert measured in documented, "docs/lossless.md has another number; run this file with -s and copy the table"
+    assert measured in documented, (
+        "docs/lossless.md has another number; run this file with -s, mend benchmarks/results and run scripts/tables.py"
+    )

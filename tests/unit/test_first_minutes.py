@@ -95,7 +95,7 @@ def test_every_option_is_explained_and_shows_its_default(capsys, command: str) -
             "most tokens to write (default: 128)",
             "0 is greedy (default: 0.0)",
             "(default: 8; on a GPU, what fits)",
-            "(default: fast)",
+            "(default: auto)",
         ):
             assert text in words
 

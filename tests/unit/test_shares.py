@@ -52,6 +52,13 @@ class ThreadJoint(Joint):
         self._meeting.barrier.wait()
         return total
 
+    def of(self, rank: int, values: Tensor) -> Tensor:
+        self._meeting.terms[self._rank] = values
+        self._meeting.barrier.wait()
+        found = self._meeting.terms[rank]
+        self._meeting.barrier.wait()
+        return found
+
 
 def shares_of(family: str, size: int = 2) -> tuple[Decoder, list[Decoder]]:
     config = tiny_config(family, **FAMILIES[family])

@@ -9,7 +9,8 @@ from outrider.cli.parsers.shared import add_ray
 
 TRAINABLE = (
     "medusa hydra eagle1 eagle3 fspad falcon chimera mlp-speculator redrafter mtp mtp-parallel l-mtp p-eagle dflash dspark "
-    "longspec distill adaspec pretrain sorted kangaroo layerskip medusa2 acceptance-head specee judge regenerate"
+    "longspec msd vispec specvlm distill adaspec pretrain sorted kangaroo layerskip medusa2 acceptance-head specee judge "
+    "regenerate"
 ).split()
 """Kinds of heads, other kinds of drafters, and tasks; ``cli/train.py`` knows how each is trained."""
 
