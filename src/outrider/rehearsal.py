@@ -2,8 +2,10 @@
 
 Passes are timed with made-up chains of 1 to 64 nodes, drafting with the method's own drafter. A price is the least of a few
 rounds, since neighbours only ever add to it. The result is kept in the cache folder, beside the native build, under a name made
-of the machine, the models, the method and the version. A file that cannot be read is ignored and written anew. Nothing that was
-emitted is kept, and a drafter that learns across requests is left out, so a rehearsal changes no text and no guess.
+of the machine, the models, the method and the version. A file that cannot be read is ignored and written anew. Prices that were
+kept are tried: where a pass takes much less than they say, they were measured beside other work, and are measured again.
+Nothing that was emitted is kept, and a drafter that learns across requests is left out, so a rehearsal changes no text and no
+guess.
 
 On a GPU there is no rehearsal: rounds are captured there, and cost something else than rounds that the host drives.
 """
@@ -42,6 +44,8 @@ _GUESSES = {1: (1, 2, 4, 8), 8: (1, 4)}
 """Guesses along a path that drafting is timed with, by the rows that share a round."""
 _REPEATS = 4
 """Rounds of a price. The first is not counted: a pass of another width than the ones before is slow."""
+_TRIED, _TOO_DEAR = (1, 8), 1.25
+"""Nodes of the passes that kept prices are tried with, and how many times what a pass takes now they may say."""
 _PROMPT_LEN = 16
 _BUDGET = 0.3
 """Seconds after which no further pass, and no further draft, is timed. It may be exceeded by the rounds of one price."""
@@ -74,7 +78,7 @@ class Rehearsal(PriceSource):
         if not _can_rehearse(self.target):
             return None
         known = _stored(self.path)
-        if known is None:
+        if known is None or _are_too_dear(self.target, known):
             known = measure(self.target, self.drafter, nodes_of, clock=self.clock)
             if known is not None:
                 keep_json(self.path, known.to_json())
@@ -93,14 +97,26 @@ def measure(
     for width in _WIDTHS:
         if clock() - began > (_BUDGET if len(passes) > 1 else _BUDGET / 2):
             break
-        seen = _rounds(target, _Chains(), [width - 1] * _REPEATS, lambda length: length)[1:]
-        passes[width] = min(one.seconds - one.draft_seconds for one in seen)
+        passes[width] = _passing(target, width)
     if len(passes) < 2:
         return None
     end = clock() + _BUDGET
     learns = bool(drafter.memories) or drafter.never_guesses
     drafts = {} if learns else _drafting(target, drafter, nodes_of, lambda: clock() < end)
     return Prices(_points(passes), tuple((rows, _points(curve)) for rows, curve in sorted(drafts.items())))
+
+
+def _passing(target: Target, width: int) -> float:
+    """Seconds of a pass of so many nodes, its walk and its commit."""
+    seen = _rounds(target, _Chains(), [width - 1] * _REPEATS, lambda length: length)[1:]
+    return min(one.seconds - one.draft_seconds for one in seen)
+
+
+def _are_too_dear(target: Target, known: Prices) -> bool:
+    """Whether passes take much less than these prices say. A slow model is not asked: it would begin late."""
+    if _REPEATS * sum(map(known.passing, _TRIED)) > _BUDGET:
+        return False
+    return any(known.passing(width) > _TOO_DEAR * _passing(target, width) for width in _TRIED)
 
 
 def _drafting(

@@ -134,3 +134,25 @@ def test_a_folder_that_cannot_be_written_is_no_error(clock: Clock, tmp_path: Pat
 def test_no_rehearsal_without_room(clock: Clock, tmp_path: Path) -> None:
     short = TableModel(torch.full((12,), 1 / 12), max_len=64)
     assert source(short, tmp_path, clock).read(chain) is None and not list(tmp_path.iterdir())
+
+
+def test_prices_of_a_busy_machine_are_measured_again_on_a_quiet_one(clock: Clock, tmp_path: Path) -> None:
+    """And those of a quiet machine stay, however busy it is now."""
+    pace = 4.0
+    target = scripted(clock, lambda nodes: pace * (1e-3 + 1e-4 * nodes))
+    source = Rehearsal(target, NullDrafter(), {"method": "plain"}, tmp_path, clock)
+    busy = source.read(chain)
+    pace = 1.0
+    quiet = source.read(chain)
+    pace = 4.0
+    later = source.read(chain)
+    assert busy is not None and quiet is not None
+    assert busy.passing(8) == pytest.approx(4 * quiet.passing(8))
+    assert later == quiet == Prices.of_json(json.loads(source.path.read_text()))
+
+
+def test_a_slow_model_does_not_try_its_prices(clock: Clock, tmp_path: Path) -> None:
+    target = scripted(clock, lambda nodes: 0.03 + 0.005 * nodes)
+    source = Rehearsal(target, NullDrafter(), {"method": "plain"}, tmp_path, clock)
+    known, began = source.read(chain), clock()
+    assert known is not None and source.read(chain) == known and clock() == began
