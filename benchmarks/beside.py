@@ -32,7 +32,7 @@ import torch
 
 from outrider import LLM
 from outrider.bench.costs import Sample, run_once, undisturbed
-from outrider.bench.provenance import provenance
+from outrider.bench.provenance import results_head
 from outrider.bench.simulate import predicted_speed
 from outrider.bench.simulate_easyspec import drafting_seconds
 from outrider.bench.simulate_pearl import pearl_seconds
@@ -230,10 +230,8 @@ def main() -> int:
         print(pieces, file=sys.stderr, flush=True)
         rows = rows_of(pieces, measured(placements(names, arguments), arguments), arguments)
         wrong = wrong_texts(names, arguments)
-    made = provenance(["python", *sys.argv])
-    told = {name: made.pop(name) for name in ("command", "date", "commit")}
-    what = "a draft on devices of its own: measured and predicted"
-    told |= {"what": what, "machine": made, "pieces": pieces, "rows": rows}
+    told = results_head("a draft on devices of its own: measured and predicted", script="benchmarks/beside.py")
+    told |= {"pieces": pieces, "rows": rows}
     told |= {"wrong_texts": wrong, "projection": projection(pieces, arguments)}
     if arguments.out:
         arguments.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

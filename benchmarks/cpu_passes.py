@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from outrider.bench.provenance import provenance
+from outrider.bench.provenance import results_head
 from outrider.bundled import bundled_path
 from outrider.core.interfaces import Target
 from outrider.core.tree import TokenTree
@@ -133,15 +133,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     ready_to_measure()
-    where = provenance([Path(sys.executable).name, "benchmarks/cpu_passes.py", *sys.argv[1:]])
-    document = {
-        "date": where["date"],
-        "command": " ".join(Path(word).name if word.endswith(".gguf") else word for word in where["command"].split()),
-        "machine": f"{where['cpu']}, {where['cores']} cores, {isa_here().name}, load {where['load']}",
-        "commit": where["commit"],
-        "what": "least CPU milliseconds of passes and prompts on one thread, types in turns",
-        "rows": rows_of(str(args.gguf or bundled_path("target")), args.types, args),
-    }
+    what = f"least CPU milliseconds of passes and prompts on one thread ({isa_here().name}), types in turns"
+    document = results_head(what, script="benchmarks/cpu_passes.py")
+    document["command"] = " ".join(Path(word).name if word.endswith(".gguf") else word for word in document["command"].split())
+    document["rows"] = rows_of(str(args.gguf or bundled_path("target")), args.types, args)
     if args.json:
         args.json.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))

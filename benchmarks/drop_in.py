@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outrider.transformers
-from outrider.bench.provenance import provenance
+from outrider.bench.provenance import results_head
 from outrider.bench.suites import load_suites
 
 
@@ -66,9 +66,7 @@ def main() -> int:
         model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=getattr(torch, dtype), **file).eval()
         rows.append({"dtype": dtype, "method": arguments.method, **compared(model, prompts, arguments)})
         print(rows[-1], file=sys.stderr, flush=True)
-    made = provenance(["python", *sys.argv])
-    told: dict[str, Any] = {name: made.pop(name) for name in ("command", "date", "commit")}
-    told |= {"what": "transformers' generate with and without the drop-in", "machine": made, "rows": rows}
+    told = results_head("transformers' generate with and without the drop-in", script="benchmarks/drop_in.py") | {"rows": rows}
     if arguments.out:
         arguments.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(told))

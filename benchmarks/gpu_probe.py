@@ -101,7 +101,7 @@ def candidates(kind: Kind, rows: int, bits: int) -> list[Tile]:
     if rows > 64 and bits == 16:
         sides, parts = 2 if kind is Kind.GATED else 1, num_parts(kind, bits)
         cuts = [(bn, bm, stages_that_fit(6, (bn * sides + bm) * 128)) for bn in (64, 128) for bm in MANY if bm * sides <= 384]
-        return [Tile(bn, 64, 4, stages, bm, parts, copied=True, is_wide=True) for bn, bm, stages in cuts]
+        return [Tile(bn, 64, 4, stages, bm, parts, is_wide=True) for bn, bm, stages in cuts]
     bm = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if bits < 16 and ringed():
         bm = 8 if rows <= 8 else bm

@@ -15,7 +15,6 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "recipes")]
 from inflate import LLAMA_8B, inflated_weights  # noqa: E402  # pyright: ignore
 
+from outrider.bench.provenance import results_head  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
 from outrider.models.attention.tree_tiles import Sights  # noqa: E402
 from outrider.models.gpu.arena import DeviceCache  # noqa: E402
@@ -59,10 +59,8 @@ def main() -> None:
         if arguments.profile:
             for mode, call in calls.items():
                 profile(mode, call)
-    command = "PYTHONPATH=src python benchmarks/gpu_wide.py " + " ".join(sys.argv[1:])
     what = "milliseconds of a captured pass of Llama-3-8B shapes, medians in turns"
-    machine = f"one {torch.cuda.get_device_name()}, torch {torch.__version__}"
-    result = {"command": command, "machine": machine, "date": str(date.today()), "commit": "", "what": what, "rows": found}
+    result = results_head(what, script="benchmarks/gpu_wide.py") | {"rows": found}
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1))
     print(json.dumps(result))

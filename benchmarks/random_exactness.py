@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from outrider import LLM, OutriderError, SamplingParams, compose
-from outrider.bench.provenance import provenance
+from outrider.bench.provenance import results_head
 from outrider.core.interfaces import Target
 from outrider.core.request import Request
 from outrider.engine.generate import run
@@ -238,7 +238,6 @@ def spread(arguments: list[str], workers: int) -> dict[str, Any]:
 
 def write(path: Path, result: dict[str, Any], counts: Counter[str]) -> None:
     """A results file: one row for the totals, one for the samplers, one for each architecture."""
-    facts = provenance(["python", "benchmarks/random_exactness.py", *sys.argv[1:]])
     rows: list[dict[str, Any]] = [{"architectures": len(result["models"]), **counts}]
     rows.append({"sampler sets": result["samplers"], "methods": list(SAMPLER_METHODS), "different": result["different"]})
     why = result["reasons"]
@@ -248,10 +247,9 @@ def write(path: Path, result: dict[str, Any], counts: Counter[str]) -> None:
             key.removeprefix(f"{kind} "): text for key, text in why.items() if key.startswith(f"{kind} ") and key[-1].isupper()
         }
         rows.append({"architecture": kind, **outcomes, "why": told})
-    head = {name: facts[name] for name in ("command", "date", "commit")}
-    machine = f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}"
     what = "random small models against transformers' generate, and random samplers against plain decoding"
-    path.write_text(json.dumps({**head, "machine": machine, "what": what, "rows": rows}, indent=1) + "\n")
+    head = results_head(what, script="benchmarks/random_exactness.py")
+    path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
 
 
 def main() -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ import torch
 from grid_captions import QUESTIONS, Sample, any_sample, ids_of, is_right, prompt_of, sample_of
 
 from outrider import LLM, SamplingParams
-from outrider.bench.provenance import provenance
+from outrider.bench.provenance import results_head
 from outrider.core.request import Origin
 from outrider.models.heads import new_head
 from outrider.models.heads.ends import Ends
@@ -216,16 +215,8 @@ def main() -> None:
 
 def facts_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Where the figures come from."""
-    where = provenance(["python", *sys.argv])
-    machine = where["gpu"] or f"{where['cpu']}, {where['cores']} cores"
     named = {name: vars(arguments)[name] for name in ("batch", "texts")}
-    return {
-        "command": where["command"],
-        "machine": machine,
-        "date": where["date"],
-        "commit": where["commit"],
-        "what": WHAT,
-    } | named
+    return results_head(WHAT, script="recipes/grid_drafters.py") | named
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from outrider.bench.provenance import cpu_name_of, model_name
 from outrider.bench.report_style import STYLE
 from outrider.bundled import bundled_path
 from outrider.cli.main import main
-from outrider.cli.verdict import acceptance_of, share_text, verdict
+from outrider.cli.verdict import Idle, acceptance_of, share_text, verdict
 from outrider.core.reason import Reason, ReasonCode
 from outrider.core.request import Stats
 
@@ -51,10 +51,12 @@ def test_nothing_guessed_is_said() -> None:
 def test_a_policy_that_declined_is_quoted(code: ReasonCode) -> None:
     """A draft model had guesses: advice to try one would be wrong."""
     idle = Reason(code, {"length": 4, "gain": 0.9, "tokens": 1.8, "cost": 2.0, "budget": 3.0})
-    text = verdict(PLAIN, PLAIN, speedup=0.97, device="CPU", identical=True, idle=idle)
+    text = verdict(PLAIN, PLAIN, speedup=0.97, device="CPU", identical=True, idle=Idle(idle))
     assert "the policy expected none to pay on this CPU" in text and "0.90x" in text and "draft model" not in text
     given = Reason(ReasonCode.FASTEST, {"length": 4, "gain": 1.9, "tokens": 1.8, "cost": 1.0})
-    assert "a text that repeats itself" in verdict(PLAIN, PLAIN, speedup=1.0, device="CPU", identical=True, idle=given)
+    assert "a text that repeats itself" in verdict(PLAIN, PLAIN, speedup=1.0, device="CPU", identical=True, idle=Idle(given))
+    now = verdict(PLAIN, PLAIN, speedup=1.0, device="CPU", identical=True, idle=Idle(given, drafts=True))
+    assert "run it again" in now and "a text that repeats itself" not in now
 
 
 def test_acceptance_is_a_dash_where_nothing_was_tested(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,15 @@ def provenance(command: list[str] | None = None) -> dict[str, Any]:
     }
 
 
+def results_head(what: str, *, script: str) -> dict[str, Any]:
+    """What a file of ``benchmarks/results`` says beside its rows: how, when, where and at which commit they were made.
+    ``script`` is the path of the program in the repository."""
+    made = provenance(["python", script, *sys.argv[1:]])
+    place = made["gpu"] or made["cpu"]
+    machine = f"{place}, {made['cores']} cores, torch {made['torch']}, load {made['load']}"
+    return {"command": made["command"], "machine": machine, "date": made["date"][:10], "commit": made["commit"], "what": what}
+
+
 def describe_target(name: str, target: Target) -> dict[str, Any]:
     """Which weights, and how they ran."""
     path = local_path(name)

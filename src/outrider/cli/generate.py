@@ -18,11 +18,10 @@ from outrider.cli.options import load_llm, sampling_of, with_grammar
 from outrider.cli.parsers.generate import STOPPING
 from outrider.cli.progress import first_explained, waiting
 from outrider.cli.terminal import bold, can_colour, coloured, dim, legend
-from outrider.cli.verdict import acceptance_of, share_text, verdict
+from outrider.cli.verdict import Idle, acceptance_of, share_text, verdict
 from outrider.core.errors import OptionError, RequestError
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
-from outrider.core.reason import Reason
 from outrider.core.request import Origin
 from outrider.engine.beam import BeamOptions
 from outrider.models.native import ready_to_measure
@@ -150,7 +149,7 @@ class Comparison:
     fast: list[RequestOutput]
     plain_speed: float
     fast_speed: float
-    idle: Reason | None
+    idle: Idle | None
     """Why the last round of a text without guesses had none."""
 
     @property
@@ -178,8 +177,10 @@ def measure(llm: LLM, prompts: list[Any], params: SamplingParams) -> Comparison:
             if repeat:
                 speeds[side].append(speed)
     medians = {side: statistics.median(values) for side, values in speeds.items()}
-    is_idle = acceptance_of([output.stats for output in outputs["fast"]]) is None
-    idle = llm.generate(prompts[:1], params, trace=True)[0].trace[-1].reason if is_idle else None
+    idle = None
+    if acceptance_of([output.stats for output in outputs["fast"]]) is None:
+        again = llm.generate(prompts[:1], params, trace=True)[0]
+        idle = Idle(again.trace[-1].reason, drafts=acceptance_of([again.stats]) is not None)
     return Comparison(outputs["plain"], outputs["fast"], medians["plain"], medians["fast"], idle)
 
 

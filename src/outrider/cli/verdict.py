@@ -19,6 +19,15 @@ _PAYS = 1.02
 
 
 @dataclass(frozen=True)
+class Idle:
+    """A text without any guess, run once more to hear why."""
+
+    reason: Reason
+    drafts: bool = False
+    """This time it had guesses."""
+
+
+@dataclass(frozen=True)
 class Rounds:
     """What rounds cost on average, in seconds, and what they gave."""
 
@@ -53,18 +62,21 @@ def share_text(share: float | None) -> str:
 
 
 def verdict(
-    plain: Sequence[Stats], fast: Sequence[Stats], *, speedup: float, device: str, identical: bool, idle: Reason | None = None
+    plain: Sequence[Stats], fast: Sequence[Stats], *, speedup: float, device: str, identical: bool, idle: Idle | None = None
 ) -> str:
-    """The last line of a comparison. ``idle`` is the policy's reason for the rounds of a text without any guess."""
+    """The last line of a comparison. ``idle`` tells of a text without any guess."""
     same = "identical text" if identical else "DIFFERENT text (see docs/lossless.md on rounding)"
     if speedup >= _PAYS:
         return f"{speedup:.2f}x faster than plain decoding, {same}"
     return f"No speed-up here ({speedup:.2f}x): {_reason(Rounds.of(plain), Rounds.of(fast), device, idle)}; {same}"
 
 
-def _reason(plain: Rounds, fast: Rounds, device: str, idle: Reason | None) -> str:
-    if fast.acceptance is None and idle is not None and idle.code in _DECLINED:
-        return f"no guess was made, for the policy expected none to pay on this {device}. {idle.sentence.removesuffix('.')}"
+def _reason(plain: Rounds, fast: Rounds, device: str, idle: Idle | None) -> str:
+    if fast.acceptance is None and idle is not None and idle.drafts:
+        return f"no guess was made while it was timed, and the policy drafts now: this {device} was busier then; run it again"
+    if fast.acceptance is None and idle is not None and idle.reason.code in _DECLINED:
+        why = idle.reason.sentence.removesuffix(".")
+        return f"no guess was made, for the policy expected none to pay on this {device}. {why}"
     if fast.acceptance is None:
         return "no guess was made on this text; try a method with a draft model, or a text that repeats itself"
     if not plain.score_seconds or not fast.score_seconds:  # rounds that are one graph are not timed in parts

@@ -39,4 +39,4 @@ def wide_tile(num_rows: int, num_outputs: int, num_parts: int, *, gated: bool) -
 
     bn, bm = min(cuts, key=cost)
     stages = stages_that_fit(6, (bn * sides + bm) * 128)
-    return Tile(bn, 64, 4, stages, bm, num_parts, copied=True, is_wide=True)
+    return Tile(bn, 64, 4, stages, bm, num_parts, is_wide=True)
