@@ -56,6 +56,11 @@ BARE_YARN = {key: value for key, value in YARN.items() if key != "rope_theta"}
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 6}
 MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.0}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LATENT = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+LATENT |= {"n_routed_experts": 8, "n_shared_experts": 2, "moe_intermediate_size": 16, "num_key_value_heads": 4}
+LATENT |= {"routed_scaling_factor": 1.5}
+LATENT_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2}
+GROUPS = {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -91,6 +96,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3_moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
     "gpt-oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 6}),
+    "deepseek-v2": ("deepseek_v2", {**LATENT, **GROUPS, "topk_method": "group_limited_greedy", "first_k_dense_replace": 1}),
+    "deepseek-v2-lite": (
+        "deepseek_v2",
+        {**LATENT, "q_lora_rank": None, "rope_parameters": LATENT_YARN, "num_experts_per_tok": 2},
+    ),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, **GROUPS, "rope_parameters": LATENT_YARN, "first_k_dense_replace": 1}),
+    "deepseek-v3-biases": ("deepseek_v3", {**LATENT, **GROUPS, "attention_bias": True, "rope_interleave": False}),
 }
 PROMPTS = [[5, 9, 33, 2, 17, 8, 44, 21, 3, 50, 11], [7, 7, 12], [60, 4, 29, 30, 31, 1, 5]]
 
@@ -126,6 +138,9 @@ def make_checkpoint(folder: Path, model_type: str, changes: dict[str, Any], **sa
             parameter.normal_(0, 0.3 if is_vector else 0.25)
             if is_vector and "norm" in name and "gemma" not in model_type:
                 parameter.add_(1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(0, 0.2)
     model.eval().save_pretrained(folder, **saving)
     return model
 
@@ -136,7 +151,7 @@ WIDE_LONGROPE = {**LONGROPE, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor"
 
 
 EAGER_ONLY = "olmo2 olmo3 granite cohere cohere2 stablelm stablelm-parallel gpt-neox gpt-neox-in-turn starcoder2".split()
-EAGER_ONLY += ["mixtral", "qwen3-moe", "olmoe", "gpt-oss"]
+EAGER_ONLY += ["mixtral", "qwen3-moe", "olmoe", "gpt-oss", *(name for name in FAMILIES if name.startswith("deepseek"))]
 """Families with a feature that the native pass does not have."""
 CASES = [(name, "eager") for name in FAMILIES] + [(name, "native") for name in FAMILIES if name not in EAGER_ONLY]
 

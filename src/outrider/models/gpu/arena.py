@@ -5,7 +5,7 @@ letting a request go or putting two batches together moves no memory; kernels fi
 Rows named by two caches are copied before either writes. When the block must grow it moves, and ``version`` tells the graphs
 so.
 
-    bytes = 2 * layers * rows * key heads * capacity * head size * bytes per number
+    bytes = sides * layers * rows * key heads * capacity * head size * bytes per number
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class ArenaShape:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    sides: int = 2
+    """Keys and values; 1 where keys are values too."""
 
 
 @final
 class Arena:
-    """[L, 2, R, Hkv, S, D] keys and values."""
+    """[L, sides, R, Hkv, S, D] keys and values."""
 
     def __init__(self, shape: ArenaShape, *, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
@@ -48,7 +50,8 @@ class Arena:
         """Changes whenever the block has moved."""
         self._uses: list[int] = []
         """Caches that name each row."""
-        self.block = torch.zeros(shape.num_layers, 2, 0, shape.num_kv_heads, _FIRST, shape.head_dim, dtype=dtype, device=device)
+        sizes = (shape.num_layers, shape.sides, 0, shape.num_kv_heads, _FIRST, shape.head_dim)
+        self.block = torch.zeros(sizes, dtype=dtype, device=device)
 
     @property
     def capacity(self) -> int:
@@ -60,7 +63,7 @@ class Arena:
 
     def memory(self, layer: int) -> tuple[Tensor, Tensor]:
         """[R, Hkv, S, D] keys and values of a layer."""
-        return self.block[layer, 0], self.block[layer, 1]
+        return self.block[layer, 0], self.block[layer, -1]
 
     def take(self, count: int) -> list[int]:
         """Rows nobody uses, now used once."""

@@ -20,6 +20,7 @@ def missing_features(config: ModelConfig, bits: int = 16) -> list[str]:
     windows = [window for window in config.windows if window is not None and window < config.max_len]
     plain = config.activation == "silu" and config.gated and not config.mlp_bias and config.experts is None
     found = {
+        "latent attention": config.latent is not None,
         f"heads of {config.head_dim} with norms of their own": wider and not can_pad(config),
         f"heads of more than 256 ({config.head_dim})": config.head_dim > 256,
         f"a window of {min(windows, default=0)}, less than {SHORTEST_WINDOW}": min(windows, default=1 << 30) < SHORTEST_WINDOW,
