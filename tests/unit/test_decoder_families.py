@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditiona
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.paged import PagedCache
 from outrider.core.tree import TokenTree
 from outrider.models.config import config_of
 from outrider.models.decoder import Decoder
@@ -58,7 +59,7 @@ MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attenti
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 LATENT = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
 LATENT |= {"n_routed_experts": 8, "n_shared_experts": 2, "moe_intermediate_size": 16, "num_key_value_heads": 4}
-LATENT |= {"routed_scaling_factor": 1.5}
+LATENT |= {"routed_scaling_factor": 1.5, "num_experts_per_tok": 2}
 LATENT_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2}
 GROUPS = {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -97,12 +98,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
     "gpt-oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 6}),
     "deepseek-v2": ("deepseek_v2", {**LATENT, **GROUPS, "topk_method": "group_limited_greedy", "first_k_dense_replace": 1}),
-    "deepseek-v2-lite": (
-        "deepseek_v2",
-        {**LATENT, "q_lora_rank": None, "rope_parameters": LATENT_YARN, "num_experts_per_tok": 2},
-    ),
+    "deepseek-v2-lite": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "rope_parameters": LATENT_YARN}),
     "deepseek-v3": ("deepseek_v3", {**LATENT, **GROUPS, "rope_parameters": LATENT_YARN, "first_k_dense_replace": 1}),
-    "deepseek-v3-biases": ("deepseek_v3", {**LATENT, **GROUPS, "attention_bias": True, "rope_interleave": False}),
+    "deepseek-v3-biases": (
+        "deepseek_v3",
+        {**LATENT, **GROUPS, "attention_bias": True, "rope_interleave": False, "first_k_dense_replace": 0},
+    ),
 }
 PROMPTS = [[5, 9, 33, 2, 17, 8, 44, 21, 3, 50, 11], [7, 7, 12], [60, 4, 29, 30, 31, 1, 5]]
 
@@ -302,6 +303,19 @@ def test_a_tree_grown_level_by_level(pair: Pair) -> None:
     pair.ours.score(TokenTree.of_rows([(tokens[:3], parents[:3])] * 3), cache)
     found = pair.ours.score(TokenTree.of_rows([(tokens, parents)] * 3), cache, start=3).logits
     close(found, expected[:, 3:])
+
+
+def test_latent_attention_caches_one_vector_per_token(tmp_path: Path) -> None:
+    """The latent and the rotated key, in one block or in pages, whatever the heads are."""
+    make_checkpoint(tmp_path, *FAMILIES["deepseek-v3"])
+    logits = []
+    for page_len in (0, 4):
+        model = load_model(str(tmp_path), dtype="float32", device="cpu", fast=False, page_len=page_len)
+        cache = model.new_cache(3)
+        model.prefill(PROMPTS, cache)
+        logits.append(model.score(TokenTree.of_rows([([6, 7, 8], [-1, 0, 0])] * 3), cache).logits)
+        assert isinstance(cache, ContiguousCache | PagedCache) and cache.token_bytes == 3 * (24 + 8) * 4
+    close(*logits)
 
 
 def test_longrope_opened_for_a_long_context_uses_the_long_factors(tmp_path: Path) -> None:
