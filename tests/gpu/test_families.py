@@ -28,6 +28,8 @@ DEVICE = torch.device("cuda")
 VOCAB = 512
 NARROW = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
 WIDE = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 4}
+LATENT = {"moe_intermediate_size": 192, "first_k_dense_replace": 1}
+"""Beside the sizes of latents and heads that every checkpoint has."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"head_dim": 64}),
     "llama-biases": ("llama", {"head_dim": 64, "attention_bias": True, "mlp_bias": True}),
@@ -52,10 +54,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3_moe", {"head_dim": 64, "num_experts": 64, "moe_intermediate_size": 384}),
     "olmoe": ("olmoe", {"head_dim": 64, "num_experts": 32, "intermediate_size": 384}),
     "gpt-oss": ("gpt_oss", {"head_dim": 64, "num_local_experts": 16, "intermediate_size": 320}),
+    "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "n_routed_experts": 32, "num_experts_per_tok": 6}),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, "q_lora_rank": 384, "n_routed_experts": 64, "attention_bias": True}),
+    "deepseek-dense": ("deepseek_v3", {**LATENT, "q_lora_rank": 384, "first_k_dense_replace": 3}),
 }
 CASES = [(name, "narrow", "fast") for name in FAMILIES]
-CASES += [(name, "wide", "fast") for name in ("mistral", "gemma2", "olmo2", "cohere2", "qwen3-moe", "gpt-oss")]
-INVARIANT = ("mistral", "gemma2", "olmo2", "cohere2", "qwen3-moe", "gpt-oss")
+INVARIANT = ("mistral", "gemma2", "olmo2", "cohere2", "qwen3-moe", "gpt-oss", "deepseek-v3", "deepseek-dense")
+CASES += [(name, "wide", "fast") for name in (*INVARIANT, "deepseek-v2")]
 CASES += [(name, "narrow", "invariant") for name in INVARIANT]
 
 

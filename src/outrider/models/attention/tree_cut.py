@@ -7,6 +7,11 @@ from outrider.models.gpu.tuned import choices, cut_key
 
 _ENOUGH = 128
 """Programs that keep the device busy."""
+_LATENT_PIECE = 256
+_ALL = 1 << 20
+"""More pieces than a text has."""
+HEADS_OF_A_TILE = 16
+"""Query heads that one program of latent attention looks with, all of one node."""
 
 
 def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int, invariant: bool, wide: bool = False) -> Cut:
@@ -31,3 +36,19 @@ def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: i
     if wide:
         return Cut(num_pieces, shortest=128, block_queries=block, block_keys=64, num_stages=4, side_by_side=True)
     return Cut(num_pieces, shortest=128, block_queries=block, block_keys=128 if block == 16 else 64)
+
+
+def latent_cut(shape: tuple[int, int], num_heads: int, *, capacity: int) -> Cut:
+    """Latent attention of rows and nodes whose rows end at ``capacity`` or before: one piece to a program, or where there are
+    enough programs all pieces of a node's heads, one after the other. The bits are the same."""
+    num_programs = shape[0] * shape[1] * -(-num_heads // HEADS_OF_A_TILE)
+    num_pieces = max(1, -(-capacity // _LATENT_PIECE))
+    whole = num_programs >= _ENOUGH
+    return Cut(
+        1 if whole else num_pieces,
+        _LATENT_PIECE,
+        block_queries=HEADS_OF_A_TILE,
+        num_warps=8,
+        folded=_ALL if whole else 1,
+        block=1,
+    )

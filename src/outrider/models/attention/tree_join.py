@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.models.attention.tree_tiles import (
-    BLOCK,
     Bounds,
     Cut,
     Rows,
@@ -48,7 +47,7 @@ def join_pieces(
         totals, peaks, rows.lengths, rows.lengths if bounds.sinks is None else bounds.sinks, out, num_nodes, sights.start,
         cut.num_pieces, GROUP=num_heads // num_kv_heads, HEADS=num_kv_heads, D=head_dim, WINDOW=bounds.window,
         CHAIN=sights.words is None, SINKS=bounds.sinks is not None, PIECE_LEN=cut.piece_len * cut.folded,
-        BLOCK_LEN=cut.piece_len * BLOCK, SHORTEST=cut.shortest, BK=cut.block_keys,
+        BLOCK_LEN=cut.piece_len * cut.block, SHORTEST=cut.shortest, BK=cut.block_keys,
         PADDED=triton.next_power_of_2(cut.num_pieces), BQ=_JOINED, EARLY=launch.EARLY, num_warps=_JOINED,
         launch_pdl=launch.EARLY,
     )  # fmt: skip

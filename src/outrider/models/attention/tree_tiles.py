@@ -99,7 +99,9 @@ class Cut:
     side_by_side: bool = False
     """Two groups of warps with half of the queries each, softmax and products side by side (``tree_wide.py``)."""
     folded: int = 1
-    """Pieces that one program works out and folds, where they have a length; ``BLOCK`` or 1. No bit depends on it."""
+    """Pieces that one program works out and folds, where they have a length; ``block`` or 1. No bit depends on it."""
+    block: int = BLOCK
+    """Pieces of a length that are joined to a block before blocks are joined."""
     tail_queries: int = 16
     """Attention in the order of the text: rows of the tile that a node's own end of the keys is read with, by as many warps as
     there are sixteens of them, so that every tile adds up a row's weights in the same order."""
@@ -114,8 +116,16 @@ def paths_of(ancestors: Tensor) -> Tensor:
 def attend_block(
     q, k, v, seen, peak, weight, total, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr = False
 ):  # fmt: skip
-    """One step of the running softmax; peaks are of scaled scores. ``cap`` bounds them where CAPPED."""
+    """One step of the running softmax over a tile of keys and values."""
     s = tl.dot(q, k, input_precision="ieee")
+    return attend_scores(s, v, seen, peak, weight, total, scale, cap, MASKED, CAPPED)
+
+
+@triton.jit
+def attend_scores(
+    s, v, seen, peak, weight, total, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr = False
+):  # fmt: skip
+    """The same from scores; peaks are of scaled ones. ``cap`` bounds them where CAPPED."""
     unit = scale
     if CAPPED:
         s = cap - 2.0 * cap / (1.0 + tl.exp2(s * (scale * 2.8853900817779268 / cap)))  # cap tanh(scale s / cap)

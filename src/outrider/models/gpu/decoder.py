@@ -2,8 +2,8 @@
 
 The same computation as ``models/decoder.py``, its oracle, with other seams: residual sum with the norms around it, rotation
 with the cache write, activation with the product, tree attention over lengths that stay on the device: nine kernels a layer.
-One decoder for every family: ``known.py`` says what it does not have. Heads are widened to a power of two.
-``forward`` waits for nothing on the host, so it can be captured alone (``score``) or as part of a whole round.
+One decoder for every family: ``known.py`` says what it does not have. Heads are widened to a power of two. ``forward`` waits
+for nothing on the host, so it can be captured alone (``score``) or as part of a whole round.
 
 numerics="invariant": keys are cut at fixed places and added up in the order of the text, and long passes go through the kernels
 of short ones, so that the score of a node is bit for bit the same whatever else is in the pass; "fast": what measures best.
@@ -11,7 +11,9 @@ of short ones, so that the score of a node is bit for bit the same whatever else
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import final
 
 import torch
@@ -34,6 +36,7 @@ from outrider.models.gpu.cuts import Cuts
 from outrider.models.gpu.experts import experts_mlp
 from outrider.models.gpu.finish import Finish
 from outrider.models.gpu.known import head_dim_for
+from outrider.models.gpu.latent import LatentHeads
 from outrider.models.gpu.limits import can_go_wide
 from outrider.models.gpu.products import multiply
 from outrider.models.gpu.replay import PassGraphs
@@ -62,23 +65,23 @@ class FastDecoder(LayeredTarget):
         """``bits`` (16, 8, 4) of the matrices; ``page_len`` (a power of two) keeps keys in pages of so many tokens, so that
         requests can share beginnings."""
         config, weights = with_wider_heads(config, weights, head_dim_for(config))
-        self.config, self.numerics = config, numerics
+        self.config, self.numerics, self.page_len = config, numerics, page_len
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.weights = matrices_of(weights, bits)
         self.traits = TargetTraits(is_invariant=numerics == "invariant", can_be_captured=True)
-        shape = ArenaShape(config.num_layers, config.num_kv_heads, config.head_dim)
-        self.arena = Arena(shape, dtype=self.dtype, device=self.device)
-        self.page_len = page_len
-        pages = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
-        self.pool = PagePool(pages, dtype=self.dtype, device=self.device, page_len=page_len) if page_len else None
+        self._pages, sides = (config.num_layers, config.num_kv_heads, config.head_dim), config.cache_sides
+        self.arena = Arena(ArenaShape(*self._pages, sides), dtype=self.dtype, device=self.device)
+        own = partial(PagePool, self._pages, dtype=self.dtype, device=self.device, sides=sides)
+        self.pool = own(page_len=page_len) if page_len else None
         self._tables = [
-            RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=self.dtype, device=self.device)
+            RotaryTable(rope, config.rotary_dim, context_len=config.max_len, dtype=self.dtype, device=self.device)
             for rope in config.ropes
         ]
         for table in self._tables:
             table.reach(min(config.max_len, 1 << 17) + 512)  # whole, since graphs hold its address
         self._graphs = PassGraphs()
+        self._latent = LatentHeads(config, self._tables, exact=self.traits.is_invariant) if config.latent else None
         self._bounds = [
             Bounds(self._window(index), config.attention_softcap or 0.0, layer.sinks)
             for index, layer in enumerate(weights.layers)
@@ -94,8 +97,7 @@ class FastDecoder(LayeredTarget):
     @property
     def token_bytes(self) -> int:
         """Of the keys and values of one token."""
-        config = self.config
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.dtype.itemsize
+        return self.config.cache_sides * math.prod(self._pages) * self.dtype.itemsize
 
     def new_cache(self, batch_size: int) -> DeviceCache | PagedCache:
         if self.pool is not None:
@@ -255,6 +257,9 @@ class FastDecoder(LayeredTarget):
     def _attention(self, x: Tensor, index: int, steps: Sequence[Step]) -> Tensor:
         """What attention adds to the stream, from its norm."""
         layer = self.weights.layers[index]
+        if self._latent is not None:
+            found = self._latent(x, index, layer.rest, self.memory.memory(index)[0], steps)
+            return self._product(found, layer.out, Kind.NARROW)
         qkv = self._product(x, layer.qkv, Kind.WIDE).split([step.num_nodes for step in steps], -2)
         seen = [self._look(own.unflatten(-2, step.shape), index, step) for own, step in zip(qkv, steps, strict=True)]
         return self._product(seen[0] if len(seen) == 1 else torch.cat(seen), layer.out, Kind.NARROW)
