@@ -15,9 +15,9 @@ from outrider.models.attention.tree_triton import pack_words
 from outrider.models.gpu.latent import by_head
 
 RANK, TURNED, HEADS, SCALE = 32, 16, 3, 0.2
-LENGTH = 41
-TREE = TokenTree.of_rows([([1, 2, 3, 4, 5], [-1, 0, 0, 1, 3])], DEVICE)
-PIECES = Cut(4, 16, block_queries=16, block_keys=16, num_warps=4, block=1)
+LENGTH = 27
+TREE = TokenTree.of_rows([([1, 2, 3, 4], [-1, 0, 0, 1])], DEVICE)
+PIECES = Cut(3, 16, block_queries=16, block_keys=16, num_warps=4, block=1)
 WHOLE = replace(PIECES, num_pieces=1, folded=1 << 20)
 
 
@@ -39,12 +39,12 @@ def expected(query: Tensor, keys: Tensor) -> Tensor:
 
 def test_a_node_sees_its_own_text_whatever_else_is_in_the_pass() -> None:
     """By its path, in pieces or whole, and alone behind a longer text: the same bits. By a mask: the same numbers."""
-    memory, queries = drawn(2, 1, 64, RANK + TURNED), drawn(1, 5, HEADS, RANK + TURNED)
+    memory, queries = drawn(2, 1, 48, RANK + TURNED), drawn(1, 4, HEADS, RANK + TURNED)
     depths, words, paths = TREE.depths.int(), pack_words(TREE.ancestors), paths_of(TREE.ancestors)
     found = looked(queries, memory, rows_of(LENGTH), Sights(words, depths, 0, paths), PIECES)
     assert torch.equal(looked(queries, memory, rows_of(LENGTH), Sights(words, depths, 0, paths), WHOLE), found)
     masked = looked(queries, memory, rows_of(LENGTH), Sights(words, depths), PIECES)
-    for node in (0, 2, 4):
+    for node in (2, 3):
         path = [0, *TREE.path(0, node)]
         alone = memory.clone()
         alone[1, 0, LENGTH : LENGTH + len(path)] = memory[1, 0, [LENGTH + step for step in path]]
@@ -56,21 +56,23 @@ def test_a_node_sees_its_own_text_whatever_else_is_in_the_pass() -> None:
 
 
 def test_pages_hold_what_rows_hold() -> None:
-    memory, queries = drawn(1, 1, 64, RANK + TURNED), drawn(1, 2, HEADS, RANK + TURNED)
-    table = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32, device=DEVICE)
-    pages = torch.empty(4, 1, 16, RANK + TURNED, device=DEVICE)
-    pages[table[0].long()] = memory[0].unflatten(1, (4, 16)).transpose(0, 1)
+    """More heads than one program has."""
+    memory, queries = drawn(1, 1, 32, RANK + TURNED), drawn(1, 1, 18, RANK + TURNED)
+    table = torch.tensor([[1, 0]], dtype=torch.int32, device=DEVICE)
+    pages = torch.empty(2, 1, 16, RANK + TURNED, device=DEVICE)
+    pages[table[0].long()] = memory[0].unflatten(1, (2, 16)).transpose(0, 1)
     zero = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     length = torch.tensor([LENGTH], dtype=torch.int32, device=DEVICE)
     plain = looked(queries, memory, Rows(length, zero), Sights(None, None), PIECES)
+    torch.testing.assert_close(plain[0, 0], expected(queries[0, 0], memory[0, 0, : LENGTH + 1]), atol=1e-5, rtol=1e-4)
     assert torch.equal(looked(queries, pages, Rows(length, table, 16), Sights(None, None), PIECES), plain)
 
 
 def test_every_head_multiplies_with_its_own_matrix() -> None:
     """Parts are added up first, columns behind a head's inputs are left out, and so are those behind its outputs."""
-    parts, weight = drawn(2, 5, HEADS * 24 + 7), drawn(HEADS, 40, 20)
-    out = torch.zeros(5, HEADS, 44, device=DEVICE)
+    parts, weight = drawn(2, 5, 3 * 24 + 7), drawn(3, 40, 20)
+    out = torch.zeros(5, 3, 44, device=DEVICE)
     by_head(parts, weight, out, step=24)
-    heads = parts.sum(0)[:, : HEADS * 24].unflatten(1, (HEADS, 24))[..., :20]
+    heads = parts.sum(0)[:, : 3 * 24].unflatten(1, (3, 24))[..., :20]
     torch.testing.assert_close(out[..., :40], torch.einsum("mhi,hoi->mho", heads, weight), atol=1e-4, rtol=1e-4)
     assert not out[..., 40:].any()

@@ -52,7 +52,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3-moe": ("qwen3_moe", {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}),
     "gpt-oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}),
-    "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "num_attention_heads": 18, "first_k_dense_replace": 2}),
+    "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 2}),
     "deepseek-v3": ("deepseek_v3", {**LATENT, "attention_bias": True, "first_k_dense_replace": 1}),
 }
 """One model for every feature; windows that end inside the prompts."""

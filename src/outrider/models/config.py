@@ -95,8 +95,8 @@ def _check(config: ModelConfig) -> None:
             f"config.json is inconsistent: its lists are not {config.num_layers} layers long; fetch the file again"
         )
     experts = config.experts
-    if experts is not None and not 0 < experts.num_chosen <= experts.count:
-        few = f"{experts.num_chosen} experts a token of {experts.count}"
+    if experts is not None and (not 0 < experts.num_chosen <= experts.count or experts.count % experts.groups):
+        few = f"{experts.num_chosen} experts a token of {experts.count} in {experts.groups} groups"
         raise ModelError(f"config.json is inconsistent: {few}; fetch the file again")
     for rope in config.ropes:
         if rope.kind == "longrope" and not len(rope.short_factor) == len(rope.long_factor) == rope.dim // 2:
