@@ -26,7 +26,8 @@ def drawn(*shape: int) -> Tensor:
 
 
 def rows_of(length: int) -> Rows:
-    return Rows(*(torch.tensor([number], dtype=torch.int32, device=DEVICE) for number in (length, 1)))
+    lengths, places = torch.tensor([[length], [1]], dtype=torch.int32, device=DEVICE)
+    return Rows(lengths, places)
 
 
 def looked(queries: Tensor, memory: Tensor, rows: Rows, sights: Sights, cut: Cut) -> Tensor:
