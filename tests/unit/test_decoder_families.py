@@ -377,6 +377,18 @@ def test_info_says_why_a_model_goes_through_transformers(tmp_path: Path) -> None
         assert info.runs_on == "transformers adapter" and reason in info.gpu_path
 
 
+def test_info_says_which_latents_the_fast_decoder_takes(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, *FAMILIES["deepseek-v3"])
+    assert "no latents of (24, 8)" in describe_model(str(tmp_path)).gpu_path
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "kv_lora_rank": 512, "qk_rope_head_dim": 64}))
+    info = describe_model(str(tmp_path))
+    assert info.gpu_path.startswith("fast decoder") and "on a GPU" in info.same_bits
+    assert "no latent attention" in info.cpu_path and "no mixtures of experts" in info.cpu_path
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "mlp_bias": True}))
+    assert "biases beside experts" in describe_model(str(tmp_path)).gpu_path
+
+
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
