@@ -14,9 +14,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from outrider import SamplingParams
 from outrider.cache.contiguous import ContiguousCache
 from outrider.cache.paged import PagedCache
+from outrider.captured import Rounds
+from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.methods import compose
 from outrider.models.config import config_of
 from outrider.models.decoder import Decoder
 from outrider.models.info import describe_model
@@ -316,6 +320,25 @@ def test_latent_attention_caches_one_vector_per_token(tmp_path: Path) -> None:
         logits.append(model.score(TokenTree.of_rows([([6, 7, 8], [-1, 0, 0])] * 3), cache).logits)
         assert isinstance(cache, ContiguousCache | PagedCache) and cache.token_bytes == 3 * (24 + 8) * 4
     close(*logits)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3"])
+def test_drafted_text_of_latent_models_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+    """Greedy, in a ragged batch, with trees that another layout of the same model drafts."""
+    theirs = make_checkpoint(tmp_path, *FAMILIES[name])
+    model, draft = (load_model(str(tmp_path), dtype="float32", device="cpu", page_len=page_len) for page_len in (0, 4))
+    method = compose(
+        "draft-tree", model, draft=draft, options={"branching": (2, 2), "num_draft_tokens": 2, "num_tree_nodes": 6}
+    )
+    requests = [Request(prompt, SamplingParams(max_tokens=12, ignore_eos=True)) for prompt in PROMPTS]
+    states = {len(step.state.request.prompt_ids): step.state for step in Rounds(model).run(method, requests)}
+    for prompt in PROMPTS:
+        with torch.no_grad():
+            text = theirs.generate(
+                torch.tensor([prompt]), do_sample=False, min_new_tokens=12, max_new_tokens=12, eos_token_id=-1
+            )
+        assert states[len(prompt)].tokens == text[0].tolist()
+        assert states[len(prompt)].stats.num_accepted > 0
 
 
 def test_longrope_opened_for_a_long_context_uses_the_long_factors(tmp_path: Path) -> None:

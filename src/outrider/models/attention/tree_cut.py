@@ -8,6 +8,8 @@ from outrider.models.gpu.tuned import choices, cut_key
 _ENOUGH = 128
 """Programs that keep the device busy."""
 _LATENT_PIECE = 256
+_ENOUGH_FOR_LATENTS = 64
+"""The same where every program may read a whole text: sums of pieces take memory that grows with heads, nodes and text."""
 _ALL = 1 << 20
 """More pieces than a text has."""
 HEADS_OF_A_TILE = 16
@@ -43,7 +45,7 @@ def latent_cut(shape: tuple[int, int], num_heads: int, *, capacity: int) -> Cut:
     enough programs all pieces of a node's heads, one after the other. The bits are the same."""
     num_programs = shape[0] * shape[1] * -(-num_heads // HEADS_OF_A_TILE)
     num_pieces = max(1, -(-capacity // _LATENT_PIECE))
-    whole = num_programs >= _ENOUGH
+    whole = num_programs >= _ENOUGH_FOR_LATENTS
     return Cut(
         1 if whole else num_pieces,
         _LATENT_PIECE,
