@@ -156,7 +156,7 @@ ROUNDS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "options"), ROUNDS, ids=[name for name, _ in ROUNDS])
-@pytest.mark.parametrize("page_len", [0, 64])
+@pytest.mark.parametrize("page_len", [16, 64])
 def test_captured_rounds_on_latents_say_what_plain_decoding_says(name: str, options: dict[str, Any], page_len: int) -> None:
     """Bit for bit, with prompts that are read inside the rounds of others; the draft is the target but for its last layer."""
     from outrider.models.gpu.decoder import FastDecoder

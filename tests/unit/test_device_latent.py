@@ -15,10 +15,11 @@ from outrider.models.attention.tree_triton import pack_words
 from outrider.models.gpu.latent import by_head
 
 RANK, TURNED, HEADS, SCALE = 32, 16, 3, 0.2
-LENGTH = 27
-TREE = TokenTree.of_rows([([1, 2, 3, 4], [-1, 0, 0, 1])], DEVICE)
-PIECES = Cut(3, 16, block_queries=16, block_keys=16, num_warps=4, block=1)
-WHOLE = replace(PIECES, num_pieces=1, folded=1 << 20)
+LENGTH = 75
+TREE = TokenTree.of_rows([([1, 2, 3], [-1, 0, 0])], DEVICE)
+PIECES = Cut(5, 16, 3, block_keys=16)
+WHOLE = replace(PIECES, num_pieces=1)
+FOLDED = replace(PIECES, folds_above=0)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -39,13 +40,14 @@ def expected(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def test_a_node_sees_its_own_text_whatever_else_is_in_the_pass() -> None:
-    """By its path, in pieces or whole, and alone behind a longer text: the same bits. By a mask: the same numbers."""
-    memory, queries = drawn(2, 1, 48, RANK + TURNED), drawn(1, 4, HEADS, RANK + TURNED)
+    """By its path, in pieces, blocks or whole, and alone behind a longer text: the same bits. By a mask: the same numbers."""
+    memory, queries = drawn(2, 1, 80, RANK + TURNED), drawn(1, 3, HEADS, RANK + TURNED)
     depths, words, paths = TREE.depths.int(), pack_words(TREE.ancestors), paths_of(TREE.ancestors)
     found = looked(queries, memory, rows_of(LENGTH), Sights(words, depths, 0, paths), PIECES)
-    assert torch.equal(looked(queries, memory, rows_of(LENGTH), Sights(words, depths, 0, paths), WHOLE), found)
+    for cut in (WHOLE, FOLDED):
+        assert torch.equal(looked(queries, memory, rows_of(LENGTH), Sights(words, depths, 0, paths), cut), found)
     masked = looked(queries, memory, rows_of(LENGTH), Sights(words, depths), PIECES)
-    for node in (2, 3):
+    for node in (0, 2):
         path = [0, *TREE.path(0, node)]
         alone = memory.clone()
         alone[1, 0, LENGTH : LENGTH + len(path)] = memory[1, 0, [LENGTH + step for step in path]]
@@ -58,10 +60,10 @@ def test_a_node_sees_its_own_text_whatever_else_is_in_the_pass() -> None:
 
 def test_pages_hold_what_rows_hold() -> None:
     """More heads than one program has."""
-    memory, queries = drawn(1, 1, 32, RANK + TURNED), drawn(1, 1, 18, RANK + TURNED)
-    table = torch.tensor([[1, 0]], dtype=torch.int32, device=DEVICE)
-    pages = torch.empty(2, 1, 16, RANK + TURNED, device=DEVICE)
-    pages[table[0].long()] = memory[0].unflatten(1, (2, 16)).transpose(0, 1)
+    memory, queries = drawn(1, 1, 80, RANK + TURNED), drawn(1, 1, 18, RANK + TURNED)
+    table = torch.tensor([[1, 4, 0, 3, 2]], dtype=torch.int32, device=DEVICE)
+    pages = torch.empty(5, 1, 16, RANK + TURNED, device=DEVICE)
+    pages[table[0].long()] = memory[0].unflatten(1, (5, 16)).transpose(0, 1)
     zero = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     length = torch.tensor([LENGTH], dtype=torch.int32, device=DEVICE)
     plain = looked(queries, memory, Rows(length, zero), Sights(None, None), PIECES)

@@ -1,7 +1,7 @@
 """What every cache of slots does alike: a row's committed tokens stand in slots 0 .. length - 1, the tree's nodes after them.
 
 A commit keeps a path of the tree: its nodes move down next to the prefix and the length goes up. On a chain nothing moves.
-Where slots are (one block, a row of an arena, pages) is the only thing that differs, so moving them is all that is asked for.
+Where slots are (one block, pages) is the only thing that differs, so moving them is all that is asked for.
 
     slot(length + i) <- slot(length + path[i]),      path[i] >= i, so no slot is read after it was written
 

@@ -21,12 +21,14 @@ from torch import Tensor
 
 from outrider.models.attention.tree_join import join_pieces
 from outrider.models.attention.tree_tiles import (
+    BLOCK,
     LOG2E,
     NO_BOUNDS,
     Cut,
     Rows,
     Sights,
     attend_scores,
+    fold_len_of,
     folded_at,
     joined,
     nothing_seen,
@@ -41,14 +43,16 @@ from outrider.models.gpu.limits import stages_that_fit
 def attend_latents(
     queries: Tensor, latents: Tensor, rows: Rows, *, sights: Sights, cut: Cut, scale: float, rank: int
 ) -> Tensor:
-    """[B, N, Hq, rank] from absorbed queries [B, N, Hq, rank + rope] and the latents of a layer, [R, 1, S, rank + rope] (pages:
-    [P, 1, L, rank + rope]), into which the nodes' own are already written."""
+    """[B, N, Hq, rank] from absorbed queries [B, N, Hq, rank + rope] and the latents of a layer, pages [P, 1, L, rank + rope]
+    or rows [R, 1, S, rank + rope], into which the nodes' own are already written."""
     batch_size, num_nodes, num_heads, width = queries.shape
+    whole = cut.num_pieces == 1
     shape = (batch_size, 1, cut.num_pieces, num_nodes * num_heads)
-    parts = torch.empty(*shape, rank, dtype=torch.float32, device=queries.device)
+    parts = torch.empty(*shape, rank, dtype=queries.dtype if whole else torch.float32, device=queries.device)
     peaks = torch.empty(2, *shape, dtype=torch.float32, device=queries.device)
     nothing, stage_bytes = rows.lengths, cut.block_keys * width * latents.element_size()
-    _attend_latents[(cut.num_pieces, num_nodes * triton.cdiv(num_heads, cut.block_queries), batch_size)](
+    num_programs = 1 if whole else cut.num_programs or cut.num_pieces
+    _attend_latents[(num_programs, num_nodes * triton.cdiv(num_heads, cut.block_queries), batch_size)](
         queries,
         latents,
         rows.lengths,
@@ -60,6 +64,8 @@ def attend_latents(
         peaks,
         num_nodes,
         sights.start,
+        cut.num_pieces,
+        cut.folds_above,
         latents.shape[2],
         rows.places.shape[1] if rows.page_len else 0,
         scale * LOG2E,
@@ -67,10 +73,12 @@ def attend_latents(
         R=rank,
         T=width - rank,
         PIECE_LEN=cut.piece_len,
-        WHOLE=cut.folded > 1,
+        BLOCK_LEN=cut.piece_len * BLOCK,
+        WHOLE=whole,
         WORDS=0 if sights.words is None else sights.words.shape[2],
         PATH=0 if sights.paths is None else sights.paths.shape[2],
         PAGED=rows.page_len > 0,
+        TOGETHER=rows.page_len % cut.block_keys == 0,
         BQ=cut.block_queries,
         BK=cut.block_keys,
         EARLY=launch.EARLY,
@@ -78,6 +86,8 @@ def attend_latents(
         num_stages=stages_that_fit(cut.num_stages, stage_bytes),
         launch_pdl=launch.EARLY,
     )
+    if whole:
+        return parts.view(batch_size, num_nodes, num_heads, rank)
     return join_pieces(queries[..., :rank], rows, parts=(parts, peaks), sights=sights, cut=cut, bounds=NO_BOUNDS)
 
 
@@ -114,13 +124,58 @@ def _own_slots(paths, words, flat, position, length, inside, WORDS: tl.constexpr
     return position, inside
 
 
-@triton.jit(do_not_specialize=["num_nodes", "start"])
-def _attend_latents(
-    queries, latents, lengths, places, words, paths, depths, parts, peaks, num_nodes, start, capacity, num_pages, scale,
-    HEADS: tl.constexpr, R: tl.constexpr, T: tl.constexpr, PIECE_LEN: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr,
-    PATH: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+@triton.jit
+def _over(
+    q, q_turned, latents, places, words, paths, of, between, numbers, of_blocks,
+    R: tl.constexpr, T: tl.constexpr, WORDS: tl.constexpr, PATH: tl.constexpr, PAGED: tl.constexpr, TOGETHER: tl.constexpr,
+    BQ: tl.constexpr, BK: tl.constexpr, PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    piece, num_pieces = tl.program_id(0), tl.num_programs(0)
+    """Peak, weight and total of queries over the slots between two: pieces folded to blocks, and WHOLE blocks to one."""
+    row, flat, length = of
+    low, high = between
+    capacity, num_pages, scale = numbers
+    every, every_norm, every_sum = of_blocks
+    top, norm, sums = nothing_seen(BQ, R)  # of the pieces of a block that are whole
+    peak, weight, total = nothing_seen(BQ, R)
+    whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot holds committed tokens
+    for first in range(low, whole, BK):
+        slots = first + tl.arange(0, BK)
+        if TOGETHER:
+            at = slots_at(places, row, 0, first, True, capacity, num_pages, 1, PAGED) + tl.arange(0, BK)
+        else:
+            at = slots_at(places, row, 0, slots, slots >= 0, capacity, num_pages, 1, PAGED)
+        peak, weight, total = _over_tile(q, q_turned, latents, at, slots, slots, scale, peak, weight, total, R, T, False)
+        top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
+        if WHOLE:
+            every, every_norm, every_sum, top, norm, sums = folded_at(
+                first + BK, every, every_norm, every_sum, top, norm, sums, BLOCK_LEN
+            )
+    for first in tl.range(whole, high, BK, num_stages=1):
+        position = first + tl.arange(0, BK)
+        inside = position < high
+        slots, seen = _own_slots(paths, words, flat, position, length, inside, WORDS, PATH)
+        at = slots_at(places, row, 0, slots, inside, capacity, num_pages, 1, PAGED)
+        seen = seen[None, :] & (tl.arange(0, BQ) >= 0)[:, None]
+        peak, weight, total = _over_tile(q, q_turned, latents, at, inside, seen, scale, peak, weight, total, R, T, True)
+        top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
+        if WHOLE:
+            every, every_norm, every_sum, top, norm, sums = folded_at(
+                first + BK, every, every_norm, every_sum, top, norm, sums, BLOCK_LEN
+            )
+    top, norm, sums = joined(top, norm, sums, peak, weight, total)
+    if WHOLE:
+        top, norm, sums = joined(every, every_norm, every_sum, top, norm, sums)
+    return top, norm, sums
+
+
+@triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces", "folds_above"])
+def _attend_latents(
+    queries, latents, lengths, places, words, paths, depths, parts, peaks,
+    num_nodes, start, num_pieces, folds_above, capacity, num_pages, scale,
+    HEADS: tl.constexpr, R: tl.constexpr, T: tl.constexpr, PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr,
+    WHOLE: tl.constexpr, WORDS: tl.constexpr, PATH: tl.constexpr, PAGED: tl.constexpr, TOGETHER: tl.constexpr,
+    BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     node = tl.program_id(1) // tl.cdiv(HEADS, BQ)
     heads = tl.program_id(1) % tl.cdiv(HEADS, BQ) * BQ + tl.arange(0, BQ)
     row = tl.program_id(2)
@@ -133,35 +188,27 @@ def _attend_latents(
         stop = length + start + node + 1
     elif PATH > 0:
         stop = length + tl.load(depths + flat) + 1
-    low = 0 if WHOLE else piece * PIECE_LEN
-    high = stop if WHOLE else tl.minimum(low + PIECE_LEN, stop)
-    whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot holds committed tokens
     begin(EARLY)
     query_at = queries + (flat.to(tl.int64) * HEADS + heads)[:, None] * (R + T)
     q = tl.load(query_at + tl.arange(0, R)[None, :], mask=is_head[:, None], other=0.0)
     q_turned = tl.load(query_at + R + tl.arange(0, T)[None, :], mask=is_head[:, None], other=0.0)
-    top, norm, sums = nothing_seen(BQ, R)  # of the pieces that are whole
-    peak, weight, total = nothing_seen(BQ, R)
-    for first in range(low, whole, BK):
-        slots = first + tl.arange(0, BK)
-        at = slots_at(places, row, 0, slots, slots >= 0, capacity, num_pages, 1, PAGED)
-        peak, weight, total = _over_tile(q, q_turned, latents, at, is_head, is_head, scale, peak, weight, total, R, T, False)
-        if WHOLE:
-            top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
-    for first in tl.range(whole, high, BK, num_stages=1):
-        position = first + tl.arange(0, BK)
-        inside = position < high
-        slots, seen = _own_slots(paths, words, flat, position, length, inside, WORDS, PATH)
-        at = slots_at(places, row, 0, slots, inside, capacity, num_pages, 1, PAGED)
-        seen = seen[None, :] & (heads >= 0)[:, None]
-        peak, weight, total = _over_tile(q, q_turned, latents, at, inside, seen, scale, peak, weight, total, R, T, True)
-        if WHOLE:
-            top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
+    of, numbers, none = (row, flat, length), (capacity, num_pages, scale), nothing_seen(BQ, R)
     if WHOLE:
-        peak, weight, total = joined(top, norm, sums, peak, weight, total)
-    end(EARLY)
-    if low < num_slots:
+        _, norm, sums = _over(
+            q, q_turned, latents, places, words, paths, of, (0, stop), numbers, none,
+            R, T, WORDS, PATH, PAGED, TOGETHER, BQ, BK, PIECE_LEN, BLOCK_LEN, True,
+        )  # fmt: skip
+        out_at = parts + (flat.to(tl.int64) * HEADS + heads)[:, None] * R + tl.arange(0, R)[None, :]
+        tl.store(out_at, (sums / norm[:, None]).to(parts.dtype.element_ty), mask=is_head[:, None])
+    else:
         num_queries = num_nodes * HEADS
-        part = (row * num_pieces + piece) * num_queries + node * HEADS + heads
+        first_part = row * num_pieces * num_queries + node * HEADS + heads
         num_parts = tl.num_programs(2) * num_pieces * num_queries
-        store_part(parts, peaks, part, num_parts, is_head, peak, weight, total, R)
+        size = fold_len_of(num_slots, folds_above, PIECE_LEN, BLOCK_LEN)
+        for piece in range(tl.program_id(0), tl.cdiv(num_slots, size), tl.num_programs(0)):  # programs take turns
+            peak, weight, total = _over(
+                q, q_turned, latents, places, words, paths, of, (piece * size, tl.minimum(piece * size + size, stop)),
+                numbers, none, R, T, WORDS, PATH, PAGED, TOGETHER, BQ, BK, PIECE_LEN, BLOCK_LEN, False,
+            )  # fmt: skip
+            store_part(parts, peaks, first_part + piece * num_queries, num_parts, is_head, peak, weight, total, R)
+    end(EARLY)

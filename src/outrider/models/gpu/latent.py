@@ -21,6 +21,7 @@ from torch import Tensor
 
 from outrider.models.attention.latent_triton import attend_latents
 from outrider.models.attention.latent_write import Entering, parts_of, summed, write_latents
+from outrider.models.attention.tree_tiles import Bounds
 from outrider.models.decoder_weights import LayerWeights
 from outrider.models.features import ModelConfig
 from outrider.models.gpu import launch
@@ -29,6 +30,8 @@ from outrider.models.gpu.limits import stages_that_fit
 from outrider.models.gpu.products import multiply
 from outrider.models.gpu.stream import Step
 from outrider.models.gpu.tiles import Kind
+from outrider.models.gpu.tree_heads import Heads, TreeHeads
+from outrider.models.packed import Layer
 from outrider.models.rope import RotaryTable
 
 _OUTPUTS = 32
@@ -36,7 +39,7 @@ _OUTPUTS = 32
 
 
 @final
-class LatentHeads:
+class LatentHeads(Heads):
     """The attention of a decoder's layers, without the output matrix."""
 
     def __init__(self, config: ModelConfig, tables: Sequence[RotaryTable], *, exact: bool) -> None:
@@ -44,8 +47,8 @@ class LatentHeads:
         assert config.latent is not None
         self._config, self._latent, self._tables, self._exact = config, config.latent, tables, exact
 
-    def __call__(self, x: Tensor, index: int, weights: LayerWeights, memory: Tensor, steps: Sequence[Step]) -> Tensor:
-        """[M, Hq * value_dim] what the heads have seen, from [M, H]; the nodes' latents are written first."""
+    def __call__(self, x: Tensor, index: int, layer: Layer, memory: tuple[Tensor, Tensor], steps: Sequence[Step]) -> Tensor:
+        weights, latents = layer.rest, memory[0]
         assert weights.key_up is not None and weights.value_up is not None and weights.latent_norm is not None
         latent, config = self._latent, self._config
         down = multiply(x, weights.qkv, Kind.WIDE, exact=self._exact)
@@ -60,8 +63,8 @@ class LatentHeads:
         for *parts, step in groups:
             own_down, own_heads, flat = (part.unflatten(-2, step.shape) for part in parts)
             own, rows, sights = flat.unflatten(-1, queries.shape[1:]), step.rows, step.sights
-            write_latents(own_down, own_heads, own, memory, rows, sights=sights, entering=entering)
-            found = attend_latents(own, memory, rows, sights=sights, cut=step.cuts[0], scale=scale, rank=latent.rank)
+            write_latents(own_down, own_heads, own, latents, rows, sights=sights, entering=entering)
+            found = attend_latents(own, latents, rows, sights=sights, cut=step.cuts[0], scale=scale, rank=latent.rank)
             seen.append(found.view(step.num_nodes, -1))
         out = x.new_empty(len(x), config.num_heads, latent.value_dim)
         by_head(seen[0] if len(seen) == 1 else torch.cat(seen), weights.value_up, out, step=latent.rank)
@@ -73,6 +76,13 @@ class LatentHeads:
             return down
         normed = _normed(down, weights.query_norm, self._latent.norm_eps, weights.qkv_bias)
         return multiply(normed, weights.query_up, Kind.WIDE, exact=self._exact)
+
+
+def heads_of(config: ModelConfig, tables: Sequence[RotaryTable], bounds: Sequence[Bounds], *, exact: bool) -> Heads:
+    """The attention of a decoder; ``bounds`` are those of its layers."""
+    if config.latent is not None:
+        return LatentHeads(config, tables, exact=exact)
+    return TreeHeads(config, tables, bounds, exact=exact)
 
 
 def _normed(rows: Tensor, norm: Tensor, eps: float, bias: Tensor | None) -> Tensor:
