@@ -100,7 +100,7 @@ class RoundGraph:
         if trees is not None:
             move_path(parts.target.memory.block, rows, path)
         if parts.drafter is not None and tapped is not None:
-            parts.drafter.take(before, tapped, None if trees is None else path)
+            parts.drafter.take(frame, before, tapped, None if trees is None else path)
         self.notes.host.copy_(self.notes.ring, non_blocking=True)
         if self.logprobs is not None:
             self.logprobs.note(raw[..., : parts.target.vocab_size], path, self.notes)
