@@ -1,4 +1,4 @@
-"""Trained heads in captured rounds on a CUDA device: plain decoding's text, and the acceptance of the same heads on the host."""
+"""Trained heads in captured rounds on a CUDA device: the text of plain decoding, the acceptance of the host."""
 
 from __future__ import annotations
 
