@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast, final
 from weakref import WeakKeyDictionary
 
-import torch
 from tqdm import tqdm
 
 from outrider.core.interfaces import Target
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 _ON_A_CPU = 8
 """Requests at once where a pass costs what its rows cost, or nobody knows what a row takes."""
 _MOST = 512
-_SHARE = 0.4
-"""Of the free memory that keys may take: memory that grows is copied, so it is held twice for a moment."""
 _SPARE = 320
 """Tokens a row has room for beyond its text."""
 
@@ -54,13 +51,11 @@ class Rounds:
         yield from run(Engine(self._target, method), requests, max_batch_size=max_batch_size, device_lane=lane)
 
     def _most_rows(self, requests: Sequence[Request]) -> int:
-        """A few on a CPU. A GPU takes all that its memory holds when each becomes as long as the longest may."""
+        """A few on a CPU. A GPU takes all that its pages hold; those that grow longer than most wait for one another."""
         if self._target.device.type != "cuda" or not self._target.traits.can_be_captured:
             return _ON_A_CPU
-        longest = max((len(request.prompt_ids) + request.params.max_tokens for request in requests), default=1)
-        token_bytes = cast(Any, self._target).token_bytes
-        free, _ = torch.cuda.mem_get_info(self._target.device)
-        room = int(free * _SHARE / (token_bytes * (min(longest, self._target.max_len) + _SPARE)))
+        lengths = [min(len(one.prompt_ids) + one.params.max_tokens, self._target.max_len) + _SPARE for one in requests] or [1]
+        room = cast(Any, self._target).room * len(lengths) // sum(lengths)
         return max(1, min(_MOST, 1 << max(0, room.bit_length() - 1)))
 
     def lane(self, method: Method) -> DeviceLane | None:

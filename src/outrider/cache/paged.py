@@ -11,13 +11,13 @@ attention: Kwon et al. 2023, "PagedAttention" (arXiv 2309.06180); the GPU's kern
 The contract, for whoever shares beginnings: ``run = cache.run(row, length)`` keeps the first ``length`` tokens alive whatever
 the row does; ``PagedCache.of_runs(pool, [run, ...])`` is a cache whose rows begin with them, at no cost but the last page
 (when a row first writes into one that is not full); a run goes back when nobody refers to it. The pool grows by half, up to
-``max_pages``; graphs that hold its address look at ``version``. One thread at a time.
+``max_pages``; graphs that hold its address look at ``version``, or ask for enough at once (``hold``). One thread at a time.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
 import torch
@@ -50,6 +50,8 @@ class PagePool:
         self.version = 0
         """Changes whenever the block has moved."""
         self.block = torch.zeros(num_layers, 2, 0, num_heads, page_len, head_dim, dtype=dtype, device=device)
+        self.reclaim: Callable[[int], object] = lambda _: None
+        """Asked to give back pages that are kept without need, until so many are free."""
         self._uses: list[int] = []
         self._free: list[int] = []
 
@@ -60,6 +62,16 @@ class PagePool:
     @property
     def num_used(self) -> int:
         return self.num_pages - len(self._free)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def has_room(self, num_pages: int) -> bool:
+        """Whether so many pages are there that nobody needs."""
+        if num_pages > len(self._free):
+            self.reclaim(num_pages)
+        return num_pages <= len(self._free)
 
     @property
     def num_available(self) -> int | None:
@@ -82,9 +94,14 @@ class PagePool:
     def pages_for(self, num_slots: int) -> int:
         return -(-num_slots // self.page_len)
 
+    def hold(self, num_pages: int) -> None:
+        """Have at least so many pages from now on."""
+        if num_pages > self.num_pages:
+            self._resize(num_pages)
+
     def take(self, count: int) -> list[int]:
         """Pages nobody uses, now used once."""
-        if count > len(self._free):
+        if not self.has_room(count):
             self._grow(count - len(self._free))
         taken = [self._free.pop() for _ in range(count)]
         self.retain(taken)
@@ -116,7 +133,10 @@ class PagePool:
                 f"{self.max_pages - old} of {self.max_pages} are left; run fewer requests at once or give the cache more memory"
             )
         size = max(needed, old + old // 2, _FIRST)
-        size = size if self.max_pages is None else min(size, self.max_pages)
+        self._resize(size if self.max_pages is None else min(size, self.max_pages))
+
+    def _resize(self, size: int) -> None:
+        old = self.num_pages
         grown = self.block.new_zeros(*self.block.shape[:2], size, *self.block.shape[3:])
         grown[:, :, :old] = self.block
         self.block = grown
@@ -190,6 +210,11 @@ class PagedCache(LayeredCache):
                     row[place] = self.pool.copied(row[place])
             row.extend(self.pool.take(max(0, self.pool.pages_for(length + num_nodes) - len(row))))
         self._nodes, self._index = (start, num_nodes), None
+
+    def extend(self, num_slots: int) -> None:
+        """Give every row pages for so many tokens. The pages it has stay where they are."""
+        for row in self.pages:
+            row.extend(self.pool.take(max(0, self.pool.pages_for(num_slots) - len(row))))
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if self._index is None:

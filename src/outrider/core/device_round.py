@@ -7,7 +7,7 @@ slots: tokens, lengths, seeds and temperatures are data. A ``DeviceDrafter`` gue
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -141,6 +141,15 @@ class DeviceDrafter(ABC):
     @abstractmethod
     def fits(self, capacity: int) -> bool:
         """Whether it can follow a text of this many tokens."""
+
+    def has_room(self, reaches: Mapping[int, int], *, batch_size: int) -> bool:
+        """Whether there is memory for the texts of slots to reach so many tokens each."""
+        del reaches, batch_size
+        return True
+
+    def grow(self, slot: int, *, batch_size: int, reach: int) -> None:
+        """The text of a slot may reach so many tokens in the next rounds; a drafter that was told its capacity has them."""
+        del slot, batch_size, reach
 
     @abstractmethod
     def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:

@@ -98,7 +98,7 @@ class RoundGraph:
         ring, rounds = self.notes.ring, self.notes.rounds
         path = walk_and_commit(bests, nodes, frame, parents=self._parents, ring=ring, rounds=rounds)
         if trees is not None:
-            move_path(parts.target.memory.block, rows, path)
+            move_path(parts.target.pool.block, rows, path)
         if parts.drafter is not None and tapped is not None:
             parts.drafter.take(frame, before, tapped, None if trees is None else path)
         self.notes.host.copy_(self.notes.ring, non_blocking=True)
@@ -110,7 +110,7 @@ class RoundGraph:
         target, frame, nodes, trees = self._parts.target, self._frame, self._nodes, self._trees
         drafter, seats, batch_size = self._parts.drafter, self._parts.seats, frame.batch_size
         sights = Sights(None, None) if trees is None else Sights(trees.words, trees.depths, 0, trees.paths)
-        num_slots = seats.num_slots(batch_size)
+        num_slots = target.num_slots
         groups = [(nodes.clamp(min=0), target.step((batch_size, nodes.shape[1]), rows, sights, num_slots=num_slots))]
         pieces = Pieces(*self._table)
         if len(pieces):  # each sees those before it, whose keys are written first

@@ -202,14 +202,16 @@ class Scheduler:
         """Cut the next trees to what memory holds; where even roots do not fit, the youngest request goes back to wait."""
         room = self.memory.largest_tree(self._sizes())
         while room is None:
-            self._preempt()
+            self._preempt(max(number for number in self._jobs if number not in self._waiting))
             room = self.memory.largest_tree(self._sizes())
+        while (number := self._devices.one_too_many) is not None:
+            self._preempt(number)
         for lane in self._lanes.values():
             if lane.batch is not None:
                 lane.batch.policy_state.room = room
 
-    def _preempt(self) -> None:
-        self._send_back(max(number for number in self._jobs if number not in self._waiting))
+    def _preempt(self, number: int) -> None:
+        self._send_back(number)
         self.num_preempted += 1
 
     def _send_back(self, number: int) -> None:

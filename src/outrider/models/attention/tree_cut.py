@@ -14,11 +14,13 @@ def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: i
     them can be had (``limits.can_go_wide``)."""
     if invariant:
         tail = 64 if num_queries <= 128 else 16
-        num_blocks = -(-capacity // (256 * BLOCK))
-        folded = BLOCK if batch_size * num_kv_heads * -(-num_queries // 64) * num_blocks >= _ENOUGH else 1
-        num_pieces = num_blocks + 1 if folded > 1 else -(-capacity // 256)  # and a place for the open piece of the last block
+        # blocks of a row that keep the device busy: shorter rows are cut into pieces
+        num_blocks = -(-_ENOUGH // (batch_size * num_kv_heads * -(-num_queries // 64)))
+        folds_above = (num_blocks - 1) * 256 * BLOCK
+        num_pieces = max(-(-min(capacity, folds_above) // 256), -(-capacity // (256 * BLOCK)) + 1)
+        num_programs = min(num_pieces, num_blocks * BLOCK)
         # one tile: sums depend on how it is laid out
-        return Cut(num_pieces, 256, block_queries=64, folded=folded, tail_queries=tail)
+        return Cut(num_pieces, 256, num_programs, block_queries=64, folds_above=folds_above, tail_queries=tail)
     tuned = choices().get(cut_key(batch_size, num_queries, num_kv_heads=num_kv_heads, capacity=capacity))
     if tuned is not None and (wide or not tuned.get("side_by_side")):
         return Cut(**tuned)
