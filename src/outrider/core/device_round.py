@@ -38,6 +38,8 @@ class Frame:
     """How much of the sampler a round of this frame computes."""
     has_logprobs: bool = False
     """Whether a round of this frame reports log-probabilities."""
+    is_constrained: bool = False
+    """Whether grammars forbid tokens in a round of this frame. Its guesses may be changed after they were drafted."""
 
     @staticmethod
     def empty(batch_size: int, capacity: int, device: torch.device) -> Frame:
