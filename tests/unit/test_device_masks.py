@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+from test_device_tree import frame_of
 from triton_interpreter import DEVICE
 
 from outrider.core.device_sampling import Use
 from outrider.engine.constrained import packed_masks
+from outrider.models.gpu.chain import DeviceChain
+from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.masks import forbid, mask_bytes
+from outrider.models.random_decoder import tiny_config, tiny_weights
 
 
 class Table:
@@ -40,3 +46,22 @@ def test_forbidden_tokens_have_no_probability() -> None:
     uses = torch.tensor([int(Use.PENALTIES), int(Use.GRAMMAR | Use.BIAS)], dtype=torch.int32, device=DEVICE)
     forbid(logits, masks.expand(2, -1, -1).contiguous().to(DEVICE), uses, vocab_size=vocab_size)
     assert torch.equal(logits, expected)
+
+
+def test_a_chain_whose_guesses_were_changed_is_read_again() -> None:
+    """The draft model has keys of its own guesses; what was accepted in their place is read before it goes on."""
+    config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
+    model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=4)
+    row, drafter, chains = [5, 9, 1, 33, 7], DeviceChain(model, vocab_size=64), list[list[int]]()
+    drafter.seat([0, 1], [row, row], batch_size=2, capacity=64)
+    for added in ([], [3, 4, 6]):
+        row = [*row, *added]
+        frame = replace(frame_of([row, row], [0.0, 0.9]), is_constrained=True)
+        chain = torch.full((2, 4), row[-1], device=DEVICE)
+        drafter.propose(frame, chain)
+        fresh, expected = DeviceChain(model, vocab_size=64), torch.full_like(chain, row[-1])
+        fresh.seat([0, 1], [row, row], batch_size=2, capacity=64)
+        fresh.propose(replace(frame, is_constrained=False), expected)
+        chains.append(chain.flatten().tolist())
+        assert torch.equal(chain, expected)
+    assert chains[0][1:4] != [3, 4, 6]
