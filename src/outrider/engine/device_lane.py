@@ -22,6 +22,7 @@ from outrider.core.device_sampling import Stages, stages_for
 from outrider.core.interfaces import Plan
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
+from outrider.engine.constrained import finish_round
 from outrider.engine.device_seats import NUM_PIECES, Joining, Seat, next_pieces, observation_of
 from outrider.engine.launched import Launched
 from outrider.engine.memory import BatchSize
@@ -127,6 +128,7 @@ class DeviceLane:
             self._graphs.grow(len(self._seats), self._states)
             launched = self._launch(depth, plan)
             report = report or self._read()
+            self._finish(launched)
             self._pending = launched
         self._rest()
         return report
@@ -197,15 +199,26 @@ class DeviceLane:
         logprobs = any(seat.state.params.logprobs is not None for seat in running)
         pieces = next_pieces(self._seats)
         num_pieces = next(size for size in NUM_PIECES if size >= len(pieces))
-        graph = self._graphs.round(len(self._seats), depth, stages, num_pieces=num_pieces, logprobs=logprobs)
+        constrained = any(seat.is_constrained for seat in running)
+        graph = self._graphs.round(
+            len(self._seats), depth, stages, num_pieces=num_pieces, logprobs=logprobs, constrained=constrained
+        )
         self._clock = began if self._pending is None else self._clock
         self._clock += time.perf_counter() - began  # capturing is no part of a round
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
         number = graph.launch(pieces)
-        events[1].record()
+        if not constrained:
+            events[1].record()
         self._num_rounds += 1
-        return Launched(graph, plan, number, self._num_rounds - 1, *events)
+        return Launched(graph, plan, number, self._num_rounds - 1, *events, is_constrained=constrained)
+
+    def _finish(self, launched: Launched) -> None:
+        """Say what grammars allow in a round that waits for it, now that the round before was read."""
+        if launched.is_constrained:
+            states = {slot: seat.state for slot, seat in enumerate(self._seats) if seat is not None and seat.is_constrained}
+            finish_round(launched.graph, states, self._graphs.target.vocab_size)
+            launched.ended.record()
 
     def _catch_up(self) -> None:
         """The drafter reads the tokens that rounds without guesses have added."""
