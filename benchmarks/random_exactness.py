@@ -113,7 +113,7 @@ def saved_model(kind: str, seed: int, folder: str) -> Any:
         shutil.rmtree(folder, ignore_errors=True)
         try:
             small_model(kind, seed, draw).save_pretrained(folder)
-            model = AutoModelForCausalLM.from_pretrained(folder).eval()
+            model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
             model.generate(torch.tensor([PROMPTS[0]]), do_sample=False, max_new_tokens=2)
         except Exception as error:  # transformers raises many kinds
             reason = " ".join(str(error).split())[:120]
