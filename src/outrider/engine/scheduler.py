@@ -226,8 +226,7 @@ class Scheduler:
         while self._waiting and self.num_running < self.slots.max_rows and self._arrivals.room > 0:
             job, prefixes = self._jobs[self._waiting[0]], self.prefixes
             size, device = BatchSize(1, len(job.state.tokens), len(job.state.tokens)), self._devices.home(job)
-            read = [size, *(one for lane, one in self._arrivals.sizes if isinstance(lane, OnDevice))]
-            crowded = device is not None and self.num_running and not device.has_pages(read)
+            crowded = device and self.num_running and not device.has_pages([size, *(one for _, one in self._arrivals.sizes)])
             if crowded or self.memory.largest_tree(self._sizes((job.lane, size))) is None:
                 return
             self._waiting.popleft()

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _REPEATS = 4
 """Rounds of a time. The first is not counted: a pass of another width than the ones before is slow."""
 _PROMPT_LEN = 16
-_STANDING = 2
-"""Tokens of an empty slot (``Frame.empty``)."""
 
 
 class Cost(NamedTuple):
@@ -73,16 +71,15 @@ class HostTrial(Trial):
 @final
 class DeviceTrial(Trial):
     """Captured rounds of empty slots. They stand still, behind two tokens of text, and do all that other rounds do. They take
-    no memory of their own: empty slots share a row."""
+    no memory of their own: empty slots share a page."""
 
     def __init__(self, graphs: RoundGraphs) -> None:
         self._graphs = graphs
 
     def rounds(self, num_rows: int, guesses: Sequence[int]) -> Iterator[tuple[int, Cost]]:
         graphs = self._graphs
-        room = -1 if graphs.is_held_by_another(self) else graphs.seats.num_slots(num_rows) - _STANDING - 1
-        for length in guesses:
-            if length <= min(room, graphs.most_guesses):
+        for length in [] if graphs.is_held_by_another(self) else guesses:
+            if length <= graphs.most_guesses:
                 yield length, Cost(0.0, min([_replayed(graphs, num_rows, length) for _ in range(_REPEATS)][1:]))
 
 
