@@ -38,6 +38,8 @@ class Frame:
     """How much of the sampler a round of this frame computes."""
     has_logprobs: bool = False
     """Whether a round of this frame reports log-probabilities."""
+    is_constrained: bool = False
+    """Whether grammars forbid tokens in a round of this frame. Its guesses may be changed after they were drafted."""
 
     @staticmethod
     def empty(batch_size: int, capacity: int, device: torch.device) -> Frame:
@@ -172,7 +174,18 @@ class DeviceDrafter(ABC):
         del batch_size
         return None
 
-    def take(self, before: Tensor, features: Tensor, path: Tensor | None) -> None:
+    def take(self, frame: Frame, before: Tensor, features: Tensor, path: Tensor | None) -> None:
         """After a round: the tapped states [B, N, F] of its nodes, side by side. ``before`` [B] is where the root was; ``path``
         [B, 2 + D] says so too, then how many nodes of the tree were accepted, and which; None for chains."""
-        del before, features, path
+        del frame, before, features, path
+
+
+def followed(features: Tensor, path: Tensor | None) -> Tensor:
+    """[B, 1 + D, F] of the root and the accepted nodes, in order, from those of all nodes [B, N, F]; behind them, anything.
+    ``path`` as in ``DeviceDrafter.take``."""
+    if path is None:
+        return features
+    steps = torch.arange(path.shape[1] - 2, device=path.device)
+    accepted = torch.where(steps < path[:, 1:2], path[:, 2:], 0)
+    index = torch.cat([torch.zeros_like(accepted[:, :1]), accepted], 1)
+    return features.gather(1, index[..., None].expand(-1, -1, features.shape[2]))

@@ -12,8 +12,7 @@ pass of its own. When nobody runs, the scheduler reads prompts in passes as wide
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -22,6 +21,7 @@ from outrider.core.device_sampling import Stages, stages_for
 from outrider.core.interfaces import Plan
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
+from outrider.engine.constrained import finish_round
 from outrider.engine.device_seats import NUM_PIECES, Joining, Seat, next_pieces, observation_of
 from outrider.engine.launched import Launched
 from outrider.engine.memory import BatchSize
@@ -106,6 +106,10 @@ class DeviceLane:
         self._empty([slot for slot, seat in enumerate(self._seats) if seat is not None and seat.number == number])
         self._rest()
 
+    def has_pages(self, sizes: Sequence[BatchSize]) -> bool:
+        """Whether batches that are to be read find pages."""
+        return self._graphs.has_pages(sum(size.num_rows * size.longest for size in sizes), sum(size.num_rows for size in sizes))
+
     @property
     def one_too_many(self) -> int | None:
         """The youngest request, where the next round needs more pages than there are and somebody else can go on."""
@@ -127,6 +131,7 @@ class DeviceLane:
             self._graphs.grow(len(self._seats), self._states)
             launched = self._launch(depth, plan)
             report = report or self._read()
+            self._finish(launched)
             self._pending = launched
         self._rest()
         return report
@@ -197,15 +202,26 @@ class DeviceLane:
         logprobs = any(seat.state.params.logprobs is not None for seat in running)
         pieces = next_pieces(self._seats)
         num_pieces = next(size for size in NUM_PIECES if size >= len(pieces))
-        graph = self._graphs.round(len(self._seats), depth, stages, num_pieces=num_pieces, logprobs=logprobs)
+        constrained = any(seat.is_constrained for seat in running)
+        graph = self._graphs.round(
+            len(self._seats), depth, stages, num_pieces=num_pieces, logprobs=logprobs, constrained=constrained
+        )
         self._clock = began if self._pending is None else self._clock
         self._clock += time.perf_counter() - began  # capturing is no part of a round
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
         number = graph.launch(pieces)
-        events[1].record()
+        if not constrained:
+            events[1].record()
         self._num_rounds += 1
-        return Launched(graph, plan, number, self._num_rounds - 1, *events)
+        return Launched(graph, plan, number, self._num_rounds - 1, *events, is_constrained=constrained)
+
+    def _finish(self, launched: Launched) -> None:
+        """Say what grammars allow in a round that waits for it, now that the round before was read."""
+        if launched.is_constrained:
+            states = {slot: seat.state for slot, seat in enumerate(self._seats) if seat is not None and seat.is_constrained}
+            finish_round(launched.graph, states, self._graphs.target.vocab_size)
+            launched.ended.record()
 
     def _catch_up(self) -> None:
         """The drafter reads the tokens that rounds without guesses have added."""
@@ -239,7 +255,7 @@ class DeviceLane:
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
         self._graphs.policy.update(self._policy_state, observation_of(everybody, depth, self._price(launched), launched.plan))
         self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
-        return self._report(taking, notes, positions, emitted, launched=launched, seconds=seconds) if taking else None
+        return launched.report(taking, notes, positions, emitted, seconds=seconds) if taking else None
 
     def _price(self, launched: Launched) -> float:
         """What the guesses of a round cost, as far as it is known. Prompts that it read are not the policy's doing."""
@@ -247,31 +263,6 @@ class DeviceLane:
         if not launched.graph.num_pieces:
             self._usual[key] = launched.seconds
         return self._usual.get(key, launched.seconds)
-
-    def _report(
-        self,
-        taking: Mapping[int, Seat],
-        notes: Sequence[Sequence[int]],
-        positions: Sequence[int],
-        emitted: Sequence[list[int]],
-        *,
-        launched: Launched,
-        seconds: float,
-    ) -> RoundReport:
-        """The round of the seats that took part, counted. How its time splits between draft and score is not known."""
-        seen = observation_of([notes[slot] for slot in taking], launched.graph.num_guesses, seconds, launched.plan)
-        report = RoundReport(
-            ids=[seat.number for seat in taking.values()],
-            states=[seat.state for seat in taking.values()],
-            positions=positions,
-            seen=replace(seen, score_seconds=0.0),
-            drafted=[notes[slot][1] for slot in taking],
-            rejected=[bool(notes[slot][3]) for slot in taking],
-            emitted=emitted,
-            seconds=seconds,
-        )
-        report.count()
-        return report
 
     def _empty(self, slots: Sequence[int]) -> None:
         for slot in slots:

@@ -43,7 +43,7 @@ class RoundGraphs:
         self.pool: Any = None
         self._holder: ReferenceType[Any] | None = None
         self._frames: dict[int, Frame] = {}
-        self._rounds: dict[tuple[int, int, int, Stages, bool], RoundGraph] = {}
+        self._rounds: dict[tuple[int, int, int, Stages, bool, bool], RoundGraph] = {}
         self._version = self._versions()
 
     def is_held_by_another(self, lane: object) -> bool:
@@ -99,6 +99,11 @@ class RoundGraphs:
         elif self.drafter is not None:
             self.drafter.seat([slot], [state.tokens], batch_size=batch_size, capacity=self._capacity(state))
         self.grow(batch_size, {slot: state})
+
+    def has_pages(self, num_tokens: int, num_rows: int) -> bool:
+        """Whether there are free pages for rows that hold so many tokens in all, and for a round behind each."""
+        pool = self.target.pool
+        return pool.has_room(pool.pages_for(num_tokens) + num_rows * (1 + pool.pages_for(2 * self._slack)))
 
     def has_room(self, batch_size: int, states: Mapping[int, RequestState]) -> bool:
         """Whether there are free pages for what the next rounds write to slots, or for a text that is to be read there."""
@@ -213,18 +218,19 @@ class RoundGraphs:
         *,
         num_pieces: int = 0,
         logprobs: bool = False,
+        constrained: bool = False,
     ) -> RoundGraph:
         """The captured round, captured now if it must be."""
         if self._version != self._versions():
             self._rounds.clear()
             self._version = self._versions()
-        key = (batch_size, num_guesses, num_pieces, stages, logprobs)
+        key = (batch_size, num_guesses, num_pieces, stages, logprobs, constrained)
         if key not in self._rounds:
             if not self._rounds:  # a pool goes with the last graph that used it
                 self.pool = torch.cuda.graph_pool_handle()
             frame = self._shaped(batch_size) if stages else self.frame(batch_size)
             with torch.inference_mode():
-                frame = replace(frame, stages=stages, has_logprobs=logprobs)
+                frame = replace(frame, stages=stages, has_logprobs=logprobs, is_constrained=constrained)
                 self._rounds[key] = RoundGraph(self._parts, frame, num_guesses, num_pieces, pool=self.pool)
         return self._rounds[key]
 

@@ -2,8 +2,9 @@
 
 After a round the draft's cache may lack one or two of the committed tokens, depending on how many guesses were accepted.
 Feeding the last two always covers both cases with one shape of pass (the first of them is written again, with the same
-numbers), so nothing about the round has to be known on the host. Guesses are coupled: the choice of q with the target's noise
-of each position.
+numbers), so nothing about the round has to be known on the host. Where grammars may have changed the guesses of the last round,
+as many tokens are fed as that round can have added. Guesses are coupled: the choice of q with the target's noise of each
+position.
 """
 
 from __future__ import annotations
@@ -226,13 +227,12 @@ class DeviceChain(ModelDrafter):
     """Chains from a draft model."""
 
     def propose(self, frame: Frame, nodes: Tensor) -> None:
-        columns = torch.stack((frame.lengths - 2, frame.lengths - 1), 1)
-        fed = frame.tokens.gather(1, columns)
-        lengths = columns[:, 0]
-        for guess in range(1, nodes.shape[1]):
-            logits, _ = self.model.forward(fed, self._step(lengths, fed.shape[1], Sights(None, None)))
-            last, trail = logits[:, -1:].contiguous(), Trail(nodes, length=guess - 1)
-            bests = block_bests(last, frame, depths=guess - 1, vocab_size=self._vocab_size, guessing=Guessing(1), trail=trail)
+        num_nodes = nodes.shape[1]
+        logits = self._at_root(frame, Again(num_nodes if frame.is_constrained else 2, nodes.device))
+        for guess in range(1, num_nodes):
+            if guess > 1:
+                step = self._step(frame.lengths + guess - 2, 1, Sights(None, None))
+                logits, _ = self.model.forward(nodes[:, guess - 1 : guess].contiguous(), step)
+            trail = Trail(nodes, length=guess - 1)
+            bests = block_bests(logits, frame, depths=guess - 1, vocab_size=self._vocab_size, guessing=Guessing(1), trail=trail)
             pick(bests, nodes, guess)
-            lengths = lengths + fed.shape[1]
-            fed = nodes[:, guess : guess + 1].contiguous()
