@@ -121,6 +121,9 @@ def test_every_option_has_a_help_line() -> None:
         (["bench", "--secnds=60"], ("did you mean '--seconds'",)),
         (["methods", "prompt-lokup"], ("unknown method, rule or policy", "did you mean 'prompt-lookup'")),
         (["datastore"], ("ACTION",)),
+        (["--verson"], ("unknown option '--verson'", "did you mean '--version'")),
+        (["bench", "--seconds", "-1"], ("--seconds -1", "positive")),
+        (["serve", "--port", "99999"], ("port = 99999", "at most 65535")),
     ],
 )
 def test_wrong_words_are_one_line_with_the_nearest_right_one(capsys, words: list[str], expected: tuple[str, ...]) -> None:
@@ -128,6 +131,11 @@ def test_wrong_words_are_one_line_with_the_nearest_right_one(capsys, words: list
     assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("outrider: ")
     for text in expected:
         assert text in err
+
+
+def test_nothing_near_is_no_hint(capsys) -> None:
+    assert "did you mean" not in run(capsys, "analyse", "--model", "x")[2]
+    assert "did you mean" not in run(capsys, "methods", "nope")[2]
 
 
 @pytest.mark.parametrize("name", [*METHODS, *RULES, *POLICIES])
