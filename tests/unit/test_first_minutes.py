@@ -213,6 +213,30 @@ def test_waits_that_follow_one_another_are_one_silence(monkeypatch: pytest.Monke
     assert silence.before(9.0) == 9.0
 
 
+def test_the_end_of_a_wait_leaves_nothing_of_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Screen()
+    monkeypatch.setenv("OUTRIDER_QUIET", "0")
+    with waiting("loading a model", patience=0.0, out=out):
+        while " ... " not in out.getvalue():
+            time.sleep(0.001)
+    assert re.search(r"\r\x1b\[Kloading a model: \d+ s\n$", out.getvalue())
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {broken!r}", name=broken)
+
+    real, broken = import_module, "tqdm"
+    monkeypatch.setattr(
+        "outrider.cli.main.import_module", lambda name: missing(name) if name == "outrider.cli.info" else real(name)
+    )
+    assert main(["info"]) == 2
+    assert capsys.readouterr().err == "outrider: the package 'tqdm' is not installed here; run `pip install outrider` again\n"
+    broken = "outrider.models.gone"
+    with pytest.raises(ModuleNotFoundError):  # a defect of ours is no mistake of the user's
+        main(["info"])
+
+
 def test_the_process_ends_without_a_search_for_garbage(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     frozen: list[bool] = []
     monkeypatch.setattr("outrider.cli.main.gc.freeze", lambda: frozen.append(True))
