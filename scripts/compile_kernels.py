@@ -36,6 +36,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {"head_dim": 64, "num_local_experts": 16, "intermediate_size": 320}),
     "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "num_experts_per_tok": 6}),
     "deepseek-v3": ("deepseek_v3", {**LATENT, "num_attention_heads": 128}),
+    "glm4-moe-lite": ("glm4_moe_lite", {**LATENT, "num_attention_heads": 20}),
+    "minicpm3": ("minicpm3", {}),
 }
 SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
 
