@@ -39,15 +39,14 @@ RAW = {
     "rope_theta": 1e4,
 }
 TEMPERATURES = [0.0, 0.9]
-KINDS = ["eagle1", "eagle3", "medusa", "hydra", "l-mtp", "mlp-speculator", "redrafter"]
+KINDS = ["eagle1", "eagle3", "medusa", "hydra", "hydra++", "l-mtp", "mlp-speculator", "redrafter", "dflash", "dspark"]
 OWN: dict[str, dict[str, Any]] = {"hydra": {"prefix": False}}
 
 
 def small_head(kind: str) -> Head:
     torch.manual_seed(1)
-    config = new_config(
-        kind, {**RAW, **SHAPE, "max_position_embeddings": 256, "rope_theta": 1e4}, **{**CHANGES[kind], **OWN.get(kind, {})}
-    )
+    changes, kind = {**CHANGES[kind.rstrip("+")], **OWN.get(kind, {})}, kind.rstrip("+")
+    config = new_config(kind, {**RAW, **SHAPE, "max_position_embeddings": 256, "rope_theta": 1e4}, **changes)
     ends = Ends(torch.randn(64, 32), torch.ones(32), torch.randn(64, 32) / 3, tied=False)
     head = new_head(config, ends, ids=torch.randperm(64)[: config.draft_vocab_size].sort().values)
     with torch.no_grad():  # parts that start at zero would hide mistakes
@@ -71,7 +70,7 @@ def expected(drafter: HeadDrafter, target: Decoder, rows: list[list[int]], noise
 def drafters(kind: str, target: Decoder, shape: str) -> tuple[HeadDrafter, DeviceDrafter, Plan]:
     """A drafter, the twin it declares, and what both are asked for."""
     options = HeadOptions(branching="3,1,1") if shape == "static" else HeadOptions(width=3, num_children=4)
-    new_drafter: Any = METHODS[kind].drafter
+    new_drafter: Any = METHODS[kind.rstrip("+")].drafter
     drafter, num_nodes = new_drafter(small_head(kind), options), 9 if shape == "static" else 11
     twin = drafter.device_twin(CapturedShape(3, num_nodes), target)
     assert twin is not None
