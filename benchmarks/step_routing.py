@@ -3,9 +3,9 @@
 A step adds one number to a running total. Some numbers are hard: there the draft errs often, and for the hardest the target
 errs as well, so a second attempt brings nothing. A reward model sees whether a step is right, with noise. The answer is right
 if all steps are. Both writers are simulated, and the reward rests on an exact checker: easier than the papers' setting.
-Prints a table and, as its last line, one JSON document.
+Prints a table; ``--json`` writes it to a file.
 
-    python benchmarks/step_routing.py [--texts 400] [--noise 0.25]
+    python benchmarks/step_routing.py [--texts 400] [--noise 0.25] [--json FILE]
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import argparse
 import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
+from outrider.bench.provenance import results_head
 from outrider.bench.routing import Advantage, Coin, Oracle, Pair, RewardThreshold, Routed, Router, learn_advantage, route
 
 NUM_STEPS = 10
+SCRIPT = "benchmarks/step_routing.py"
 
 
 def difficulty(place: int) -> float:
@@ -69,6 +72,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=400)
     parser.add_argument("--noise", type=float, default=0.25)
+    parser.add_argument("--json", type=Path)
     chosen = parser.parse_args(words)
     pair = Pair(writer(0.2), writer(0.95), noisy_reward(chosen.noise), NUM_STEPS)
     learnt = learn_advantage(pair, features, num_texts=100)
@@ -79,10 +83,14 @@ def main(words: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]
         "oracle": [Oracle(margin) for margin in (0.3, 0.0)],
     }
     found = {name: [measured(pair, router, chosen.texts) for router in many] for name, many in routers.items()}
-    for name, rows in found.items():
-        for row in rows:
-            print(f"{name:<11}escalated {row['escalated']:6.1%}  right answers {row['accuracy']:6.1%}")
-    print(json.dumps(found))
+    lines = [
+        {"router": name, **{key: f"{100 * row[key]:.1f} %" for key in row}} for name, rows in found.items() for row in rows
+    ]
+    for line in lines:
+        print(f"{line['router']:<11}escalated {line['escalated']}  right answers {line['accuracy']}")
+    if chosen.json:
+        head = results_head("step-level routers on synthetic sums of ten steps: right answers by escalations", script=SCRIPT)
+        chosen.json.write_text(json.dumps({**head, "rows": lines}, indent=1) + "\n")
     return found
 
 

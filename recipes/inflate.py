@@ -110,9 +110,10 @@ class Inflated(TensorSource):
     """The tensors of an inflated checkpoint, made when asked for."""
 
     def __init__(self, folder: str, shape: InflatedShape, *, dtype: torch.dtype, device: torch.device) -> None:
+        """``folder`` of a Llama, or of heads whose layers are like one's."""
         self.origin = f"{folder} inflated"
         self.shape, self._dtype, self._device = shape, dtype, device
-        small = config_of(read_config(Path(folder)))
+        small = config_of({**read_config(Path(folder)), "model_type": "llama"})
         assert small is not None, "the bundled models are Llamas"
         self.small, self._source = small, SafetensorsFolder(Path(folder))
         self._check()

@@ -31,10 +31,16 @@ def inflated_config(shape: InflatedShape, taps: tuple[int, ...], *, num_tokens: 
 
 
 def inflated_eagle3(
-    shape: InflatedShape, embedding: Tensor, *, dtype: torch.dtype, device: torch.device, num_tokens: int = NUM_TOKENS
+    shape: InflatedShape,
+    embedding: Tensor,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_tokens: int = NUM_TOKENS,
+    folder: str | None = None,
 ) -> Eagle3Head:
-    """The bundled EAGLE-3 head, inflated; ``embedding`` is the inflated target's."""
-    folder = bundled_path("heads/eagle3")
+    """The EAGLE-3 head in ``folder``, or the bundled one, inflated; ``embedding`` is the inflated target's."""
+    folder = folder or bundled_path("heads/eagle3")
     small = load_head(folder)
     source = Inflated(folder, shape, dtype=dtype, device=device)
     tensors: dict[str, Tensor] = {

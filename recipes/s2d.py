@@ -1,26 +1,23 @@
 """A sorted draft, judged: each of its exits alone, and the exit chosen by confidence, on the bundled target.
 
-outrider train sorted --data own.jsonl --out runs -O exits=1,2,4
-python recipes/s2d.py runs/sorted --exits 1,2,4
+outrider train sorted --data own.npy --out runs -O exits=1,2,4
+python recipes/s2d.py runs/sorted --exits 1,2,4 [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import time
+import json
+from pathlib import Path
 from typing import Any
 
 from outrider.api import LLM
+from outrider.bench.provenance import results_head
+from outrider.bundled import bundled_path
 from outrider.core.params import SamplingParams
 
-PROMPTS = (
-    "Once upon a time",
-    "There was a small cat",
-    "Sam had a red ball",
-    "It was a cold day",
-    "Anna liked to sing",
-    "The sun",
-)
+STORIES = Path(__file__).parents[1] / "benchmarks/held_out_stories.jsonl"
+NUM_PROMPT_TOKENS = 24
 
 
 def ways(exits: tuple[int, ...]) -> dict[str, dict[str, Any]]:
@@ -30,31 +27,39 @@ def ways(exits: tuple[int, ...]) -> dict[str, dict[str, Any]]:
     return {**fixed, **{f"chosen, {bar}": {"exits": exits, "threshold": bar, "stop_threshold": 0.0} for bar in (0.5, 0.7, 0.9)}}
 
 
-def judge(llm: LLM, options: dict[str, Any], params: SamplingParams) -> tuple[list[list[int]], str]:
-    """Texts, and a line of figures."""
+def judge(llm: LLM, texts: list[list[int]], options: dict[str, Any], params: SamplingParams) -> dict[str, Any]:
+    """Figures of one way, and its texts."""
     method = llm.compose("s2d", policy="fixed", num_draft_tokens=4, **options)
-    begin, texts, tokens, passes = time.perf_counter(), list[list[int]](), 0, 0
-    for prompt in PROMPTS:
-        (output,) = llm.generate(prompt, params, method=method)
-        texts.append(list(output.token_ids))
-        tokens, passes = tokens + output.stats.num_tokens, passes + output.stats.num_passes
+    outs = llm.generate(texts, params, method=method)
     counts, layers = vars(method.drafter)["num_guesses"], vars(method.drafter)["exits"]
     depth = sum(count * layer for count, layer in zip(counts, layers, strict=True)) / sum(counts)
-    return texts, f"{tokens / passes:.3f} tokens per pass, {depth:.2f} layers per guess, {time.perf_counter() - begin:.1f} s"
+    rate = sum(out.stats.num_tokens for out in outs) / sum(out.stats.num_passes for out in outs)
+    figures = {"tokens_per_pass": round(rate, 3), "layers_per_guess": round(depth, 3)}
+    return {**figures, "texts": [list(out.token_ids) for out in outs]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("draft", help="folder of the sorted draft")
     parser.add_argument("--exits", default="1,2,4")
+    parser.add_argument("--count", type=int, default=16, help="held-out stories, of which the first tokens are given")
     parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    llm, params = LLM(method="s2d", draft=arguments.draft), SamplingParams(max_tokens=arguments.max_tokens)
-    plain = [list(llm.generate(prompt, params, method="plain")[0].token_ids) for prompt in PROMPTS]
+    how: dict[str, Any] = {"draft": arguments.draft, "fast": False, "dtype": "float32", "max_batch_size": arguments.count}
+    llm, params = LLM(bundled_path("target"), method="s2d", **how), SamplingParams(max_tokens=arguments.max_tokens)
+    stories = STORIES.read_text(encoding="utf-8").splitlines()[: arguments.count]
+    texts = [llm.codec.encode(json.loads(line)["text"])[:NUM_PROMPT_TOKENS] for line in stories]
+    plain, rows = [list(out.token_ids) for out in llm.generate(texts, params, method="plain")], list[dict[str, Any]]()
     for name, options in ways(tuple(map(int, arguments.exits.split(",")))).items():
-        texts, line = judge(llm, options, params)
-        assert texts == plain, "speculation changed the text"
-        print(f"{name}: {line}", flush=True)
+        found = judge(llm, texts, options, params)
+        assert found.pop("texts") == plain, "speculation changed the text"
+        rows.append({"exit": name, **found})
+        print(rows[-1], flush=True)
+    if arguments.json:
+        what = "a sorted draft of the bundled target: each exit alone and the exit chosen by confidence, greedy, chains of four"
+        head = results_head(what, script="recipes/s2d.py")
+        arguments.json.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 COMPILED: Counter[str] = Counter()
+LATENT = {"n_routed_experts": 16, "moe_intermediate_size": 192, "first_k_dense_replace": 1}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"head_dim": 128}),
     "mistral": ("mistral", {"head_dim": 128, "sliding_window": 128}),
@@ -33,6 +34,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox": ("gpt_neox", {"head_dim": 64}),
     "qwen3-moe": ("qwen3_moe", {"head_dim": 64, "num_experts": 64, "moe_intermediate_size": 384}),
     "gpt-oss": ("gpt_oss", {"head_dim": 64, "num_local_experts": 16, "intermediate_size": 320}),
+    "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "num_experts_per_tok": 6}),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, "num_attention_heads": 128}),
 }
 SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
 

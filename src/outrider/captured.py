@@ -60,7 +60,7 @@ class Rounds:
 
     def lane(self, method: Method) -> DeviceLane | None:
         """A new lane of the method's captured rounds; None where they cannot be captured."""
-        graphs = self._graphs_of(method) if self._target.device.type == "cuda" else None
+        graphs = self.graphs_of(method)
         if graphs is None:
             return None
         from outrider.engine.device_lane import DeviceLane
@@ -71,9 +71,10 @@ class Rounds:
     def prepare(self, method: Method, *, batch_size: int = 1, num_tokens: int = 1024) -> Iterator[tuple[int, int]]:
         """Compile and capture what the first ``batch_size`` requests of up to ``num_tokens`` tokens would wait for; yields how
         many rounds are ready, and of how many. Nothing to do where rounds are not captured."""
-        graphs = self._graphs_of(method) if self._target.device.type == "cuda" else None
+        graphs = self.graphs_of(method)
         if graphs is None or graphs.is_held_by_another(self):
             return
+        method.policy.start(1)  # it reads its prices now: memory that grows moves, and captured rounds with it
         from outrider.engine.device_lane import num_slots
         from outrider.engine.device_seats import NUM_PIECES
 
@@ -96,7 +97,10 @@ class Rounds:
         shape = method.policy.captured_shape()
         return shape is not None and shape.nodes is None
 
-    def _graphs_of(self, method: Method) -> RoundGraphs | None:
+    def graphs_of(self, method: Method) -> RoundGraphs | None:
+        """The method's captured rounds; None where the host drives them."""
+        if self._target.device.type != "cuda":
+            return None
         if method not in self._graphs:
             self._graphs[method] = captured(method, self._target)
         return self._graphs[method]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from killed_run import assert_goes_on_exactly
 from test_train import CORPUS, TARGET
 from tiny_pair import _RAW, VOCAB, tiny_model
 
@@ -30,6 +31,7 @@ from outrider.train.draft_lm import DraftLM
 from outrider.train.features import Rows, compute
 from outrider.train.layerskip import LayerSkipObjective, LayerSkipSettings, dropout_rates, exit_weights
 from outrider.train.loop import Settings, train
+from outrider.train.specee import SpecEEObjective, SpecEESettings
 
 SETTINGS = Settings(max_steps=40, batch_size=8, row_len=48, judge_every=10, learning_rate=5e-3, warmup_steps=1)
 
@@ -173,6 +175,11 @@ def test_layers_run_again_in_the_backward_pass_give_the_same_gradients() -> None
         found.append([parameter.grad for parameter in model.parameters()])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_killed_run_of_exit_predictors_goes_on_exactly(tmp_path: Path) -> None:
+    """With the counts of exits that were first to be right."""
+    assert_goes_on_exactly(lambda: SpecEEObjective(TARGET, SpecEESettings(width=8)), tmp_path)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -33,6 +33,8 @@ def config_named(family: str, **changes: Any) -> ModelConfig:
     return tiny_config(family, **{"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, **changes})
 
 
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 16, "v_head_dim": 10}
+LATENT |= {"n_routed_experts": 6, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 4}),
     "gemma2": ("gemma2", {"sliding_window": 5, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
@@ -49,6 +51,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3-moe": ("qwen3_moe", {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}),
     "gpt-oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}),
+    "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 2}),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, "attention_bias": True, "first_k_dense_replace": 1}),
 }
 """One model for every feature; windows that end inside the prompts."""
 LONG_PROMPTS = [[5, 9, 1, 33, 7, 2, 2, 41, 8], [2, 8, 60]]

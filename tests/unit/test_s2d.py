@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fresh_prefill import assert_fresh
+from killed_run import assert_goes_on_exactly
 from markov import Markov
 from test_methods import EVERYTHING, SAMPLED
 from test_train import CORPUS, TARGET
@@ -206,6 +207,10 @@ def test_every_exit_learns(tmp_path: Path) -> None:
     train([objective], TARGET, CORPUS, tmp_path, settings=settings)
     assert all(rate(objective.model, layer) > one for layer, one in zip((1, 2), before, strict=True))
     assert (tmp_path / "sorted" / "model.safetensors").is_file()
+
+
+def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
+    assert_goes_on_exactly(lambda: SortedObjective(fresh(2), TARGET, SortedSettings(exits="1,2")), tmp_path)
 
 
 def rate(model: DraftLM, layer: int) -> float:

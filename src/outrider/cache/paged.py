@@ -6,7 +6,7 @@ with several users is copied before it is written (*copy on write*), so what oth
 attention: Kwon et al. 2023, "PagedAttention" (arXiv 2309.06180); the GPU's kernels read them through the table.
 
     users(page) = rows + runs that hold it;     free  iff  users = 0;     written only while users = 1
-    bytes(page) = 2 * layers * key heads * T * head size * bytes per number
+    bytes(page) = sides * layers * key heads * T * head size * bytes per number
 
 The contract, for whoever shares beginnings: ``run = cache.run(row, length)`` keeps the first ``length`` tokens alive whatever
 the row does; ``PagedCache.of_runs(pool, [run, ...])`` is a cache whose rows begin with them, at no cost but the last page
@@ -33,7 +33,7 @@ _FIRST = 16
 
 @final
 class PagePool:
-    """[L, 2, P, Hkv, T, D] keys and values, and who uses which page."""
+    """[L, sides, P, Hkv, T, D] keys and values, and who uses which page."""
 
     def __init__(
         self,
@@ -43,13 +43,14 @@ class PagePool:
         device: torch.device,
         page_len: int = 64,
         max_pages: int | None = None,
+        sides: int = 2,
     ) -> None:
-        """``shape`` is (layers, key-value heads, head size)."""
+        """``shape`` is (layers, key-value heads, head size). One side: keys are values too."""
         num_layers, num_heads, head_dim = shape
         self.page_len, self.max_pages = page_len, max_pages
         self.version = 0
         """Changes whenever the block has moved."""
-        self.block = torch.zeros(num_layers, 2, 0, num_heads, page_len, head_dim, dtype=dtype, device=device)
+        self.block = torch.zeros(num_layers, sides, 0, num_heads, page_len, head_dim, dtype=dtype, device=device)
         self.reclaim: Callable[[int], object] = lambda _: None
         """Asked to give back pages that are kept without need, until so many are free."""
         self._uses: list[int] = []
@@ -80,12 +81,12 @@ class PagePool:
 
     @property
     def page_bytes(self) -> int:
-        num_layers, two, _, num_heads, page_len, head_dim = self.block.shape
-        return num_layers * two * num_heads * page_len * head_dim * self.block.element_size()
+        num_layers, sides, _, num_heads, page_len, head_dim = self.block.shape
+        return num_layers * sides * num_heads * page_len * head_dim * self.block.element_size()
 
     def memory(self, layer: int) -> tuple[Tensor, Tensor]:
         """[P, Hkv, T, D] keys and values of a layer."""
-        return self.block[layer, 0], self.block[layer, 1]
+        return self.block[layer, 0], self.block[layer, -1]
 
     def uses(self, page: int) -> int:
         """Rows and runs that hold a page."""
@@ -216,14 +217,15 @@ class PagedCache(LayeredCache):
         for row in self.pages:
             row.extend(self.pool.take(max(0, self.pool.pages_for(num_slots) - len(row))))
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
         if self._index is None:
             self._index = self._slots(), self.table().long()
         (pages, places), table = self._index[0].unbind(0), self._index[1]
         end = max(self.lengths) + self._nodes[1]
         seen: list[Tensor] = []
         for memory, new in zip(self.pool.memory(layer), (keys, values), strict=True):
-            memory[pages, :, places] = new.transpose(1, 2)
+            if new is not None:
+                memory[pages, :, places] = new.transpose(1, 2)
             seen.append(memory[table].transpose(1, 2).flatten(2, 3)[:, :, :end])
         return seen[0], seen[1]
 

@@ -12,8 +12,7 @@ pass of its own. When nobody runs, the scheduler reads prompts in passes as wide
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -106,6 +105,10 @@ class DeviceLane:
         self._joining = [one for one in self._joining if one.number != number]
         self._empty([slot for slot, seat in enumerate(self._seats) if seat is not None and seat.number == number])
         self._rest()
+
+    def has_pages(self, sizes: Sequence[BatchSize]) -> bool:
+        """Whether batches that are to be read find pages."""
+        return self._graphs.has_pages(sum(size.num_rows * size.longest for size in sizes), sum(size.num_rows for size in sizes))
 
     @property
     def one_too_many(self) -> int | None:
@@ -252,7 +255,7 @@ class DeviceLane:
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
         self._graphs.policy.update(self._policy_state, observation_of(everybody, depth, self._price(launched), launched.plan))
         self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
-        return self._report(taking, notes, positions, emitted, launched=launched, seconds=seconds) if taking else None
+        return launched.report(taking, notes, positions, emitted, seconds=seconds) if taking else None
 
     def _price(self, launched: Launched) -> float:
         """What the guesses of a round cost, as far as it is known. Prompts that it read are not the policy's doing."""
@@ -260,31 +263,6 @@ class DeviceLane:
         if not launched.graph.num_pieces:
             self._usual[key] = launched.seconds
         return self._usual.get(key, launched.seconds)
-
-    def _report(
-        self,
-        taking: Mapping[int, Seat],
-        notes: Sequence[Sequence[int]],
-        positions: Sequence[int],
-        emitted: Sequence[list[int]],
-        *,
-        launched: Launched,
-        seconds: float,
-    ) -> RoundReport:
-        """The round of the seats that took part, counted. How its time splits between draft and score is not known."""
-        seen = observation_of([notes[slot] for slot in taking], launched.graph.num_guesses, seconds, launched.plan)
-        report = RoundReport(
-            ids=[seat.number for seat in taking.values()],
-            states=[seat.state for seat in taking.values()],
-            positions=positions,
-            seen=replace(seen, score_seconds=0.0),
-            drafted=[notes[slot][1] for slot in taking],
-            rejected=[bool(notes[slot][3]) for slot in taking],
-            emitted=emitted,
-            seconds=seconds,
-        )
-        report.count()
-        return report
 
     def _empty(self, slots: Sequence[int]) -> None:
         for slot in slots:

@@ -100,6 +100,11 @@ class RoundGraphs:
             self.drafter.seat([slot], [state.tokens], batch_size=batch_size, capacity=self._capacity(state))
         self.grow(batch_size, {slot: state})
 
+    def has_pages(self, num_tokens: int, num_rows: int) -> bool:
+        """Whether there are free pages for rows that hold so many tokens in all, and for a round behind each."""
+        pool = self.target.pool
+        return pool.has_room(pool.pages_for(num_tokens) + num_rows * (1 + pool.pages_for(2 * self._slack)))
+
     def has_room(self, batch_size: int, states: Mapping[int, RequestState]) -> bool:
         """Whether there are free pages for what the next rounds write to slots, or for a text that is to be read there."""
         reaches = {slot: self._reach(state) for slot, state in states.items()}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from outrider.core.interfaces import Plan
-from outrider.engine.device_seats import Seat
+from outrider.core.report import RoundReport
+from outrider.engine.device_seats import Seat, observation_of
 
 if TYPE_CHECKING:
     from outrider.engine.round_graph import RoundGraph
@@ -44,3 +45,27 @@ class Launched:
                 seat.state.logprobs += [
                     noted.of(self.number, slot, place, count=count, token=token) for place, token in enumerate(tokens)
                 ]
+
+    def report(
+        self,
+        taking: Mapping[int, Seat],
+        notes: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        emitted: Sequence[list[int]],
+        *,
+        seconds: float,
+    ) -> RoundReport:
+        """The round of the seats that took part, counted. How its time splits between draft and score is not known."""
+        seen = observation_of([notes[slot] for slot in taking], self.graph.num_guesses, seconds, self.plan)
+        report = RoundReport(
+            ids=[seat.number for seat in taking.values()],
+            states=[seat.state for seat in taking.values()],
+            positions=positions,
+            seen=replace(seen, score_seconds=0.0),
+            drafted=[notes[slot][1] for slot in taking],
+            rejected=[bool(notes[slot][3]) for slot in taking],
+            emitted=emitted,
+            seconds=seconds,
+        )
+        report.count()
+        return report

@@ -26,11 +26,14 @@ class Part(NamedTuple):
 
 def attend_part(queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, sight: Tensor | None = None) -> Part:
     """Queries [B, heads, N, D] over keys and values [B, Hkv, S, D]; ``sight`` [B, N, S] is true where one may look. Who sees
-    nothing gets zeros."""
+    nothing gets zeros. Without ``sight`` a fused kernel does it where there is one."""
     batch_size, num_heads, num_nodes, head_dim = queries.shape
     num_shared, num_slots = keys.shape[1:3]
     num_groups = num_heads // num_shared
     folded = queries.reshape(batch_size, num_shared, num_groups * num_nodes, head_dim)
+    if sight is None and num_slots and keys.is_cuda and keys.dtype != torch.float32:
+        found = torch.ops.aten._scaled_dot_product_flash_attention(folded, keys, values, scale=scale)
+        return Part(found[0].reshape(queries.shape), found[1].reshape(batch_size, num_heads, num_nodes))
     scores = (folded @ keys.transpose(2, 3)).float().mul(scale).view(batch_size, num_shared, num_groups, num_nodes, num_slots)
     if sight is not None:
         scores = scores.masked_fill(~sight[:, None, None], _MASKED)

@@ -117,8 +117,16 @@ def paths_of(ancestors: Tensor) -> Tensor:
 def attend_block(
     q, k, v, seen, peak, weight, total, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr = False
 ):  # fmt: skip
-    """One step of the running softmax; peaks are of scaled scores. ``cap`` bounds them where CAPPED."""
+    """One step of the running softmax over a tile of keys and values."""
     s = tl.dot(q, k, input_precision="ieee")
+    return attend_scores(s, v, seen, peak, weight, total, scale, cap, MASKED, CAPPED)
+
+
+@triton.jit
+def attend_scores(
+    s, v, seen, peak, weight, total, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr = False
+):  # fmt: skip
+    """The same from scores; peaks are of scaled ones. ``cap`` bounds them where CAPPED."""
     unit = scale
     if CAPPED:
         s = cap - 2.0 * cap / (1.0 + tl.exp2(s * (scale * 2.8853900817779268 / cap)))  # cap tanh(scale s / cap)

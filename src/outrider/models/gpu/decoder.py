@@ -2,8 +2,8 @@
 
 The same computation as ``models/decoder.py``, its oracle, with other seams: residual sum with the norms around it, rotation
 with the cache write, activation with the product, tree attention over lengths that stay on the device: nine kernels a layer.
-One decoder for every family: ``known.py`` says what it does not have. Heads are widened to a power of two.
-``forward`` waits for nothing on the host, so it can be captured alone (``score``) or as part of a whole round.
+One decoder for every family: ``known.py`` says what it does not have. Heads are widened to a power of two. ``forward`` waits
+for nothing on the host, so it can be captured alone (``score``) or as part of a whole round.
 
 numerics="invariant": keys are cut at fixed places and added up in the order of the text, and long passes go through the kernels
 of short ones, so that the score of a node is bit for bit the same whatever else is in the pass; "fast": what measures best.
@@ -25,14 +25,14 @@ from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
-from outrider.models.attention.rotate_triton import QueryNorms, rotate_and_write
 from outrider.models.attention.tree_tiles import Bounds, Rows, Sights, paths_of
-from outrider.models.attention.tree_triton import attend_tree, pack_words
+from outrider.models.attention.tree_triton import pack_words
 from outrider.models.features import ModelConfig
 from outrider.models.gpu.cuts import Cuts
 from outrider.models.gpu.experts import experts_mlp
 from outrider.models.gpu.finish import Finish
 from outrider.models.gpu.known import head_dim_for
+from outrider.models.gpu.latent import heads_of
 from outrider.models.gpu.limits import can_go_wide
 from outrider.models.gpu.pages import PAGE_LEN, flat_rows, hold_enough, rows_in
 from outrider.models.gpu.products import multiply
@@ -69,20 +69,22 @@ class FastDecoder(LayeredTarget):
         self.weights = matrices_of(weights, bits)
         self.traits = TargetTraits(is_invariant=numerics == "invariant", can_be_captured=True)
         shape = (config.num_layers, config.num_kv_heads, config.head_dim)
-        self.pool = PagePool(shape, dtype=self.dtype, device=self.device, page_len=page_len)
+        self.pool = PagePool(shape, dtype=self.dtype, device=self.device, page_len=page_len, sides=config.cache_sides)
         self._tables = [
-            RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=self.dtype, device=self.device)
+            RotaryTable(rope, config.rotary_dim, context_len=config.max_len, dtype=self.dtype, device=self.device)
             for rope in config.ropes
         ]
         for table in self._tables:
             table.reach(self.most_slots)  # whole, since graphs hold its address
         self._graphs = PassGraphs()
-        self._bounds = [
+        bounds = [
             Bounds(self._window(index), config.attention_softcap or 0.0, layer.sinks)
             for index, layer in enumerate(weights.layers)
         ]
+        exact = self.traits.is_invariant
+        self._heads = heads_of(config, self._tables, bounds, exact=exact)
         is_wide = page_len % PAGE_LEN == 0 and can_go_wide(config.head_dim, self.dtype)
-        self._cuts = Cuts(config, self._bounds, is_invariant=self.traits.is_invariant, is_wide=is_wide)
+        self._cuts = Cuts(config, bounds, is_invariant=exact, is_wide=is_wide)
 
     @property
     def page_len(self) -> int:
@@ -102,8 +104,7 @@ class FastDecoder(LayeredTarget):
     @property
     def token_bytes(self) -> int:
         """Of the keys and values of one token."""
-        config = self.config
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.dtype.itemsize
+        return self.pool.page_bytes // self.pool.page_len
 
     @property
     def room(self) -> int:
@@ -273,22 +274,7 @@ class FastDecoder(LayeredTarget):
     def _attention(self, x: Tensor, index: int, steps: Sequence[Step]) -> Tensor:
         """What attention adds to the stream, from its norm."""
         layer = self.weights.layers[index]
-        qkv = self._product(x, layer.qkv, Kind.WIDE).split([step.num_nodes for step in steps], -2)
-        seen = [self._look(own.unflatten(-2, step.shape), index, step) for own, step in zip(qkv, steps, strict=True)]
-        return self._product(seen[0] if len(seen) == 1 else torch.cat(seen), layer.out, Kind.NARROW)
-
-    def _look(self, qkv: Tensor, index: int, step: Step) -> Tensor:
-        """[B * N, Hq * D] what the nodes of a group of rows see, whose keys are written first."""
-        config, memory, rest = self.config, self.pool.memory(index), self.weights.layers[index].rest
-        rope, bounds, rows, sights = config.rope_of_layer[index], self._bounds[index], step.rows, step.sights
-        tables = None if rope is None else (self._tables[rope].cos, self._tables[rope].sin)
-        norms = None
-        if rest.q_norm is not None and rest.k_norm is not None:
-            norms = QueryNorms(rest.q_norm, rest.k_norm, config.norm_eps, config.qk_norm_span, config.norm_kind)
-        queries = rotate_and_write(qkv, memory, rows, sights=sights, tables=tables, bias=rest.qkv_bias, norms=norms)
-        cut, scale = step.cuts[bounds.window], config.query_scale
-        seen = attend_tree(queries, memory, rows, sights=sights, cut=cut, scale=scale, bounds=bounds)
-        return seen.view(step.num_nodes, -1)
+        return self._product(self._heads(x, index, layer, self.pool.memory(index), steps), layer.out, Kind.NARROW)
 
     def _mlp(self, x: Tensor, layer: Layer) -> Tensor:
         """What the MLP, or the experts, add to the stream."""
