@@ -29,6 +29,7 @@ from inflate import LLAMA_8B, ONE_LAYER_DRAFT, inflated_raw_config, inflated_wei
 
 from outrider import SamplingParams  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
+from outrider.cache.paged import PagedCache  # noqa: E402
 from outrider.captured import Rounds  # noqa: E402
 from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.request import Request, RequestState  # noqa: E402
@@ -36,7 +37,6 @@ from outrider.core.tree import TokenTree  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.attention.tree_tiles import Rows, Sights, paths_of  # noqa: E402
 from outrider.models.attention.tree_triton import pack_words  # noqa: E402
-from outrider.models.gpu.arena import DeviceCache  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 from outrider.models.weights import Weights  # noqa: E402
 
@@ -169,9 +169,9 @@ def passes(bench: Bench) -> None:
     print(f"\n{'target pass, ms':<26}{'1':>8}{'8':>8}{'16':>8}{'64 tree':>9}{'64/1':>7}   floor {bench.floor * 1e3:.2f} ms")
     for mode in ("fast", "invariant"):
         for context in (1024, 8192):
-            target = FastDecoder(bench.config, bench.weights, numerics=mode)  # its arena goes with it
+            target = FastDecoder(bench.config, bench.weights, numerics=mode)  # its pages go with it
             cache = _cache(target, context)
-            found = {n: _pass_ms(target, cache.rows(), n) for n in (1, 8, 16, 64)}
+            found = {n: _pass_ms(target, target.rows_of(cache), n) for n in (1, 8, 16, 64)}
             bench.results[f"pass_ms/{mode}/{context}"] = found
             row = "".join(f"{found[n]:>8.3f}" for n in (1, 8, 16)) + f"{found[64]:>9.3f}{found[64] / found[1]:>7.2f}"
             print(
@@ -180,10 +180,10 @@ def passes(bench: Bench) -> None:
             )
 
 
-def _cache(target: FastDecoder, context: int) -> DeviceCache:
-    cache = DeviceCache.empty(target.arena, 1)
+def _cache(target: FastDecoder, context: int) -> PagedCache:
+    cache = target.new_cache(1)
+    cache.extend(context + 128)
     cache.lengths = [context]
-    cache.reserve(128)
     return cache
 
 
@@ -193,7 +193,7 @@ def _pass_ms(target: FastDecoder, rows: Rows, num_nodes: int) -> float:
     words = None if tree.is_chain else pack_words(tree.ancestors)
     depths = None if tree.is_chain else tree.depths.int()
     paths = None if tree.is_chain else paths_of(tree.ancestors)
-    step = target.step((1, num_nodes), rows, Sights(words, depths, 0, paths), num_slots=target.arena.capacity)
+    step = target.step((1, num_nodes), rows, Sights(words, depths, 0, paths), num_slots=target.num_slots)
     tokens = tree.tokens.clone()
     target.forward(tokens, step)
     torch.cuda.synchronize()
@@ -280,8 +280,9 @@ def few_bits(bench: Bench, num_tokens: int) -> None:
         rows.append((f"plain, {mode}", mode, bench.method("plain", mode=mode)))
         rows.append((f"draft-model K=6, {mode}", mode, bench.method("draft-model", mode=mode, num_draft_tokens=6)))
         target = bench.targets[mode]
+        cache = _cache(target, 1024)
         bench.results[f"floor_ms/{mode}"] = target.weights.bytes_read / BANDWIDTH * 1e3
-        bench.results[f"pass_ms/{mode}"] = found = {n: _pass_ms(target, _cache(target, 1024).rows(), n) for n in (1, 8, 16, 64)}
+        bench.results[f"pass_ms/{mode}"] = found = {n: _pass_ms(target, target.rows_of(cache), n) for n in (1, 8, 16, 64)}
         print(f"{mode}, ms of a pass by nodes (64: a tree), context 1024: { {n: round(ms, 3) for n, ms in found.items()} }")
     compared(bench, rows, bench.prompts, num_tokens, title="rounded weights, batch 1, greedy")
 
@@ -299,10 +300,9 @@ def _gap(bench: Bench, mode: str, prompt: list[int], plain: list[int], other: li
     return float(best[0] - best[1])
 
 
-def read_prompt(target: FastDecoder, prompt: list[int]) -> DeviceCache:
+def read_prompt(target: FastDecoder, prompt: list[int]) -> PagedCache:
     """A cache that holds all of a prompt but its last token."""
     cache = target.new_cache(1)
-    assert isinstance(cache, DeviceCache), "no pages here"
     target.prefill([prompt[:-1]], cache)
     return cache
 
@@ -322,7 +322,7 @@ def round_parts(bench: Bench, num_guesses: int) -> None:
 
         def replay() -> None:
             frame.lengths.copy_(held)
-            graph.graph.replay()
+            graph.launch()
 
         whole = median_ms(replay)
         score = _pass_ms(graphs.target, graphs.seats.rows(held - 1), num_guesses + 1)

@@ -45,6 +45,8 @@ def raw_config(model_type: str, sizes: tuple[int, int, int, int, int], **others:
     return {"model_type": model_type, "max_position_embeddings": 32768, **dict(zip(names, sizes, strict=True)), **others}
 
 
+LITE: Raw = {"n_routed_experts": 64, "first_k_dense_replace": 1}
+"""The lite model of DeepSeek-V2; of DeepSeek-V3 a quarter of the experts, since a token chooses 8 whatever there are."""
 SHAPES: dict[str, Raw] = {
     "llama": raw_config("llama", (4096, 14336, 32, 8, 128256)),
     "qwen3": raw_config("qwen3", (4096, 12288, 32, 8, 151936), head_dim=128),
@@ -61,6 +63,15 @@ SHAPES: dict[str, Raw] = {
     "qwen3-moe": raw_config("qwen3_moe", (2048, 6144, 32, 4, 151936), head_dim=128, norm_topk_prob=True),
     "olmoe": raw_config("olmoe", (2048, 1024, 16, 16, 50304)),
     "gpt-oss": raw_config("gpt_oss", (2880, 2880, 64, 8, 201088), num_local_experts=32),
+    "deepseek-v2": raw_config(
+        "deepseek_v2",
+        (2048, 10944, 16, 16, 102400),
+        **LITE,
+        q_lora_rank=None,
+        moe_intermediate_size=1408,
+        num_experts_per_tok=6,
+    ),
+    "deepseek-v3": raw_config("deepseek_v3", (7168, 18432, 128, 128, 129280), **LITE),
 }
 
 
@@ -94,13 +105,14 @@ def median_ms(run: Callable[[], Any], repeats: int = 30) -> float:
 
 def bytes_read(config: ModelConfig, weights: Weights, num_nodes: int) -> int:
     """Everything but the embedding; of the experts those that ``num_nodes`` random nodes choose."""
-    total = sum(tensor.nbytes for tensor in weights.tensors if tensor.dim() < 3) - weights.embedding.nbytes
+    total = sum(tensor.nbytes for tensor in weights.tensors) - weights.embedding.nbytes
     total += weights.embedding.nbytes if weights.head is weights.embedding else 0
     for layer in weights.layers:
         if config.experts is not None and layer.router is not None:
             states = torch.randn(num_nodes, config.hidden_size, device=DEVICE, dtype=layer.router.dtype)
-            index, _ = chosen_experts(config.experts, states @ layer.router.T)
-            total += (layer.gate_up.nbytes + layer.down.nbytes) // config.experts.count * len(index.unique())
+            index, _ = chosen_experts(config.experts, states @ layer.router.T, layer.router_correction)
+            idle = config.experts.count - len(index.unique())
+            total -= (layer.gate_up.nbytes + layer.down.nbytes) // config.experts.count * idle
     return total
 
 

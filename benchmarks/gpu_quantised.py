@@ -176,7 +176,8 @@ def measure(bench: Bench, modes: list[str], num_tokens: int, repeats: int) -> di
 
 def passes(target: FastDecoder) -> dict[str, float]:
     """Milliseconds of a pass by nodes at 1,024 tokens of context: up to 64 captured, more as prompts are read."""
-    found = {str(count): _pass_ms(target, _cache(target, 1024).rows(), count) for count in NODES if count <= 64}
+    cache = _cache(target, 1024)
+    found = {str(count): _pass_ms(target, target.rows_of(cache), count) for count in NODES if count <= 64}
 
     def prompt(count: int) -> None:
         target.prefill([list(range(5, 5 + count))], target.new_cache(1))

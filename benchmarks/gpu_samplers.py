@@ -5,11 +5,14 @@
 The models are the bundled pair in 8B shapes (recipes/inflate.py). For every sampler the methods take turns in one process, each
 repeat over the same prompts; a figure is the median of tokens per second and of milliseconds per round, batch 1. ``step`` is a
 sampler's milliseconds per round over those of greedy decoding with the same method. The last line is one JSON document.
+The line with a grammar measures what masks cost a round. Its matcher is a table of masks; with llguidance installed, a second
+line has a real one.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import sys
@@ -18,9 +21,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent)]
+import torch  # noqa: E402
 from gpu import Bench  # noqa: E402  # pyright: ignore
 
 from outrider import SamplingParams  # noqa: E402
+from outrider.bundled import bundled_path  # noqa: E402
+from outrider.codecs.grammar import GrammarCompiler  # noqa: E402
+from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.request import Request, RequestState  # noqa: E402
 
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -32,6 +39,39 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "T 1, typical-p 0.9": {"temperature": 1.0, "typical_p": 0.9},
     "greedy, logprobs 5": {"logprobs": 5},
 }
+
+
+class Thirds:
+    """A grammar whose masks are at hand: each token allows another two thirds of the vocabulary."""
+
+    def __init__(self) -> None:
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}
+
+    def initial(self) -> int:
+        return 0
+
+    def advance(self, state: int, token: int) -> int | None:
+        return (state + token) % 3 if token % 3 != state else None
+
+    def allowed(self, state: int, vocab_size: int) -> torch.Tensor:
+        if (state, vocab_size) not in self._masks:
+            self._masks[state, vocab_size] = torch.arange(vocab_size) % 3 != state
+        return self._masks[state, vocab_size]
+
+    def forced(self, state: int) -> tuple[int, ...]:
+        del state
+        return ()
+
+
+def grammars() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {"greedy, grammar of a table": {"grammar": Thirds()}}
+    if importlib.util.find_spec("llguidance") is not None:
+        compiler = GrammarCompiler(load_codec(bundled_path("target")))
+        found["greedy, grammar of sentences"] = {"grammar": compiler.regex(SENTENCES)}
+    return found
+
+
+SENTENCES = r"([A-Za-z', \"]+[.!?] ?\n?)+"
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {},
     "draft-model": {"num_draft_tokens": 8},
@@ -64,7 +104,7 @@ def main() -> None:
     bench, results = Bench(context=64), list[dict[str, Any]]()
     methods = {name: bench.method(name, **options) for name, options in METHODS.items()}
     greedy: dict[str, float] = {}
-    for label, options in SAMPLERS.items():
+    for label, options in {**SAMPLERS, **grammars()}.items():
         for name, method in methods.items():
             measure(bench, method, options, 16)
             runs = [measure(bench, method, options, arguments.tokens) for _ in range(arguments.repeats)]

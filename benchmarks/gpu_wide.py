@@ -27,7 +27,6 @@ from inflate import LLAMA_8B, inflated_weights  # noqa: E402  # pyright: ignore
 from outrider.bench.provenance import results_head  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
 from outrider.models.attention.tree_tiles import Sights  # noqa: E402
-from outrider.models.gpu.arena import DeviceCache  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 
 BANDWIDTH, RATE = 4.3e12, 790e12
@@ -69,10 +68,10 @@ def main() -> None:
 @torch.inference_mode()
 def _pass(target: FastDecoder, num_rows: int, num_nodes: int, context: int) -> Callable[[], None]:
     """A captured pass over chains of ``num_nodes`` behind ``context`` tokens each."""
-    cache = DeviceCache.empty(target.arena, num_rows)
+    cache, num_slots = target.new_cache(num_rows), context + max(64, num_nodes)
+    cache.extend(num_slots)
     cache.lengths = [context] * num_rows
-    cache.reserve(max(64, num_nodes))
-    step = target.step((num_rows, num_nodes), cache.rows(), Sights(None, None, 0, None), num_slots=context + max(64, num_nodes))
+    step = target.step((num_rows, num_nodes), target.rows_of(cache), Sights(None, None, 0, None), num_slots=target.num_slots)
     tokens = torch.arange(5, 5 + num_rows * num_nodes, device="cuda").view(num_rows, num_nodes)
     target.forward(tokens, step)
     torch.cuda.synchronize()

@@ -6,7 +6,8 @@
 Models: random configurations of every architecture that transformers builds as a causal language model (``random_models.py``),
 opened as a user would open them. Each writes what ``generate`` writes, in a ragged batch, with lookup, with recycled trees and
 with deep trees, or is refused with the reason. Samplers: random parameter sets on the bundled models; every method writes plain
-decoding's text. ``--shard 2/8`` runs every eighth case, ``--out`` writes a results file. The last line is JSON.
+decoding's text. A configuration that transformers cannot run is drawn again. ``--shard 2/8`` runs every eighth case, ``--out``
+writes a results file, ``--join`` makes one of several. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from random_models import KINDS, BuildError, small_model
+from random_models import DRAWS, KINDS, BuildError, small_model
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -39,11 +41,13 @@ from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.models.load import load_model
 
-NUM_TOKENS, PATIENCE = 14, 120
-PROMPTS = [[5, 9, 33, 4, 17, 8, 44, 21, 3], [7, 7, 12], [50, 4, 29, 30, 31, 50, 4, 29, 30]]
+NUM_TOKENS, PATIENCE = 9, 120
+PROMPTS = [[5, 9, 33, 4, 17, 8, 44, 21, 3, 11, 2, 40, 6], [7, 7, 12], [50, 4, 29, 30, 31, 50, 4, 29, 30]]
 STORIES = ["Once upon a time", "One day, a girl", "The dog said: the dog said:"]
 MODEL_METHODS = ("plain", "prompt-lookup", "token-recycling", "draft-tree")
 SAMPLER_METHODS = ("draft-model", "draft-tree", "best-first", "rsd-s", "spectr", "prompt-lookup", "token-recycling", "suffix")
+_hopeless: dict[str, str] = {}
+"""Architectures of which no draw could be run, with the reason."""
 OUTCOMES = ("equal", "refused", "cannot be built", "unfinished", "DIFFERENT", "FAILED")
 
 
@@ -102,23 +106,35 @@ def parts(model: Any, expected: list[list[int]], found: list[list[int]], max_len
     return False
 
 
+def saved_model(kind: str, seed: int, folder: str) -> Any:
+    """A random model in a folder, as transformers opens it: some are not saved as they were. Drawn until it can be run."""
+    reason = ""
+    for draw in range(DRAWS if kind not in _hopeless else 0):
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            small_model(kind, seed, draw).save_pretrained(folder)
+            model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+            model.generate(torch.tensor([PROMPTS[0]]), do_sample=False, max_new_tokens=2)
+        except Exception as error:  # transformers raises many kinds
+            reason = " ".join(str(error).split())[:120]
+        else:
+            return model
+    _hopeless.setdefault(kind, reason)
+    raise BuildError(_hopeless[kind])
+
+
 def try_model(kind: str, seed: int) -> str:
     """One of ``OUTCOMES``, with the reason where there is one."""
-    try:
-        model = small_model(kind, seed)
-    except BuildError as error:
-        return f"cannot be built: {error}"
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder).eval()  # not every model is saved as it was
-            expected = generated(model)
-        except Exception as error:  # transformers raises many kinds
-            return f"cannot be built: generate: {type(error).__name__}: {' '.join(str(error).split())[:80]}"
+            model = saved_model(kind, seed, folder)
+        except BuildError as error:
+            return f"cannot be built: {error}"
         try:
             target = load_model(folder, dtype="float32", device="cpu")
         except OutriderError as error:
             return f"refused: {str(error).replace(folder, kind)}"
+    expected = generated(model)
     for method in MODEL_METHODS:
         if parts(model, expected, written(target, method), target.max_len):
             return f"DIFFERENT: {method} on {type(target).__name__}"
@@ -184,14 +200,15 @@ def run_shard(todo: list[tuple[str, int]], seconds: float) -> dict[str, Any]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    end, llm = time.monotonic() + seconds, LLM(dtype="float32", device="cpu")
+    end = time.monotonic() + seconds
+    llm = LLM(dtype="float32", device="cpu") if any(not kind for kind, _ in todo) else None
     models: dict[str, Counter[str]] = defaultdict(Counter)
     reasons: dict[str, str] = {}
     samplers, different = 0, Counter[str]()
     for kind, number in todo:
         if time.monotonic() > end:
             break
-        if not kind:
+        if llm is not None and not kind:
             samplers += 1
             different.update(try_sampler(llm, number))
             continue
@@ -236,9 +253,9 @@ def spread(arguments: list[str], workers: int) -> dict[str, Any]:
     return merged(found)
 
 
-def write(path: Path, result: dict[str, Any], counts: Counter[str]) -> None:
+def write(path: Path, result: dict[str, Any], head: dict[str, Any]) -> None:
     """A results file: one row for the totals, one for the samplers, one for each architecture."""
-    rows: list[dict[str, Any]] = [{"architectures": len(result["models"]), **counts}]
+    rows: list[dict[str, Any]] = [{"architectures": len(result["models"]), **counted(result)}]
     rows.append({"sampler sets": result["samplers"], "methods": list(SAMPLER_METHODS), "different": result["different"]})
     why = result["reasons"]
     for kind, outcomes in sorted(result["models"].items()):
@@ -247,9 +264,25 @@ def write(path: Path, result: dict[str, Any], counts: Counter[str]) -> None:
             key.removeprefix(f"{kind} "): text for key, text in why.items() if key.startswith(f"{kind} ") and key[-1].isupper()
         }
         rows.append({"architecture": kind, **outcomes, "why": told})
-    what = "random small models against transformers' generate, and random samplers against plain decoding"
-    head = results_head(what, script="benchmarks/random_exactness.py")
     path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+
+
+def read(document: dict[str, Any]) -> dict[str, Any]:
+    """What ``write`` wrote, as the result of a run."""
+    _, samplers, *kinds = document["rows"]
+    models = {row["architecture"]: {name: row[name] for name in OUTCOMES if name in row} for row in kinds}
+    reasons = {f"{row['architecture']} {name}": text for row in kinds for name, text in row["why"].items()}
+    counts = {"samplers": samplers["sampler sets"], "different": samplers["different"], "asked": 0}
+    return {**counts, "models": models, "reasons": reasons}
+
+
+def join(paths: list[Path], out: Path) -> dict[str, Any]:
+    """Results files of runs over different cases as one file."""
+    documents = [json.loads(path.read_text()) for path in paths]
+    result = merged([read(document) for document in documents])
+    head = {name: documents[0][name] for name in ("command", "machine", "date", "commit", "what")}
+    write(out, result, head | {"command": "; ".join(document["command"] for document in documents)})
+    return result
 
 
 def main() -> int:
@@ -259,19 +292,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="end after about so long")
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="run every N-th case, from the I-th on")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with a shard")
+    parser.add_argument("--join", type=Path, nargs="+", help="run nothing: join these results files of different cases")
     parser.add_argument("--out", type=Path, help="results file")
     arguments = parser.parse_args()
     first, colon, last = arguments.configurations.partition(":")
     begin, end = (int(first), int(last)) if colon else (0, int(first))
     index, _, count = arguments.shard.partition("/")
-    if arguments.workers > 1:
+    if arguments.join:
+        result = join(arguments.join, arguments.out)
+    elif arguments.workers > 1:
         passed = [f"--configurations={begin}:{end}", f"--samplers={arguments.samplers}", f"--seconds={arguments.seconds}"]
         result = spread(passed, arguments.workers)
     else:
         result = run_shard(cases(begin, end, arguments.samplers, (int(index), int(count))), arguments.seconds)
     counts = counted(result)
-    if arguments.out:
-        write(arguments.out, result, counts)
+    if arguments.out and not arguments.join:
+        what = "random small models against transformers' generate, and random samplers against plain decoding"
+        write(arguments.out, result, results_head(what, script="benchmarks/random_exactness.py"))
     print(json.dumps(result if arguments.workers == 1 else {**counts, "samplers": result["samplers"], **result["different"]}))
     return 1 if counts["DIFFERENT"] or counts["FAILED"] or sum(result["different"].values()) else 0
 

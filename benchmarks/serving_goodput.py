@@ -46,6 +46,7 @@ from outrider.engine.scheduler import Scheduler  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.gpu import gpu_decoder  # noqa: E402
 from outrider.models.load import load_model  # noqa: E402
+from outrider.rehearsal.rehearsal import expect_prices  # noqa: E402
 
 STORIES = (
     "Once upon a time, there was a little fox who lived in a forest. The fox had a red ball. One day, the fox",
@@ -77,6 +78,8 @@ class Bench:
             },
             "auto": compose("draft-model", self.target, draft=self.draft, policy="adaptive", options=most),
         }
+        label = {"benchmark": "serving_goodput", "numerics": arguments.numerics, **most}
+        expect_prices(self.methods["auto"], self.target, label, self.rounds.graphs_of)
 
     @property
     def is_over(self) -> bool:

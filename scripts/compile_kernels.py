@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product as pairs
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 COMPILED: Counter[str] = Counter()
+LATENT = {"n_routed_experts": 16, "moe_intermediate_size": 192, "first_k_dense_replace": 1}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"head_dim": 128}),
     "mistral": ("mistral", {"head_dim": 128, "sliding_window": 128}),
@@ -32,6 +34,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox": ("gpt_neox", {"head_dim": 64}),
     "qwen3-moe": ("qwen3_moe", {"head_dim": 64, "num_experts": 64, "moe_intermediate_size": 384}),
     "gpt-oss": ("gpt_oss", {"head_dim": 64, "num_local_experts": 16, "intermediate_size": 320}),
+    "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "num_experts_per_tok": 6}),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, "num_attention_heads": 128}),
 }
 SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -143,7 +147,7 @@ def quantised() -> None:
 
 def wide() -> None:
     """Products of more than 64 rows, and attention that folds pieces, over chains and trees."""
-    from outrider.models.attention.tree_tiles import BLOCK, Bounds, Cut, Rows, Sights
+    from outrider.models.attention.tree_tiles import Bounds, Cut, Rows, Sights
     from outrider.models.attention.tree_triton import attend_tree
     from outrider.models.gpu.finish import SILU, Finish
     from outrider.models.gpu.tile import Tile
@@ -156,12 +160,13 @@ def wide() -> None:
         wide_product(x, weight, out, tile=Tile(bn, 64, bm=bm, is_wide=True), finish=finish, gated=gated, part_len=512)
     queries, memory = torch.zeros(2, 4, 8, 128, dtype=torch.bfloat16), torch.zeros(2, 2, 2, 4096, 128, dtype=torch.bfloat16)
     row = torch.zeros(2, dtype=torch.int32)
-    rows, nodes = Rows(row, row), torch.zeros(2, 4, 4, dtype=torch.int32)
+    nodes = torch.zeros(2, 4, 4, dtype=torch.int32)
+    paged, pages = Rows(row, torch.zeros(2, 64, dtype=torch.int32), 64), memory.view(2, -1, 2, 64, 128)
     tree = Sights(nodes[:, :, :1].long().contiguous(), nodes[:, :, 0].contiguous(), 0, nodes)
     for sights in (Sights(None, None), tree):
-        for folded, window in ((1, 0), (BLOCK, 0), (BLOCK, 100)):
-            cut = Cut(5, 256, block_queries=64, folded=folded)
-            attend_tree(queries, (memory[0], memory[1]), rows, sights=sights, cut=cut, scale=1.0, bounds=Bounds(window))
+        for (block, rows), window in pairs(((memory, Rows(row, row)), (pages, paged)), (0, 100)):
+            cut = Cut(5, 256, 2, block_queries=64, folds_above=1024)
+            attend_tree(queries, (block[0], block[1]), rows, sights=sights, cut=cut, scale=1.0, bounds=Bounds(window))
 
 
 def main() -> None:

@@ -67,18 +67,18 @@ class Step:
         return "".join(shown.text for shown in self.screen)
 
     @property
-    def silences(self) -> list[float]:
-        """Waits that nothing on the screen explained, in seconds."""
-        found: list[float] = []
+    def silences(self) -> list[tuple[float, str]]:
+        """Waits that nothing on the screen explained: seconds, and the line before."""
+        found: list[tuple[float, str]] = []
         since, line = 0.0, ""
         for shown in (*self.screen, Shown(self.seconds, "")):
             if shown.seconds - since > PATIENCE + LATE and not _BUSY.search(line):
-                found.append(shown.seconds - since)
+                found.append((shown.seconds - since, line.strip()))
             since, line = shown.seconds, shown.text if shown.text.strip() else line
         return found
 
     def text(self) -> str:
-        waits = ", ".join(f"{wait:.0f} s" for wait in self.silences)
+        waits = ", ".join(f"{wait:.0f} s after {line!r}" for wait, line in self.silences)
         mark = f"; waits that nothing explained: {waits}" if waits else ""
         body = self.output.replace("\r", "\n").strip("\n")
         return f"$ {self.command}\n{body}\n[exit code {self.code}, {self.seconds:.1f} s{mark}]\n"

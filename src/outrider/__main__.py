@@ -1,6 +1,6 @@
 """``python -m outrider`` is the command line."""
 
-from outrider.cli.main import main
+from outrider.cli.main import console
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(console())

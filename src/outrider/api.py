@@ -40,7 +40,7 @@ from outrider.models.heads import Head
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
-from outrider.rehearsal import Rehearsal, weight_of
+from outrider.rehearsal.rehearsal import expect_prices, weight_of
 from outrider.requests import Reading, requests_of
 
 
@@ -129,7 +129,7 @@ class LLM:
             translation=TextTranslation(self.codec, self.draft_codecs[0]) if self.drafts and METHODS[name].foreign else None,
         )
         label = {"models": [weight_of(model) for model in (self.model_name, *self.draft_names)], "method": name, **options}
-        method.policy.expect(Rehearsal(self.target, method.drafter, label))
+        expect_prices(method, self.target, label, self.rounds.graphs_of)
         return method
 
     def replace_draft(self, draft: Target) -> None:

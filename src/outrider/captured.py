@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast, final
 from weakref import WeakKeyDictionary
 
-import torch
 from tqdm import tqdm
 
 from outrider.core.interfaces import Target
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 _ON_A_CPU = 8
 """Requests at once where a pass costs what its rows cost, or nobody knows what a row takes."""
 _MOST = 512
-_SHARE = 0.4
-"""Of the free memory that keys may take: memory that grows is copied, so it is held twice for a moment."""
 _SPARE = 320
 """Tokens a row has room for beyond its text."""
 
@@ -54,18 +51,16 @@ class Rounds:
         yield from run(Engine(self._target, method), requests, max_batch_size=max_batch_size, device_lane=lane)
 
     def _most_rows(self, requests: Sequence[Request]) -> int:
-        """A few on a CPU. A GPU takes all that its memory holds when each becomes as long as the longest may."""
+        """A few on a CPU. A GPU takes all that its pages hold; those that grow longer than most wait for one another."""
         if self._target.device.type != "cuda" or not self._target.traits.can_be_captured:
             return _ON_A_CPU
-        longest = max((len(request.prompt_ids) + request.params.max_tokens for request in requests), default=1)
-        token_bytes = cast(Any, self._target).token_bytes
-        free, _ = torch.cuda.mem_get_info(self._target.device)
-        room = int(free * _SHARE / (token_bytes * (min(longest, self._target.max_len) + _SPARE)))
+        lengths = [min(len(one.prompt_ids) + one.params.max_tokens, self._target.max_len) + _SPARE for one in requests] or [1]
+        room = cast(Any, self._target).room * len(lengths) // sum(lengths)
         return max(1, min(_MOST, 1 << max(0, room.bit_length() - 1)))
 
     def lane(self, method: Method) -> DeviceLane | None:
         """A new lane of the method's captured rounds; None where they cannot be captured."""
-        graphs = self._graphs_of(method) if self._target.device.type == "cuda" else None
+        graphs = self.graphs_of(method)
         if graphs is None:
             return None
         from outrider.engine.device_lane import DeviceLane
@@ -76,9 +71,10 @@ class Rounds:
     def prepare(self, method: Method, *, batch_size: int = 1, num_tokens: int = 1024) -> Iterator[tuple[int, int]]:
         """Compile and capture what the first ``batch_size`` requests of up to ``num_tokens`` tokens would wait for; yields how
         many rounds are ready, and of how many. Nothing to do where rounds are not captured."""
-        graphs = self._graphs_of(method) if self._target.device.type == "cuda" else None
+        graphs = self.graphs_of(method)
         if graphs is None or graphs.is_held_by_another(self):
             return
+        method.policy.start(1)  # it reads its prices now: memory that grows moves, and captured rounds with it
         from outrider.engine.device_lane import num_slots
         from outrider.engine.device_seats import NUM_PIECES
 
@@ -101,7 +97,10 @@ class Rounds:
         shape = method.policy.captured_shape()
         return shape is not None and shape.nodes is None
 
-    def _graphs_of(self, method: Method) -> RoundGraphs | None:
+    def graphs_of(self, method: Method) -> RoundGraphs | None:
+        """The method's captured rounds; None where the host drives them."""
+        if self._target.device.type != "cuda":
+            return None
         if method not in self._graphs:
             self._graphs[method] = captured(method, self._target)
         return self._graphs[method]

@@ -185,8 +185,9 @@ def test_scores_do_not_depend_on_what_shares_the_pass(llm: LLM, num_nodes: int) 
         assert torch.equal(one, whole[node]), node
 
 
-def test_pages_score_as_rows_do(llm: LLM) -> None:
-    """Bit for bit in invariant numerics, on captured passes, with a beginning that two rows share."""
+def test_pages_of_any_length_score_alike(llm: LLM) -> None:
+    """Bit for bit in invariant numerics, on captured passes, with a beginning that two rows share. Pages of 64 tokens are
+    fetched by the copy engine, those of 16 are not."""
     from outrider.bundled import bundled_path
     from outrider.cache.paged import PagedCache
     from outrider.models.config import config_of
@@ -198,10 +199,9 @@ def test_pages_score_as_rows_do(llm: LLM) -> None:
     config = config_of(read_config(folder))
     assert config is not None
     weights = read_weights(SafetensorsFolder(folder), config, dtype=torch.bfloat16, device=torch.device("cuda"))
-    rows, paged = (FastDecoder(config, weights, numerics="invariant", page_len=page_len) for page_len in (0, 64))
+    rows, paged = (FastDecoder(config, weights, numerics="invariant", page_len=page_len) for page_len in (16, 64))
     prompts = [[5, 6, 7, 8, 9] * 30, [5, 6, 7, 8, 9] * 20 + [11, 12]]
     first, cache = paged.new_cache(1), rows.new_cache(2)
-    assert isinstance(first, PagedCache) and paged.pool is not None
     paged.prefill([prompts[0]], first)
     twins = PagedCache.of_runs(paged.pool, [first.run(0), first.run(0, 100)])
     paged.prefill([[], prompts[1][100:]], twins)
@@ -218,13 +218,13 @@ def test_pages_score_as_rows_do(llm: LLM) -> None:
 PAGED = [("plain", {}), ("draft-model", {"num_draft_tokens": 3}), ("draft-tree", TREE), ("eagle3", SEARCH)]
 
 
-def test_captured_rounds_on_pages_say_what_plain_decoding_on_rows_says(llm: LLM) -> None:
+def test_captured_rounds_on_small_pages_say_what_plain_decoding_says(llm: LLM) -> None:
     """Chains, trees whose branches move from page to page, more requests than slots; all pages come back."""
     from outrider.models.gpu.decoder import FastDecoder
 
     paged = LLM(device="cuda", numerics="invariant", page_len=16, max_batch_size=2)
     target = paged.target
-    assert isinstance(target, FastDecoder) and target.pool is not None
+    assert isinstance(target, FastDecoder)
     for params in PARAMS:
         expected = [llm.generate(p, params, method=llm.compose("plain"))[0].token_ids for p in PROMPTS]
         for name, options in PAGED:
@@ -234,6 +234,22 @@ def test_captured_rounds_on_pages_say_what_plain_decoding_on_rows_says(llm: LLM)
     before = target.pool.num_used
     paged.generate(PROMPTS, PARAMS[0], method=paged.compose("draft-tree", **TREE))
     assert target.pool.num_used <= before + 1  # the spare page of the new method's slots
+
+
+def test_requests_that_outgrow_the_pages_wait_and_say_the_same(llm: LLM) -> None:
+    """Twelve requests in a pool for about six: the youngest wait again, nobody is lost, and nothing is captured anew."""
+    from outrider.models.gpu.decoder import FastDecoder
+
+    prompts, params = [PROMPTS[number % len(PROMPTS)] for number in range(12)], SamplingParams(max_tokens=120, ignore_eos=True)
+    expected = [output.token_ids for output in llm.generate(prompts, params, method=llm.compose("plain"))]
+    small = LLM(device="cuda", page_len=16, max_batch_size=12)
+    assert isinstance(small.target, FastDecoder)
+    small.target.pool.hold(64)
+    version = small.target.pool.version
+    for name, options in PAGED[:2]:
+        outputs = small.generate(prompts, params, method=small.compose(name, **options))
+        assert [output.token_ids for output in outputs] == expected, name
+    assert small.target.pool.version == version and small.target.pool.num_pages == 64
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
@@ -268,7 +284,7 @@ def test_what_is_prepared_is_not_captured_again() -> None:
 
 
 def test_memory_is_weights_keys_and_one_workspace() -> None:
-    """The formula of docs/gpu.md, within 10 %, once the arena has its size."""
+    """The formula of docs/gpu.md, within 10 %."""
     from outrider.models.gpu.decoder import FastDecoder
 
     gc.collect()  # models of earlier tests must not go while this one is looked at
@@ -285,5 +301,5 @@ def test_memory_is_weights_keys_and_one_workspace() -> None:
     config = target.config
     width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim + 4 * config.hidden_size + 3 * config.mlp_size
     workspace = 512 * width * 2 + len(PROMPTS) * config.vocab_size * 4
-    needed = weights + target.arena.block.nbytes + workspace
+    needed = weights + target.pool.block.nbytes + workspace
     assert torch.cuda.max_memory_allocated() - before <= 1.1 * needed

@@ -1,4 +1,4 @@
-"""Every sampling parameter inside captured rounds on a CUDA device: the same text as the host's sampler.
+"""Every sampling parameter on a CUDA device with the default numerics: the same text as plain decoding and the host's sampler.
 
 make gpu-test        (or: PYTHONPATH=src python -m pytest tests/gpu)
 """
@@ -23,11 +23,13 @@ METHODS = [
     ("best-first", {"num_draft_tokens": 4, "num_tree_nodes": 15}),
     ("draft-tree", {"branching": (3, 2, 1), "num_draft_tokens": 3, "num_tree_nodes": 15}),
 ]
+IN_TURNS = ["draft-tree", "rsd-s", "spectr", "prompt-lookup", "token-recycling", "suffix"]
+"""Methods of which each set of samplers is tried with two, as their rows compose them."""
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(device="cuda", numerics="invariant")
+    return LLM(device="cuda")  # numerics are left to the default
 
 
 def random_params(rng: random.Random) -> SamplingParams:
@@ -58,9 +60,11 @@ def test_two_hundred_random_samplers_say_what_the_host_says(llm: LLM, seed: int)
     params = [random_params(rng) for _ in PROMPTS]
     assert stages_for([Request([1, 2], one) for one in params]) is not None
     expected = [o.token_ids for o in llm.generate(PROMPTS, params, method=llm.compose("plain"), trace=True)]
-    for name, options in METHODS if seed < 10 else METHODS[:3]:
+    in_turns = [(IN_TURNS[(2 * seed + i) % len(IN_TURNS)], dict[str, Any]()) for i in range(2)]
+    for name, options in (*(METHODS if seed < 10 else METHODS[:3]), *in_turns):
         got = llm.generate(PROMPTS, params, method=llm.compose(name, **options))
         assert [o.token_ids for o in got] == expected, (name, params)
+        assert all(o.is_invariant for o in got), "the default promises these bits"
 
 
 @pytest.mark.parametrize(("name", "options"), METHODS, ids=[name for name, _ in METHODS])

@@ -9,7 +9,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from outrider.core.tree import ancestors_of
-from outrider.models.attention.tree_tiles import BLOCK, Bounds, Cut, Rows, Sights, paths_of
+from outrider.models.attention.tree_tiles import Bounds, Cut, Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import attend_tree, pack_words
 from outrider.models.gpu.finish import Finish
 from outrider.models.gpu.limits import can_multiply_wide
@@ -61,8 +61,27 @@ def test_folding_pieces_changes_no_bit_of_attention(num_nodes: int, window: int,
         ancestors = ancestors_of(parents).cuda()
         depths = (ancestors.sum(-1) - 1).int()
         sights = Sights(pack_words(ancestors), depths, 0, paths_of(ancestors))
-    found = []
-    for folded, num_pieces in ((1, 13), (BLOCK, 5)):
-        cut = Cut(num_pieces, 256, block_queries=64, folded=folded, tail_queries=64 if num_nodes * 4 <= 128 else 16)
-        found.append(attend_tree(queries, memory, rows, sights=sights, cut=cut, scale=0.08, bounds=Bounds(window)))  # type: ignore
-    assert torch.equal(*found)
+    table = torch.randperm(batch_size * capacity // 64, device="cuda").int().view(batch_size, -1)
+    pages = tuple(in_pages(part, table) for part in memory)
+    places = (memory, rows), (pages, Rows(context, table, 64))
+    found = [
+        attend_tree(queries, block, where, sights=sights, cut=cut, scale=0.08, bounds=Bounds(window))  # type: ignore
+        for block, where in places
+        for cut in cuts(64 if num_nodes * 4 <= 128 else 16)
+    ]
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def cuts(tail_queries: int) -> list[Cut]:
+    """A program for each piece, folded or not, and programs that share the pieces of a row."""
+    sizes = [(14, 0, 1 << 30), (14, 0, 0), (14, 3, 1 << 30), (5, 2, 0), (9, 8, 1500)]
+    return [
+        Cut(pieces, 256, programs, block_queries=64, folds_above=above, tail_queries=tail_queries)
+        for pieces, programs, above in sizes
+    ]
+
+
+def in_pages(memory: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """[P, H, 64, D] the same keys as [R, H, S, D], in the pages of a table [R, S / 64]."""
+    pages = memory.unflatten(2, (-1, 64)).transpose(1, 2).flatten(0, 1)
+    return torch.empty_like(pages).index_copy(0, table.flatten().long(), pages).contiguous()

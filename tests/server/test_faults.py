@@ -52,6 +52,9 @@ class _Grammar:
             raise _Planted
         return torch.full((vocab_size,), not (state >= _AFTER and self.way == "dead"))
 
+    def forced(self, state: int) -> tuple[int, ...]:
+        return ()
+
 
 class _Stream:
     """A detokenizer that fails after a few tokens."""

@@ -95,7 +95,7 @@ template <class W> static std::vector<uint8_t> file_of(int rows, int in) {
     return file;
 }
 template <class W> static void check_stored(int type, int out, int in) {
-    const int blocks = up(out, BLOCK) / BLOCK, most = 11, wide = GROUP * BLOCK;
+    const int blocks = up(out, BLOCK) / BLOCK, most = 15, wide = GROUP * BLOCK;
     const std::vector<uint8_t> file = file_of<W>(out, in);
     const size_t row_bytes = file.size() / out;
     std::vector<FileRow> lines;
@@ -106,26 +106,28 @@ template <class W> static void check_stored(int type, int out, int in) {
     expect(packed_size(type, in) <= size_t(BLOCK) * row_bytes * 1.03, "no more memory than in the file", type);
     std::vector<float> x(size_t(most) * in), found(size_t(most) * wide), alone(wide), weights(in);
     for (float& one : x) one = chance();
-    RoundedRows rows;
+    RoundedRows rows, one;
     rows.reshape(most, in);
     for (int r = 0; r < most; r++) rows.round(r, &x[size_t(r) * in], in);
     int chore = 0;
     const Blocks<AnyStored> all{places.data(), in};
     multiply_group(most, rows.group(0), all, blocks, all, found.data(), chore);
     for (int r = 0; r < most; r++) {
-        const Rounded row = rows.group(r);
+        const auto scale = [&](int k) { return rows.span(r, k / SPAN).scale; };
+        const auto number = [&](int k) { return rows.span(r, k / SPAN).numbers[k % SPAN]; };
         for (int j = 0; j < out; j++) {
             double wanted = 0, size = 0;
             dequantise<W>(file.data() + j * row_bytes, in, weights.data());
             for (int k = 0; k < in; k++) {
-                const double product = double(row.span(0, k / SPAN).scale) * row.numbers[k] * weights[k];
+                const double product = double(scale(k)) * number(k) * weights[k];
                 wanted += product, size += std::fabs(product);
             }
             expect(std::fabs(found[size_t(r) * wide + j] - wanted) <= 3e-6 * size, "a product with a stored matrix", type, j);
         }
         for (int k = 0; k < in; k++)
-            expect(std::fabs(row.span(0, k / SPAN).scale * row.numbers[k] - x[size_t(r) * in + k]) <= 0.501f * row.span(0, k / SPAN).scale, "rounding to 8 bits", r, k);
-        multiply_group(1, row, all, blocks, all, alone.data(), chore);
+            expect(std::fabs(scale(k) * number(k) - x[size_t(r) * in + k]) <= 0.501f * scale(k), "rounding to 8 bits", r, k);
+        one.reshape(1, in), one.round(0, &x[size_t(r) * in], in);
+        multiply_group(1, one.group(0), all, blocks, all, alone.data(), chore);
         expect(!memcmp(&found[size_t(r) * wide], alone.data(), size_t(blocks) * BLOCK * 4), "a row's own bits, stored", r);
     }
 }

@@ -60,10 +60,10 @@ class Seats:
         """As a rehearsal would measure them: another pace, and every point a little wrong."""
         rng = random.Random(5)
         wrong = lambda seconds: seconds * scale * (1 + rng.uniform(-error, error))  # noqa: E731
-        passes = tuple((float(width), wrong(self.passing(width))) for width in (1, 2, 4, 8, 16, 32, 64, 256, 1024))
-        lengths = {1: (1, 2, 4, 8), 8: (1, 4)}
+        passes = tuple((width - 1.0, wrong(self.passing(width))) for width in (1, 2, 4, 8, 16, 32, 64, 256, 1024))
+        lengths = {1: (1, 2, 4, 8), 8: (1, 4), 32: (1, 4)}
         drafts = tuple((rows, tuple((float(k), wrong(self.drafting(rows, k))) for k in ks)) for rows, ks in lengths.items())
-        return Prices(passes, drafts)
+        return Prices(((1, passes),), drafts)
 
     def deserved(self, lengths: Sequence[int], requests: Sequence[int]) -> tuple[float, float]:
         """Expected tokens and seconds of a round with a length for every row."""

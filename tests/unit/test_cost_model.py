@@ -10,7 +10,7 @@ from outrider.core.prices import Prices, between
 from outrider.policies.cost_model import BatchCosts, CostModel, Jumps, Timing
 from outrider.policies.ledger import Ledger, Purse
 
-PRICES = Prices(((1, 1.0), (8, 1.7), (64, 7.3)), ((1, ((1, 0.1), (4, 0.4))), (8, ((1, 0.2), (4, 0.8)))))
+PRICES = Prices(((1, ((0, 1.0), (7, 1.7), (63, 7.3))),), ((1, ((1, 0.1), (4, 0.4))), (8, ((1, 0.2), (4, 0.8)))))
 
 
 def record(costs: BatchCosts, width: int, rest: float, *, draft: float = 0.01, count: int = 1, asked: bool = False) -> None:

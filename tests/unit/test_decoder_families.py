@@ -14,8 +14,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from outrider import SamplingParams
 from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.paged import PagedCache
+from outrider.captured import Rounds
+from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.methods import compose
 from outrider.models.config import config_of
 from outrider.models.decoder import Decoder
 from outrider.models.info import describe_model
@@ -56,6 +61,11 @@ BARE_YARN = {key: value for key, value in YARN.items() if key != "rope_theta"}
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 6}
 MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.0}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LATENT = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+LATENT |= {"n_routed_experts": 8, "n_shared_experts": 2, "moe_intermediate_size": 16, "num_key_value_heads": 4}
+LATENT |= {"routed_scaling_factor": 1.5, "num_experts_per_tok": 2}
+LATENT_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2}
+GROUPS = {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -91,6 +101,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3_moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
     "gpt-oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 6}),
+    "deepseek-v2": ("deepseek_v2", {**LATENT, **GROUPS, "topk_method": "group_limited_greedy", "first_k_dense_replace": 1}),
+    "deepseek-v2-lite": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "rope_parameters": LATENT_YARN}),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, **GROUPS, "rope_parameters": LATENT_YARN, "first_k_dense_replace": 1}),
+    "deepseek-v3-biases": (
+        "deepseek_v3",
+        {**LATENT, **GROUPS, "attention_bias": True, "rope_interleave": False, "first_k_dense_replace": 0},
+    ),
 }
 PROMPTS = [[5, 9, 33, 2, 17, 8, 44, 21, 3, 50, 11], [7, 7, 12], [60, 4, 29, 30, 31, 1, 5]]
 
@@ -126,6 +143,9 @@ def make_checkpoint(folder: Path, model_type: str, changes: dict[str, Any], **sa
             parameter.normal_(0, 0.3 if is_vector else 0.25)
             if is_vector and "norm" in name and "gemma" not in model_type:
                 parameter.add_(1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(0, 0.2)
     model.eval().save_pretrained(folder, **saving)
     return model
 
@@ -136,7 +156,7 @@ WIDE_LONGROPE = {**LONGROPE, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor"
 
 
 EAGER_ONLY = "olmo2 olmo3 granite cohere cohere2 stablelm stablelm-parallel gpt-neox gpt-neox-in-turn starcoder2".split()
-EAGER_ONLY += ["mixtral", "qwen3-moe", "olmoe", "gpt-oss"]
+EAGER_ONLY += ["mixtral", "qwen3-moe", "olmoe", "gpt-oss", *(name for name in FAMILIES if name.startswith("deepseek"))]
 """Families with a feature that the native pass does not have."""
 CASES = [(name, "eager") for name in FAMILIES] + [(name, "native") for name in FAMILIES if name not in EAGER_ONLY]
 
@@ -289,6 +309,38 @@ def test_a_tree_grown_level_by_level(pair: Pair) -> None:
     close(found, expected[:, 3:])
 
 
+def test_latent_attention_caches_one_vector_per_token(tmp_path: Path) -> None:
+    """The latent and the rotated key, in one block or in pages, whatever the heads are."""
+    make_checkpoint(tmp_path, *FAMILIES["deepseek-v3"])
+    logits = []
+    for page_len in (0, 4):
+        model = load_model(str(tmp_path), dtype="float32", device="cpu", fast=False, page_len=page_len)
+        cache = model.new_cache(3)
+        model.prefill(PROMPTS, cache)
+        logits.append(model.score(TokenTree.of_rows([([6, 7, 8], [-1, 0, 0])] * 3), cache).logits)
+        assert isinstance(cache, ContiguousCache | PagedCache) and cache.token_bytes == 3 * (24 + 8) * 4
+    close(*logits)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3"])
+def test_drafted_text_of_latent_models_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+    """Greedy, in a ragged batch, with trees that another layout of the same model drafts."""
+    theirs = make_checkpoint(tmp_path, *FAMILIES[name])
+    model, draft = (load_model(str(tmp_path), dtype="float32", device="cpu", page_len=page_len) for page_len in (0, 4))
+    method = compose(
+        "draft-tree", model, draft=draft, options={"branching": (2, 2), "num_draft_tokens": 2, "num_tree_nodes": 6}
+    )
+    requests = [Request(prompt, SamplingParams(max_tokens=12, ignore_eos=True)) for prompt in PROMPTS]
+    states = {len(step.state.request.prompt_ids): step.state for step in Rounds(model).run(method, requests)}
+    for prompt in PROMPTS:
+        with torch.no_grad():
+            text = theirs.generate(
+                torch.tensor([prompt]), do_sample=False, min_new_tokens=12, max_new_tokens=12, eos_token_id=-1
+            )
+        assert states[len(prompt)].tokens == text[0].tolist()
+        assert states[len(prompt)].stats.num_accepted > 0
+
+
 def test_longrope_opened_for_a_long_context_uses_the_long_factors(tmp_path: Path) -> None:
     theirs = make_checkpoint(tmp_path, *FAMILIES["phi3-longrope"])
     ours = load_model(str(tmp_path), dtype="float32", device="cpu", max_len=64)
@@ -346,6 +398,18 @@ def test_info_says_why_a_model_goes_through_transformers(tmp_path: Path) -> None
         (tmp_path / "config.json").write_text(json.dumps({**raw, **change}))
         info = describe_model(str(tmp_path))
         assert info.runs_on == "transformers adapter" and reason in info.gpu_path
+
+
+def test_info_says_which_latents_the_fast_decoder_takes(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, *FAMILIES["deepseek-v3"])
+    assert "no latents of (24, 8)" in describe_model(str(tmp_path)).gpu_path
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "kv_lora_rank": 512, "qk_rope_head_dim": 64}))
+    info = describe_model(str(tmp_path))
+    assert info.gpu_path.startswith("fast decoder") and "on a GPU" in info.same_bits
+    assert "no latent attention" in info.cpu_path and "no mixtures of experts" in info.cpu_path
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "mlp_bias": True}))
+    assert "biases beside experts" in describe_model(str(tmp_path)).gpu_path
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from triton_interpreter import DEVICE
@@ -9,8 +11,18 @@ from triton_interpreter import DEVICE
 from outrider.models.experts import ExpertsMlp, chosen_experts
 from outrider.models.features import Experts
 from outrider.models.gpu import experts as grouped
+from outrider.models.gpu.router import route
+from outrider.models.layers import GatedMlp
+from outrider.models.linear import linear_of
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
+LATENT = {"num_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+LATENT |= {"first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": None}
+ROUTINGS: list[dict[str, Any]] = [
+    {"normalised": False, "groups": 4, "chosen_groups": 2, "scale": 1.5},
+    {"normalised": True, "scoring": "sigmoid", "corrected": True, "scale": 2.5},
+    {"normalised": True, "scoring": "sigmoid", "corrected": True, "groups": 4, "chosen_groups": 2, "group_best": 2},
+]
 SIZES = {"hidden_size": 32, "intermediate_size": 24, "num_local_experts": 5, "num_experts": 5, "num_experts_per_tok": 3}
 
 
@@ -25,6 +37,29 @@ def test_experts_add_what_the_oracle_adds(family: str, num_rows: int) -> None:
     found = grouped.experts_mlp(x, weights, config.experts, activation=config.activation, exact=False)
     assert found.shape == (3, num_rows, 32)
     torch.testing.assert_close(found.sum(0), ExpertsMlp(config, weights)(x), atol=1e-4, rtol=1e-4)
+
+
+def test_an_mlp_beside_the_experts_adds_its_part() -> None:
+    config = tiny_config("deepseek_v3", **LATENT)
+    weights = tiny_weights(config, device=str(DEVICE)).layers[1]
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    assert config.experts is not None and weights.shared_gate_up is not None and weights.shared_down is not None
+    beside = GatedMlp(config, gate_up=linear_of(weights.shared_gate_up), down=linear_of(weights.shared_down))
+    found = grouped.experts_mlp(x, weights, config.experts, activation=config.activation, exact=False)
+    torch.testing.assert_close(found.sum(0), ExpertsMlp(config, weights, beside)(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_a_router_chooses_as_the_oracle_does(routing: dict[str, Any]) -> None:
+    """Groups of a size that is no power of two, good by one expert or by two; sigmoids, corrected for the choice alone."""
+    experts = Experts(count=12, num_chosen=3, size=8, layers=(True,), **routing)
+    draw = torch.Generator().manual_seed(4)
+    parts = torch.randn(2, 6, 12, generator=draw).to(DEVICE)
+    correction = torch.randn(12, generator=draw).to(DEVICE) if experts.corrected else None
+    index, shares = (found.view(6, 3) for found in route(parts, None, experts, correction))
+    expected, weights = chosen_experts(experts, parts.sum(0), correction)
+    assert torch.equal(index.long(), expected)
+    torch.testing.assert_close(shares, weights, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("num_rows", [2, 30])

@@ -4,9 +4,10 @@ played by a function of the tokens so far, so that every request's text is known
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,6 +73,74 @@ class FakeGraph:
         return [len(choices), self.num_guesses, agreed, 0, *choices]
 
 
+class FakeCutGraph(FakeGraph):
+    """A round in parts: the host sees the guesses, changes them, and says which tokens may follow each node."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._guesses: list[list[int]] = []
+
+    def drafted(self) -> tuple[list[list[int]], list[list[int]]]:
+        assert not any(self._notes[-1]), "the choice has not been made"
+        for slot in range(self._size):
+            tokens = list(self._graphs.slots.get((self._size, slot), ([0, 0], 0))[0])
+            size = len(tokens)
+            for _ in range(self.num_guesses):
+                tokens.append(next_token(tokens))
+            self._guesses.append(tokens[size - 1 :])
+        return [list(row) for row in self._guesses], [list(range(-1, self.num_guesses))] * self._size
+
+    def score(self, amended: Mapping[int, Sequence[int]]) -> None:
+        for slot, tokens in amended.items():
+            assert tokens[0] == self._guesses[slot][0], "roots stay"
+            self._guesses[slot] = list(tokens)
+        self._graphs.num_amended += len(amended)
+
+    def choose(self, masks: Mapping[int, torch.Tensor]) -> None:
+        self._notes[-1] = [self._walk(slot, masks.get(slot)) for slot in range(self._size)]
+
+    def _play(self, slot: int) -> list[int]:
+        return []
+
+    def _walk(self, slot: int, masks: torch.Tensor | None) -> list[int]:
+        held = self._graphs.slots.get((self._size, slot)) if (self._size, slot) in self._graphs.started else None
+        choices: list[int] = []
+        if held is not None:
+            tokens, limit = held
+            for node in range(min(self.num_guesses + 1, limit - len(tokens))):
+                allowed = None if masks is None else np.unpackbits(masks[node].numpy(), bitorder="little")[:VOCAB]
+                choices.append(chosen(tokens, allowed))
+                tokens.append(choices[-1])
+                if node == self.num_guesses or self._guesses[slot][node + 1] != choices[-1]:
+                    break
+        return [len(choices), self.num_guesses, max(0, len(choices) - 1), 0, *choices]
+
+
+def chosen(tokens: Sequence[int], allowed: Any) -> int:
+    """What follows the tokens: the next one in a circle that is allowed."""
+    token = next_token(tokens)
+    while allowed is not None and not allowed[token]:
+        token = (token + 1) % VOCAB
+    return token
+
+
+class Turns:
+    """A grammar: multiples of 3, then the token 7, then multiples of 3 again."""
+
+    def initial(self) -> int:
+        return 0
+
+    def advance(self, state: int, token: int) -> int | None:
+        return (state + 1) % 2 if self.allowed(state, VOCAB)[token] else None
+
+    def allowed(self, state: int, vocab_size: int) -> torch.Tensor:
+        tokens = torch.arange(vocab_size)
+        return tokens == 7 if state else tokens % 3 == 0
+
+    def forced(self, state: int) -> tuple[int, ...]:
+        return (7,) if state else ()
+
+
 class FakeGraphs:
     """What ``RoundGraphs`` is to a lane."""
 
@@ -84,12 +153,19 @@ class FakeGraphs:
         self.started: set[tuple[int, int]] = set()
         self.num_read: dict[tuple[int, int], int] = {}
         self.num_read_in_rounds = 0
+        self.num_amended = 0
         self.seats = self
         self.sizes: list[int] = []
         self._holder: object = None
 
     def fits(self, capacity: int) -> bool:
         return capacity < 1000
+
+    def has_room(self, size: int, states: Mapping[int, RequestState]) -> bool:
+        return len(states) <= size
+
+    def grow(self, size: int, states: Mapping[int, RequestState]) -> None:
+        assert all((size, slot) in self.slots for slot in states)
 
     def is_held_by_another(self, lane: object) -> bool:
         return self._holder not in (None, lane)
@@ -142,9 +218,12 @@ class FakeGraphs:
             del self.slots[size, slot]
             self.started.discard((size, slot))
 
-    def round(self, size: int, num_guesses: int, stages: int, *, num_pieces: int, logprobs: bool) -> FakeGraph:
-        del stages, logprobs
-        return FakeGraph(self, size, num_guesses, num_pieces)
+    def round(
+        self, size: int, num_guesses: int, stages: int, *, num_pieces: int, logprobs: bool, constrained: bool
+    ) -> FakeGraph:
+        assert not logprobs and (stages or not constrained)
+        new_graph = FakeCutGraph if constrained else FakeGraph
+        return new_graph(self, size, num_guesses, num_pieces)
 
 
 @pytest.fixture
@@ -185,6 +264,43 @@ def test_requests_come_and_go_and_everyone_gets_its_text(world: tuple[Scheduler,
     assert all(state.is_finished and state.stats.num_tokens == counts[n] for n, state in states.items())
     assert graphs.num_read_in_rounds > 20
     assert max(graphs.sizes) > 4 and graphs.slots == {} and not graphs.is_held_by_another(None)
+
+
+def test_grammars_run_beside_others_and_force_their_text(world: tuple[Scheduler, FakeGraphs]) -> None:
+    scheduler, graphs = world
+    grammars = [None, Turns(), Turns(), None, Turns()]
+    prompts = [[3 + n, 5, 1, 2 * n] for n in range(len(grammars))]
+    states = [
+        RequestState.of(Request(prompt, SamplingParams(max_tokens=6 + 3 * n, grammar=grammar)))
+        for n, (prompt, grammar) in enumerate(zip(prompts, grammars, strict=True))
+    ]
+    for number, state in enumerate(states):
+        scheduler.submit(Job(number, state))
+    while not scheduler.is_idle:
+        scheduler.round()
+    for prompt, state, grammar in zip(prompts, states, grammars, strict=True):
+        tokens, place = list(prompt), 0
+        for _ in range(state.params.max_tokens):
+            tokens.append(chosen(tokens, None if grammar is None else grammar.allowed(place, VOCAB)))
+            place = 1 - place
+        assert state.tokens == tokens and state.failure is None
+    assert graphs.num_amended > 3
+    assert max(state.stats.num_accepted for state in states) > 0
+
+
+def test_a_grammar_that_fails_ends_its_request_alone(world: tuple[Scheduler, FakeGraphs]) -> None:
+    class Failing(Turns):
+        def allowed(self, state: int, vocab_size: int) -> torch.Tensor:
+            raise ValueError("planted")
+
+    scheduler, _ = world
+    states = [RequestState.of(Request([4, 5], SamplingParams(max_tokens=9, grammar=g))) for g in (Failing(), Turns())]
+    for number, state in enumerate(states):
+        scheduler.submit(Job(number, state))
+    while not scheduler.is_idle:
+        scheduler.round()
+    assert "planted" in str(states[0].failure) and states[0].is_finished
+    assert states[1].failure is None and states[1].num_output == 9
 
 
 def test_what_the_device_cannot_do_runs_on_the_host_beside_it(world: tuple[Scheduler, FakeGraphs]) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 import outrider
 from outrider import OptionError
-from outrider.cli.main import COMMANDS, main
-from outrider.cli.progress import first_explained, waiting
+from outrider.cli.main import COMMANDS, console, main
+from outrider.cli.progress import _Silence, first_explained, waiting
 from outrider.methods import METHODS, POLICIES, RULES
 
 PARSERS = Path(outrider.__file__).parent / "cli" / "parsers"
@@ -185,6 +185,31 @@ def test_no_wait_needs_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with waiting("loading a model", patience=0.0, out=out):
         time.sleep(0.01)
     assert out.getvalue() == ""
+
+
+def test_waits_that_follow_one_another_are_one_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is short enough to say nothing; together they are not."""
+    out = io.StringIO()
+    monkeypatch.setenv("OUTRIDER_QUIET", "0")
+    monkeypatch.setattr("outrider.cli.progress._NEXT", 1000.0)
+    with waiting("first", patience=1000.0, out=out):
+        time.sleep(0.05)
+    with waiting("second", patience=0.05, out=out):
+        while "second ..." not in out.getvalue():
+            time.sleep(0.001)
+    assert "first" not in out.getvalue()
+    monkeypatch.setattr("outrider.cli.progress._NEXT", 0.0)
+    silence = _Silence(since=0.0, until=5.0)
+    assert silence.before(9.0) == 0.0
+    monkeypatch.setattr("outrider.cli.progress._NEXT", 5.0)
+    assert silence.before(9.0) == 9.0
+
+
+def test_the_process_ends_without_a_search_for_garbage(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr("outrider.cli.main.gc.freeze", lambda: frozen.append(True))
+    monkeypatch.setattr(sys, "argv", ["outrider"])
+    assert console() == 0 and frozen == [True] and "usage: outrider" in capsys.readouterr().out
 
 
 def test_the_wait_for_the_first_piece_is_explained(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -116,7 +116,7 @@ def test_trees_are_priced_by_their_nodes() -> None:
 
 def test_wrong_prices_are_noticed_and_outgrown() -> None:
     """The price list says that a wide pass is free, and it is not."""
-    wrong = Given(Prices(((1.0, 1e-3), (64.0, 1.01e-3)), ((1, ((1.0, 1e-4), (8.0, 1e-3))),)))
+    wrong = Given(Prices(((1, ((0.0, 1e-3), (63.0, 1.01e-3))),), ((1, ((1.0, 1e-4), (8.0, 1e-3))),)))
     policy = Adaptive()
     policy.expect(wrong)
     steep = replace(CPU, passing=lambda nodes: 1e-3 * (0.5 + 0.5 * nodes), rates=lambda request: 0.8)

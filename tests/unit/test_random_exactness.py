@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from outrider import LLM
+from outrider.bench.provenance import results_head
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import random_exactness
-from random_models import KINDS
+from random_models import KINDS, small_model
 
 EMPTY: dict[str, Any] = {"models": {}, "reasons": {}, "samplers": 0, "different": {}, "asked": 0}
 
@@ -75,9 +76,31 @@ def test_the_results_file_counts_every_shard(tmp_path: Path) -> None:
     one = {**EMPTY, "models": {"gpt2": {"equal": 2}}, "reasons": {"gpt2 equal": "HFModel"}, "samplers": 3}
     two = {**EMPTY, "models": {"gpt2": {"DIFFERENT": 1}}, "reasons": {"gpt2 7 DIFFERENT": "plain"}, "different": {"suffix": 1}}
     result = random_exactness.merged([one, two])
-    random_exactness.write(tmp_path / "out.json", result, random_exactness.counted(result))
+    random_exactness.write(tmp_path / "out.json", result, results_head("a test", script="tests"))
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["rows"][0] == {"architectures": 1, "equal": 2, "DIFFERENT": 1}
     assert document["rows"][1]["sampler sets"] == 3 and document["rows"][1]["different"] == {"suffix": 1}
     assert document["rows"][2]["why"] == {"equal": "HFModel", "7 DIFFERENT": "plain"}
     assert {"command", "machine", "date", "commit", "what"} < document.keys()
+    random_exactness.join([tmp_path / "out.json"] * 2, tmp_path / "both.json")
+    both = json.loads((tmp_path / "both.json").read_text())
+    assert both["rows"][0] == {"architectures": 1, "equal": 4, "DIFFERENT": 2}
+    assert both["rows"][2]["why"] == document["rows"][2]["why"] and both["command"].count(document["command"]) == 2
+
+
+def test_what_transformers_cannot_run_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws: list[int] = []
+
+    def sometimes(kind: str, seed: int, draw: int) -> Any:
+        draws.append(draw)
+        if draw < 2:
+            raise RuntimeError("sizes that do not fit")
+        return small_model(kind, seed, draw)
+
+    monkeypatch.setattr(random_exactness, "small_model", sometimes)
+    assert random_exactness.outcome_of("gpt2", seed=0).startswith("equal") and draws == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("deepseek_v2", 2), ("codegen", 0), ("diffllama", 1)])
+def test_architectures_with_sizes_of_their_own_are_built(kind: str, seed: int) -> None:
+    assert random_exactness.outcome_of(kind, seed).startswith("equal: ")

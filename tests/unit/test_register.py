@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import io
 import json
 import subprocess
@@ -151,6 +152,18 @@ def test_chat_takes_a_system_message(capsys, monkeypatch) -> None:
     assert main(["chat", "-n", "3", "--system", "You are a poet.", "--dtype", "float32"]) == 0
     assert [messages[0]["content"] for messages in seen] == ["You are a poet.", "You are a poet.", "Speak softly."]
     assert all(len(messages) == 2 and messages[0]["role"] == "system" for messages in seen)
+
+
+def test_a_line_of_a_terminal_can_be_edited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``input`` edits lines once GNU readline is imported; what is no terminal is read as it is."""
+    from outrider.cli import chat
+
+    monkeypatch.setattr("builtins.input", lambda prompt: f"typed after {prompt!r}")
+    terminal = io.StringIO("not read")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    assert chat._read_line(terminal) == "typed after '> '\n"
+    assert "readline" in sys.modules or importlib.util.find_spec("readline") is None
+    assert chat._read_line(io.StringIO("piped\n")) == "piped\n"
 
 
 def test_max_len_shortens_the_context() -> None:

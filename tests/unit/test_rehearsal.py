@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 
-from outrider import rehearsal
 from outrider.core.errors import RequestError
-from outrider.core.interfaces import Target
+from outrider.core.interfaces import Drafter, Target
 from outrider.core.prices import Prices
 from outrider.drafters.plain import NullDrafter
 from outrider.methods import compose
 from outrider.models.tiny import TableModel
-from outrider.rehearsal import Rehearsal, measure
+from outrider.rehearsal import rehearsal
+from outrider.rehearsal.rehearsal import Rehearsal, expect_prices
 
 
 @dataclass
@@ -56,32 +58,41 @@ def chain(length: int) -> int:
     return length
 
 
-def test_passes_are_priced_by_their_nodes_and_drafts_by_their_guesses(clock: Clock) -> None:
+def measured(target: Target, drafter: Drafter, folder: Path, clock: Clock) -> Prices | None:
+    return Rehearsal(target, drafter, {}, folder=folder, clock=clock).read(chain)
+
+
+def test_passes_are_priced_by_their_nodes_and_drafts_by_their_guesses(clock: Clock, tmp_path: Path) -> None:
     target, draft = scripted(clock, lambda nodes: 1e-3 + 1e-4 * nodes), scripted(clock, lambda nodes: 2e-5 * nodes)
-    prices = measure(target, compose("draft-model", target, draft=draft).drafter, chain, clock=clock)
-    assert prices is not None and [place for place, _ in prices.passes] == [1, 2, 4, 8, 16, 32, 64]
-    assert all(seconds == pytest.approx(1e-3 + 1e-4 * place) for place, seconds in prices.passes)
-    assert prices.passing(48) == pytest.approx(5.8e-3) and prices.passing(640) == pytest.approx(65e-3)
-    assert [rows for rows, _ in prices.drafts] == [1, 8]
+    prices = measured(target, compose("draft-model", target, draft=draft).drafter, tmp_path, clock)
+    assert prices is not None
+    ((rows, points),) = prices.passes
+    assert rows == 1 and [place for place, _ in points] == [0, 1, 3, 7, 15, 31, 63]
+    assert all(seconds == pytest.approx(1.1e-3 + 1e-4 * place) for place, seconds in points)
+    assert prices.passing(8, 5) == pytest.approx(5.8e-3) and prices.passing(64, 9) == pytest.approx(65e-3), "packed nodes"
+    assert [rows for rows, _ in prices.drafts] == [1, 8, 32]
     one, four = (prices.drafting(1, length) for length in (1, 4))
     assert one is not None and four is not None and four - one == pytest.approx(3 * 2e-5), "a pass of the draft for each guess"
-    assert (prices.drafting(8, 4) or 0) - (prices.drafting(8, 1) or 0) == pytest.approx(8 * 3 * 2e-5)
+    for rows in (8, 32, 128):
+        assert (prices.drafting(rows, 4) or 0) - (prices.drafting(rows, 1) or 0) == pytest.approx(rows * 3 * 2e-5)
 
 
-def test_a_rehearsal_ends_in_time(clock: Clock) -> None:
+def test_a_rehearsal_ends_in_time(clock: Clock, tmp_path: Path) -> None:
     slow = scripted(clock, lambda nodes: 0.02 * nodes)
-    prices = measure(slow, NullDrafter(), chain, clock=clock)
-    assert prices is not None and 2 <= len(prices.passes) <= 4 and not prices.drafts
+    prices = measured(slow, NullDrafter(), tmp_path / "slow", clock)
+    assert prices is not None and 2 <= len(prices.passes[0][1]) <= 4 and not prices.drafts
     assert clock.now < 1.0
-    assert measure(scripted(clock, lambda nodes: 1.0), NullDrafter(), chain, clock=clock) is None, "serving will tell"
+    assert measured(scripted(clock, lambda nodes: 1.0), NullDrafter(), tmp_path, clock) is None, "serving will tell"
 
 
-def test_drafters_that_learn_or_find_nothing_or_refuse_have_no_price(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafters_that_learn_or_find_nothing_or_refuse_have_no_price(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     target = scripted(clock, lambda nodes: 1e-3)
     suffix = compose("suffix", target).drafter
     before = repr([vars(memory).keys() for memory in suffix.memories])
-    prices = measure(target, suffix, chain, clock=clock)
-    assert prices is not None and not prices.drafts and prices.passing(64) == pytest.approx(1e-3)
+    prices = measured(target, suffix, tmp_path, clock)
+    assert prices is not None and not prices.drafts and prices.passing(1, 63) == pytest.approx(1e-3)
     assert repr([vars(memory).keys() for memory in suffix.memories]) == before
 
     def refuse(*args: Any) -> None:
@@ -89,7 +100,7 @@ def test_drafters_that_learn_or_find_nothing_or_refuse_have_no_price(clock: Cloc
 
     drafter = compose("prompt-lookup", target).drafter
     monkeypatch.setattr(type(drafter), "propose", refuse)
-    found = measure(target, drafter, chain, clock=clock)
+    found = measured(target, drafter, tmp_path, clock)
     assert found is not None and not found.drafts
 
 
@@ -98,13 +109,13 @@ def test_a_disturbed_price_is_mended_by_those_of_more_work() -> None:
 
 
 def source(target: Target, folder: Path, clock: Clock, **label: Any) -> Rehearsal:
-    return Rehearsal(target, NullDrafter(), label, folder, clock)
+    return Rehearsal(target, NullDrafter(), label, folder=folder, clock=clock)
 
 
 def test_prices_are_kept_and_read_again(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = scripted(clock, lambda nodes: 1e-3)
     first = source(target, tmp_path / "new", clock, method="a").read(chain)
-    monkeypatch.setattr(rehearsal, "measure", lambda *args, **named: pytest.fail("measured twice"))
+    monkeypatch.setattr(rehearsal, "_prices", lambda *args: pytest.fail("measured twice"))
     again = source(target, tmp_path / "new", clock, method="a")
     assert again.read(chain) == first and first is not None
     assert source(target, tmp_path, clock, method="b").path.name != again.path.name
@@ -115,9 +126,11 @@ def test_prices_are_kept_and_read_again(clock: Clock, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", '{"passes": [], "drafts": []}', '{"passes": [[1, -1]], "drafts": []}', '{"passes": 3, "drafts": []}',
-     '{"passes": [[2, 1], [1, 1]], "drafts": []}', '{"passes": [[1, 1]], "drafts": [[0, [[1, 1]]]]}',
-     '{"passes": [[1, "x"]], "drafts": []}', '{"passes": [[1, NaN]], "drafts": []}', '{"passes": [[1, 1, 1]], "drafts": []}'],
+    ["", "{", "[]", "{}", '{"passes": [], "drafts": []}', '{"passes": [[1, [[1, -1]]]], "drafts": []}',
+     '{"passes": 3, "drafts": []}', '{"passes": [[1, [[2, 1], [1, 1]]]], "drafts": []}', '{"passes": [[1, 2]], "drafts": []}',
+     '{"passes": [[1, [[1, 1]]]], "drafts": [[0, [[1, 1]]]]}', '{"passes": [[1, [[1, "x"]]]], "drafts": []}',
+     '{"passes": [[1, [[1, NaN]]]], "drafts": []}', '{"passes": [[1, [[1, 1, 1]]]], "drafts": []}',
+     '{"passes": [[8, [[1, 1]]], [1, [[1, 1]]]], "drafts": []}', '{"passes": [[1, [[1, 1]]]]}'],
 )  # fmt: skip
 def test_a_file_that_is_no_price_list_is_written_anew(text: str, clock: Clock, tmp_path: Path) -> None:
     here = source(scripted(clock, lambda nodes: 1e-3), tmp_path, clock)
@@ -140,19 +153,122 @@ def test_prices_of_a_busy_machine_are_measured_again_on_a_quiet_one(clock: Clock
     """And those of a quiet machine stay, however busy it is now."""
     pace = 4.0
     target = scripted(clock, lambda nodes: pace * (1e-3 + 1e-4 * nodes))
-    source = Rehearsal(target, NullDrafter(), {"method": "plain"}, tmp_path, clock)
+    source = Rehearsal(target, NullDrafter(), {"method": "plain"}, folder=tmp_path, clock=clock)
     busy = source.read(chain)
     pace = 1.0
     quiet = source.read(chain)
     pace = 4.0
     later = source.read(chain)
     assert busy is not None and quiet is not None
-    assert busy.passing(8) == pytest.approx(4 * quiet.passing(8))
+    assert busy.passing(1, 7) == pytest.approx(4 * quiet.passing(1, 7))
     assert later == quiet == Prices.of_json(json.loads(source.path.read_text()))
 
 
 def test_a_slow_model_does_not_try_its_prices(clock: Clock, tmp_path: Path) -> None:
     target = scripted(clock, lambda nodes: 0.03 + 0.005 * nodes)
-    source = Rehearsal(target, NullDrafter(), {"method": "plain"}, tmp_path, clock)
+    source = Rehearsal(target, NullDrafter(), {"method": "plain"}, folder=tmp_path, clock=clock)
     known, began = source.read(chain), clock()
     assert known is not None and source.read(chain) == known and clock() == began
+
+
+class FakeGraphs:
+    """Captured rounds that take what a script says, and a second to capture. Slots hold 32 tokens."""
+
+    most_guesses = 6
+
+    def __init__(self, clock: Clock, price: Callable[[int, int], float]) -> None:
+        self._clock, self._price = clock, price
+        self.captured: list[tuple[int, int]] = []
+        self.seats, self.is_held = self, False
+
+    def is_held_by_another(self, lane: object) -> bool:
+        del lane
+        return self.is_held
+
+    def num_slots(self, batch_size: int) -> int:
+        del batch_size
+        return 32
+
+    def round(self, batch_size: int, num_guesses: int) -> SimpleNamespace:
+        if (batch_size, num_guesses) not in self.captured:
+            self.captured.append((batch_size, num_guesses))
+            self._clock.now += 0.5
+        return SimpleNamespace(launch=lambda: self._pass(batch_size, num_guesses))
+
+    def _pass(self, batch_size: int, num_guesses: int) -> None:
+        self._clock.now += self._price(batch_size, num_guesses)
+
+
+@pytest.fixture
+def device(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Events that read the clock."""
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = clock()
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, other: Event) -> float:
+            return (other.at - self.at) * 1e3
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setitem(rehearsal._BUDGET, "cpu", 8.0)
+    return clock
+
+
+def captured_price(slots: int, guesses: int) -> float:
+    return 4e-3 + 1e-5 * slots * (1 + guesses) + 3e-4 * guesses
+
+
+def of_graphs(clock: Clock, folder: Path, graphs: FakeGraphs) -> Rehearsal:
+    target = scripted(clock, lambda nodes: pytest.fail("the host ran a pass"))
+    return Rehearsal(target, NullDrafter(), {"method": "a"}, lambda: graphs, folder, clock)  # type: ignore[arg-type, return-value]
+
+
+def test_captured_rounds_are_priced_as_a_whole(device: Clock, tmp_path: Path) -> None:
+    graphs = FakeGraphs(device, captured_price)
+    prices = of_graphs(device, tmp_path, graphs).read(chain)
+    assert prices is not None and set(graphs.captured) == {(slots, k) for slots in (1, 8, 64) for k in (0, 1, 2, 4)}
+    for slots in (1, 2, 8, 32, 64, 128):
+        for guesses in (0, 1, 3, 4, 6):
+            assert prices.passing(slots, guesses) == pytest.approx(captured_price(slots, guesses))
+            assert prices.drafting(slots, guesses) == 0.0
+
+
+def test_capturing_ends_in_time_and_every_number_of_slots_is_timed_first(device: Clock, tmp_path: Path) -> None:
+    graphs = FakeGraphs(device, lambda slots, guesses: 0.3)
+    prices = of_graphs(device, tmp_path, graphs).read(chain)
+    assert prices is not None and [rows for rows, _ in prices.passes] == [1, 8, 64] and len(graphs.captured) < 12
+    assert device() < 12
+
+
+def test_kept_prices_of_captured_rounds_are_tried(device: Clock, tmp_path: Path) -> None:
+    pace = 4.0
+    price = lambda slots, guesses: pace * captured_price(slots, guesses)  # noqa: E731
+    busy = of_graphs(device, tmp_path, FakeGraphs(device, price)).read(chain)
+    pace = 1.0
+    quiet = of_graphs(device, tmp_path, FakeGraphs(device, price)).read(chain)
+    graphs = FakeGraphs(device, price)
+    assert of_graphs(device, tmp_path, graphs).read(chain) == quiet and graphs.captured == [(1, 0), (1, 4)]
+    assert busy is not None and quiet is not None and busy.passing(8, 2) == pytest.approx(4 * quiet.passing(8, 2))
+
+
+def test_slots_in_use_are_not_timed(device: Clock, tmp_path: Path) -> None:
+    graphs = FakeGraphs(device, captured_price)
+    graphs.is_held = True
+    assert of_graphs(device, tmp_path, graphs).read(chain) is None and not graphs.captured
+
+
+def test_a_price_source_does_not_keep_its_method() -> None:
+    """Captured rounds hold their policy, and must go when their method does."""
+    target = TableModel(torch.full((12,), 1 / 12), max_len=1024)
+    method = compose("prompt-lookup", target, policy="adaptive")
+    expect_prices(method, target, {}, lambda _: None)
+    alive, policy = ref(method), method.policy
+    del method
+    gc.collect()
+    assert alive() is None and policy.start(1) is not None

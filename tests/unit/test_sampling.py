@@ -116,6 +116,9 @@ class EvenOnly:
     def allowed(self, state: int, vocab_size: int) -> torch.Tensor:
         return torch.arange(vocab_size) % 2 != state
 
+    def forced(self, state: int) -> tuple[int, ...]:
+        return ()
+
 
 def add_length(tokens, logits):
     """A processor whose effect depends on the whole path."""

@@ -44,8 +44,9 @@ def test_every_command_of_the_first_minutes_works(capsys, monkeypatch: pytest.Mo
 
 def test_a_silent_wait_is_marked() -> None:
     silent = Step("outrider generate", (Shown(0.1, "hello\n"),), 0, 9.0)
-    assert silent.silences == [pytest.approx(8.9)] and "waits that nothing explained: 9 s" in silent.text()
-    assert Step("outrider generate", (), 0, 9.0).silences == [9.0]
+    assert silent.silences == [(pytest.approx(8.9), "hello")]
+    assert "waits that nothing explained: 9 s after 'hello'" in silent.text()
+    assert Step("outrider generate", (), 0, 9.0).silences == [(9.0, "")]
 
 
 @pytest.mark.parametrize("line", ["loading a model ...", "\rloading a model ... 4 s", "Building wheel: started\n"])

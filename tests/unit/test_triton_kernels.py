@@ -87,6 +87,7 @@ def test_words_hold_the_ancestors() -> None:
 
 
 CUTS = [Cut(1), Cut(3, block_keys=16), Cut(5, 32, block_keys=16), Cut(2, block_queries=32, block_keys=32)]
+CUTS += [Cut(9, 16, 2, block_keys=16, folds_above=40)]
 
 
 CASES = [(cut, paged, shape) for cut in CUTS for paged in (False, True) for shape in ("chain", "tree")]

@@ -47,6 +47,11 @@ def test_nothing_guessed_is_said() -> None:
     assert "DIFFERENT text" in said(PLAIN, 1.0, identical=False)
 
 
+def test_without_an_accepted_guess_a_better_time_is_noise() -> None:
+    assert said(PLAIN, 1.06).startswith("No speed-up here (1.06x): no guess was made on this text")
+    assert said(stats(100, 100, 0, 50, 100, 0.95), 1.06).startswith("No speed-up here (1.06x): a pass of 2.0 tokens")
+
+
 @pytest.mark.parametrize("code", [ReasonCode.PLAIN_IS_FASTER, ReasonCode.BUDGET])
 def test_a_policy_that_declined_is_quoted(code: ReasonCode) -> None:
     """A draft model had guesses: advice to try one would be wrong."""

@@ -27,7 +27,7 @@ _MOST_SPARE = 4
 
 @final
 class ContiguousCache(LayeredCache):
-    """One block [L, 2, B, Hkv, S, D] for all layers; ``keys`` and ``values`` are its [B, Hkv, S, D] views per layer.
+    """One block [L, sides, B, Hkv, S, D] for all layers; ``keys`` and ``values`` are its [B, Hkv, S, D] views per layer.
 
     ``store`` is the memory it is the first B rows of."""
 
@@ -38,10 +38,12 @@ class ContiguousCache(LayeredCache):
         self._hold(block)
 
     @staticmethod
-    def empty(num_layers: int, shape: tuple[int, int, int], *, dtype: torch.dtype, device: torch.device) -> ContiguousCache:
-        """No tokens yet; ``shape`` is (batch size, key-value heads, head size)."""
+    def empty(
+        num_layers: int, shape: tuple[int, int, int], *, dtype: torch.dtype, device: torch.device, sides: int = 2
+    ) -> ContiguousCache:
+        """No tokens yet; ``shape`` is (batch size, key-value heads, head size). One side: keys are values too."""
         batch_size, num_heads, head_dim = shape
-        block = torch.zeros(num_layers, 2, batch_size, num_heads, 0, head_dim, dtype=dtype, device=device)
+        block = torch.zeros(num_layers, sides, batch_size, num_heads, 0, head_dim, dtype=dtype, device=device)
         return ContiguousCache(block, [0] * batch_size)
 
     @property
@@ -51,12 +53,12 @@ class ContiguousCache(LayeredCache):
     @property
     def token_bytes(self) -> int:
         """Bytes of one token of one row."""
-        num_layers, two, _, num_heads, _, head_dim = self.block.shape
-        return num_layers * two * num_heads * head_dim * self.block.element_size()
+        num_layers, sides, _, num_heads, _, head_dim = self.block.shape
+        return num_layers * sides * num_heads * head_dim * self.block.element_size()
 
     def _hold(self, store: Tensor) -> None:
         self.store, self.block = store, store[:, :, : len(self.lengths)]
-        self.keys, self.values = list(self.block[:, 0].unbind(0)), list(self.block[:, 1].unbind(0))
+        self.keys, self.values = list(self.block[:, 0].unbind(0)), list(self.block[:, -1].unbind(0))
 
     def reserve(self, num_nodes: int, *, start: int = 0) -> None:
         """Room for a tree of ``num_nodes`` after every row; also fixes where ``write`` puts nodes ``start``.. of it."""
@@ -72,19 +74,19 @@ class ContiguousCache(LayeredCache):
         """All rows have the same length, so a tree is written as one slice."""
         return min(self.lengths) == max(self.lengths)
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
         """Put the new nodes' [B, Hkv, N, D] into a layer; returns its keys and values up to the last used slot."""
         all_keys, all_values = self.keys[layer], self.values[layer]
         longest = max(self.lengths)
         end = longest + self._nodes[1]
-        if self._index is None:
-            begin = longest + self._nodes[0]
-            all_keys[:, :, begin:end] = keys
-            all_values[:, :, begin:end] = values
-        else:
-            rows, slots = self._index
-            all_keys[rows, :, slots] = keys.transpose(1, 2)
-            all_values[rows, :, slots] = values.transpose(1, 2)
+        for memory, new in ((all_keys, keys), (all_values, values)):
+            if new is None:
+                continue
+            if self._index is None:
+                memory[:, :, longest + self._nodes[0] : end] = new
+            else:
+                rows, slots = self._index
+                memory[rows, :, slots] = new.transpose(1, 2)
         return all_keys[:, :, :end], all_values[:, :, :end]
 
     def entries(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -6,18 +6,18 @@ with several users is copied before it is written (*copy on write*), so what oth
 attention: Kwon et al. 2023, "PagedAttention" (arXiv 2309.06180); the GPU's kernels read them through the table.
 
     users(page) = rows + runs that hold it;     free  iff  users = 0;     written only while users = 1
-    bytes(page) = 2 * layers * key heads * T * head size * bytes per number
+    bytes(page) = sides * layers * key heads * T * head size * bytes per number
 
 The contract, for whoever shares beginnings: ``run = cache.run(row, length)`` keeps the first ``length`` tokens alive whatever
 the row does; ``PagedCache.of_runs(pool, [run, ...])`` is a cache whose rows begin with them, at no cost but the last page
 (when a row first writes into one that is not full); a run goes back when nobody refers to it. The pool grows by half, up to
-``max_pages``; graphs that hold its address look at ``version``. One thread at a time.
+``max_pages``; graphs that hold its address look at ``version``, or ask for enough at once (``hold``). One thread at a time.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
 import torch
@@ -33,7 +33,7 @@ _FIRST = 16
 
 @final
 class PagePool:
-    """[L, 2, P, Hkv, T, D] keys and values, and who uses which page."""
+    """[L, sides, P, Hkv, T, D] keys and values, and who uses which page."""
 
     def __init__(
         self,
@@ -43,13 +43,16 @@ class PagePool:
         device: torch.device,
         page_len: int = 64,
         max_pages: int | None = None,
+        sides: int = 2,
     ) -> None:
-        """``shape`` is (layers, key-value heads, head size)."""
+        """``shape`` is (layers, key-value heads, head size). One side: keys are values too."""
         num_layers, num_heads, head_dim = shape
         self.page_len, self.max_pages = page_len, max_pages
         self.version = 0
         """Changes whenever the block has moved."""
-        self.block = torch.zeros(num_layers, 2, 0, num_heads, page_len, head_dim, dtype=dtype, device=device)
+        self.block = torch.zeros(num_layers, sides, 0, num_heads, page_len, head_dim, dtype=dtype, device=device)
+        self.reclaim: Callable[[int], object] = lambda _: None
+        """Asked to give back pages that are kept without need, until so many are free."""
         self._uses: list[int] = []
         self._free: list[int] = []
 
@@ -62,18 +65,28 @@ class PagePool:
         return self.num_pages - len(self._free)
 
     @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def has_room(self, num_pages: int) -> bool:
+        """Whether so many pages are there that nobody needs."""
+        if num_pages > len(self._free):
+            self.reclaim(num_pages)
+        return num_pages <= len(self._free)
+
+    @property
     def num_available(self) -> int | None:
         """Pages that could still be taken; None where only memory is the limit."""
         return None if self.max_pages is None else self.max_pages - self.num_used
 
     @property
     def page_bytes(self) -> int:
-        num_layers, two, _, num_heads, page_len, head_dim = self.block.shape
-        return num_layers * two * num_heads * page_len * head_dim * self.block.element_size()
+        num_layers, sides, _, num_heads, page_len, head_dim = self.block.shape
+        return num_layers * sides * num_heads * page_len * head_dim * self.block.element_size()
 
     def memory(self, layer: int) -> tuple[Tensor, Tensor]:
         """[P, Hkv, T, D] keys and values of a layer."""
-        return self.block[layer, 0], self.block[layer, 1]
+        return self.block[layer, 0], self.block[layer, -1]
 
     def uses(self, page: int) -> int:
         """Rows and runs that hold a page."""
@@ -82,9 +95,14 @@ class PagePool:
     def pages_for(self, num_slots: int) -> int:
         return -(-num_slots // self.page_len)
 
+    def hold(self, num_pages: int) -> None:
+        """Have at least so many pages from now on."""
+        if num_pages > self.num_pages:
+            self._resize(num_pages)
+
     def take(self, count: int) -> list[int]:
         """Pages nobody uses, now used once."""
-        if count > len(self._free):
+        if not self.has_room(count):
             self._grow(count - len(self._free))
         taken = [self._free.pop() for _ in range(count)]
         self.retain(taken)
@@ -116,7 +134,10 @@ class PagePool:
                 f"{self.max_pages - old} of {self.max_pages} are left; run fewer requests at once or give the cache more memory"
             )
         size = max(needed, old + old // 2, _FIRST)
-        size = size if self.max_pages is None else min(size, self.max_pages)
+        self._resize(size if self.max_pages is None else min(size, self.max_pages))
+
+    def _resize(self, size: int) -> None:
+        old = self.num_pages
         grown = self.block.new_zeros(*self.block.shape[:2], size, *self.block.shape[3:])
         grown[:, :, :old] = self.block
         self.block = grown
@@ -191,14 +212,20 @@ class PagedCache(LayeredCache):
             row.extend(self.pool.take(max(0, self.pool.pages_for(length + num_nodes) - len(row))))
         self._nodes, self._index = (start, num_nodes), None
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, num_slots: int) -> None:
+        """Give every row pages for so many tokens. The pages it has stay where they are."""
+        for row in self.pages:
+            row.extend(self.pool.take(max(0, self.pool.pages_for(num_slots) - len(row))))
+
+    def write(self, layer: int, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
         if self._index is None:
             self._index = self._slots(), self.table().long()
         (pages, places), table = self._index[0].unbind(0), self._index[1]
         end = max(self.lengths) + self._nodes[1]
         seen: list[Tensor] = []
         for memory, new in zip(self.pool.memory(layer), (keys, values), strict=True):
-            memory[pages, :, places] = new.transpose(1, 2)
+            if new is not None:
+                memory[pages, :, places] = new.transpose(1, 2)
             seen.append(memory[table].transpose(1, 2).flatten(2, 3)[:, :, :end])
         return seen[0], seen[1]
 

@@ -15,11 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, final
+from weakref import ref
 
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
-from outrider.cache.paged import PagedCache, PageRun
+from outrider.cache.paged import PagedCache, PagePool, PageRun
 from outrider.core.interfaces import Cache
 
 _SHORTEST = 16
@@ -114,9 +115,12 @@ class PrefixTree(ABC, Generic[Held]):
 
     def _evict(self) -> None:
         while self.num_bytes > self.budget:
-            siblings, leaf = min(_leaves(self._top), key=lambda pair: pair[1].used)
-            del siblings[leaf.tokens[0]]
-            self.num_bytes -= leaf.num_bytes
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        siblings, leaf = min(_leaves(self._top), key=lambda pair: pair[1].used)
+        del siblings[leaf.tokens[0]]
+        self.num_bytes -= leaf.num_bytes
 
 
 @final
@@ -150,7 +154,18 @@ class PrefixStore(PrefixTree[Tensor]):
 @final
 class PageStore(PrefixTree[PageRun]):
     """Pages of running and finished requests, kept alive. A run here reaches from the beginning of the text to its node's end,
-    so the deepest one is all a request needs. Counted are the pages a node keeps that the one above it does not keep whole."""
+    so the deepest one is all a request needs. Counted are the pages a node keeps that the one above it does not keep whole. A
+    pool that is full gets back what nobody runs on."""
+
+    def __init__(self, pool: PagePool, budget: int) -> None:
+        super().__init__(budget)
+        self._pool, mine = pool, ref(self)
+        pool.reclaim = lambda num_pages: (store := mine()) and store.give_back(num_pages)
+
+    def give_back(self, num_pages: int) -> None:
+        """Forget beginnings until so many pages are free."""
+        while self._top and self._pool.num_free < num_pages:
+            self._forget_oldest()
 
     def _take(self, cache: Cache, row: int, begin: int, end: int) -> tuple[PageRun, int] | None:
         if not isinstance(cache, PagedCache):
@@ -173,7 +188,7 @@ class PageStore(PrefixTree[PageRun]):
 
 def prefix_tree(cache: Cache, budget: int) -> PrefixTree[Tensor] | PrefixTree[PageRun]:
     """The store for caches of this kind."""
-    return PageStore(budget) if isinstance(cache, PagedCache) else PrefixStore(budget)
+    return PageStore(cache.pool, budget) if isinstance(cache, PagedCache) else PrefixStore(budget)
 
 
 def _leaves(children: dict[int, _Node[Held]]) -> Iterator[tuple[dict[int, _Node[Held]], _Node[Held]]]:

@@ -1,9 +1,11 @@
 """What every cache of slots does alike: a row's committed tokens stand in slots 0 .. length - 1, the tree's nodes after them.
 
 A commit keeps a path of the tree: its nodes move down next to the prefix and the length goes up. On a chain nothing moves.
-Where slots are (one block, a row of an arena, pages) is the only thing that differs, so moving them is all that is asked for.
+Where slots are (one block, pages) is the only thing that differs, so moving them is all that is asked for.
 
     slot(length + i) <- slot(length + path[i]),      path[i] >= i, so no slot is read after it was written
+
+Memory has two sides, keys and values, or one (latent attention), where what is stored is key and value at once.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ class LayeredCache(SlotCache, ABC):
     """A cache that layers written in PyTorch put keys into, one after the other."""
 
     @abstractmethod
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
         """Put the [B, Hkv, N, D] of the nodes last reserved into a layer; returns its keys and values [B, Hkv, S, D] in slot
-        order, up to the last used slot of the longest row."""
+        order, up to the last used slot of the longest row. ``values`` are None in memory of one side, where keys are values."""
 
     @abstractmethod
     def entries(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -180,7 +180,8 @@ def measure(llm: LLM, prompts: list[Any], params: SamplingParams) -> Comparison:
     idle = None
     if acceptance_of([output.stats for output in outputs["fast"]]) is None:
         again = llm.generate(prompts[:1], params, trace=True)[0]
-        idle = Idle(again.trace[-1].reason, drafts=acceptance_of([again.stats]) is not None)
+        reason = again.trace[-1].reason
+        idle = None if reason is None else Idle(reason, drafts=acceptance_of([again.stats]) is not None)
     return Comparison(outputs["plain"], outputs["fast"], medians["plain"], medians["fast"], idle)
 
 

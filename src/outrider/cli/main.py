@@ -8,6 +8,7 @@ Exit codes: 0 done, 2 something in the input is wrong (one line says what and ho
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -71,6 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def console() -> int:
+    """``main`` as a process. At its end nothing is looked through for garbage, which would take most of a second."""
+    code = main()
+    gc.freeze()
+    return code
 
 
 def _parser(command: str | None) -> Parser:

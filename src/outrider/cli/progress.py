@@ -1,5 +1,6 @@
 """A wait is explained: after two seconds a line says what takes so long, and at the end how long it took.
 
+Waits that follow one another are one silence: two of 1.9 seconds each are explained after two seconds, not passed over.
 In a terminal the line counts the seconds; elsewhere it is written once, and again now and then. ``OUTRIDER_QUIET=1`` turns
 all of it off.
 """
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TextIO, TypeVar, cast
 
 _Item = TypeVar("_Item")
@@ -20,6 +22,23 @@ PATIENCE = 2.0
 """Seconds that need no explanation."""
 _AGAIN = 30.0
 """Seconds from one plain line to the next."""
+_NEXT = 0.5
+"""A wait that begins so many seconds after another one goes on with its silence."""
+
+
+@dataclass
+class _Silence:
+    """How long nothing was said."""
+
+    since: float
+    until: float
+
+    def before(self, now: float) -> float:
+        """Seconds of silence that a wait which begins now goes on with."""
+        return now - self.since if now - self.until < _NEXT else 0.0
+
+
+_silence = _Silence(time.perf_counter(), time.perf_counter())
 
 
 @contextmanager
@@ -30,7 +49,8 @@ def waiting(what: str, *, patience: float | None = None, out: TextIO | None = No
         return
     stream, began, ended = out or sys.stderr, time.perf_counter(), threading.Event()
     shown = threading.Event()
-    arguments = (what, stream, PATIENCE if patience is None else patience, ended, shown)
+    silent = _silence.before(began)
+    arguments = (what, stream, max(0.0, (PATIENCE if patience is None else patience) - silent), ended, shown)
     teller = threading.Thread(target=_tell, args=arguments, daemon=True)
     teller.start()
     try:
@@ -38,9 +58,11 @@ def waiting(what: str, *, patience: float | None = None, out: TextIO | None = No
     finally:
         ended.set()
         teller.join()
+        now = time.perf_counter()
+        _silence.since, _silence.until = now if shown.is_set() else began - silent, now
         if shown.is_set():
             line_start = "\r" if stream.isatty() else ""
-            print(f"{line_start}{what}: {time.perf_counter() - began:.0f} s", file=stream, flush=True)
+            print(f"{line_start}{what}: {now - began:.0f} s", file=stream, flush=True)
 
 
 def first_explained(items: Iterable[_Item], what: str) -> Iterator[_Item]:

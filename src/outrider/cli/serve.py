@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.api import LLM
 from outrider.cli.parsers.serve import LIMITS
+from outrider.cli.progress import waiting
 from outrider.cli.serve_fleet import serve_fleet
 from outrider.cli.serve_models import load_all
 from outrider.core.errors import OptionError
@@ -40,10 +41,11 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        from outrider.server.logs import log_as_json
-        from outrider.server.run import bind, serve
-        from outrider.server.service import Service
-        from outrider.server.spans import exported_to
+        with waiting("loading the server"):
+            from outrider.server.logs import log_as_json
+            from outrider.server.run import bind, serve
+            from outrider.server.service import Service
+            from outrider.server.spans import exported_to
     except ImportError as error:
         raise OptionError(f"serving needs the package {error.name!r}; pip install 'outrider[serve]'") from None
     GROUPINGS[arguments.grouping]  # a wrong name is refused before anything is loaded
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         inner = replace(settings, api_keys=(), api_key_file=None, audit_log=None)  # the first one's guard is at the door
         more = [Service(one.llm, inner, name=one.name, parent=one.parent and service.name, spans=spans) for one in others]
         lost = [_watched(one.llm) for one in (service, *more)]
-        serve(service, listener, page=live_page(), on_ready=_teller([service, *more]), others=more)
+        serve(service, listener, page=live_page(), on_ready=_teller([service, *more]), on_drain=_farewell, others=more)
     return 1 if any(lost) else 0
 
 
@@ -101,6 +103,11 @@ def _teller(services: Sequence[Service]) -> Callable[[int], None]:
         print(f"outrider: {models} at {where} (API: /v1)", flush=True)
 
     return ready
+
+
+def _farewell() -> None:
+    """Explains the wait after a signal."""
+    print("outrider: ending once running requests have finished; a second signal ends it at once ...", file=sys.stderr)
 
 
 def _watched(llm: LLM) -> list[str]:

@@ -66,9 +66,10 @@ def verdict(
 ) -> str:
     """The last line of a comparison. ``idle`` tells of a text without any guess."""
     same = "identical text" if identical else "DIFFERENT text (see docs/lossless.md on rounding)"
-    if speedup >= _PAYS:
+    before, after = Rounds.of(plain), Rounds.of(fast)
+    if speedup >= _PAYS and after.tokens > before.tokens:  # without an accepted guess it is noise
         return f"{speedup:.2f}x faster than plain decoding, {same}"
-    return f"No speed-up here ({speedup:.2f}x): {_reason(Rounds.of(plain), Rounds.of(fast), device, idle)}; {same}"
+    return f"No speed-up here ({speedup:.2f}x): {_reason(before, after, device, idle)}; {same}"
 
 
 def _reason(plain: Rounds, fast: Rounds, device: str, idle: Idle | None) -> str:

@@ -15,9 +15,10 @@ Microsoft, MIT licence), an optional dependency: pip install 'outrider[grammar]'
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,6 +40,7 @@ class GrammarState:
         self.ended = ended
         """An end-of-sequence token was said: only another one may follow."""
         self.allowed: Tensor | None = None
+        self.forced: tuple[int, ...] | None = None
         self.next: dict[int, GrammarState | None] = {}
 
 
@@ -46,9 +48,11 @@ class GrammarState:
 class TokenGrammar:
     """A compiled grammar over one tokenizer's tokens; made by ``GrammarCompiler``, given as ``SamplingParams.grammar``."""
 
-    def __init__(self, matcher: LLMatcher, *, end_ids: frozenset[int]) -> None:
+    def __init__(self, matcher: LLMatcher, *, end_ids: frozenset[int], encode: Callable[[str], list[int]]) -> None:
+        """``encode`` cuts text that must follow into tokens."""
         self._matcher = matcher
         self._end_ids = end_ids
+        self._encode = encode
 
     def initial(self) -> GrammarState:
         """A tree of states of its own for every request: it lives as long as the request does."""
@@ -63,6 +67,17 @@ class TokenGrammar:
         if state.allowed is None or len(state.allowed) != vocab_size:
             state.allowed = self._mask(state, vocab_size)
         return state.allowed
+
+    def forced(self, state: GrammarState) -> tuple[int, ...]:
+        if state.forced is None:
+            state.forced = () if state.ended or state.matcher.is_stopped() else self._forced(state)
+        return state.forced
+
+    def _forced(self, state: GrammarState) -> tuple[int, ...]:
+        """The tokens of the bytes that must follow, up to one that the grammar refuses. Half a character is left out."""
+        matcher = state.matcher.deep_copy()
+        tokens = self._encode(matcher.compute_ff_bytes().decode(errors="ignore"))
+        return tuple(tokens[: max(0, matcher.validate_tokens(tokens))])
 
     def may_end(self, state: GrammarState) -> bool:
         """The text so far is one of the grammar's."""
@@ -81,8 +96,8 @@ class TokenGrammar:
         mask = torch.zeros(vocab_size, dtype=torch.bool)
         if not state.ended and not state.matcher.is_stopped():
             # The copy, because a matcher that runs into a limit of the library stays in an error for good.
-            packed = torch.frombuffer(bytearray(state.matcher.deep_copy().compute_bitmask()), dtype=torch.uint8)
-            bits = (packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten().bool()
+            packed = np.frombuffer(state.matcher.deep_copy().compute_bitmask(), np.uint8)
+            bits = torch.from_numpy(np.unpackbits(packed, bitorder="little").view(np.bool_))
             mask[: len(bits)] = bits[:vocab_size]
         mask[[token for token in self._end_ids if token < vocab_size]] = self.may_end(state)
         return mask
@@ -97,6 +112,7 @@ class GrammarCompiler:
             raise OptionError("grammars need an end-of-sequence token, and this tokenizer declares none; set eos_token")
         self._end_ids = codec.eos_ids
         self._tokenizer = _tokenizer_of(codec)
+        self._encode = lambda text: codec.tokenizer.encode(text, add_special_tokens=False).ids
 
     @property
     def end_ids(self) -> list[int]:
@@ -122,7 +138,7 @@ class GrammarCompiler:
         problem = complaint(matcher)
         if problem:
             raise not_usable(source, problem)
-        return TokenGrammar(matcher, end_ids=self._end_ids)
+        return TokenGrammar(matcher, end_ids=self._end_ids, encode=self._encode)
 
 
 def grammar_source(*, json_schema: Mapping[str, Any] | str | None, regex: str | None, ebnf: str | None) -> GrammarSource:

@@ -7,7 +7,7 @@ slots: tokens, lengths, seeds and temperatures are data. A ``DeviceDrafter`` gue
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,8 @@ class Frame:
     """How much of the sampler a round of this frame computes."""
     has_logprobs: bool = False
     """Whether a round of this frame reports log-probabilities."""
+    is_constrained: bool = False
+    """Whether grammars forbid tokens in a round of this frame. Its guesses may be changed after they were drafted."""
 
     @staticmethod
     def empty(batch_size: int, capacity: int, device: torch.device) -> Frame:
@@ -142,6 +144,15 @@ class DeviceDrafter(ABC):
     def fits(self, capacity: int) -> bool:
         """Whether it can follow a text of this many tokens."""
 
+    def has_room(self, reaches: Mapping[int, int], *, batch_size: int) -> bool:
+        """Whether there is memory for the texts of slots to reach so many tokens each."""
+        del reaches, batch_size
+        return True
+
+    def grow(self, slot: int, *, batch_size: int, reach: int) -> None:
+        """The text of a slot may reach so many tokens in the next rounds; a drafter that was told its capacity has them."""
+        del slot, batch_size, reach
+
     @abstractmethod
     def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
         """The requests of these slots, of ``old_size``, take the first slots of ``new_size``; texts grow to ``capacity``."""
@@ -163,7 +174,18 @@ class DeviceDrafter(ABC):
         del batch_size
         return None
 
-    def take(self, before: Tensor, features: Tensor, path: Tensor | None) -> None:
+    def take(self, frame: Frame, before: Tensor, features: Tensor, path: Tensor | None) -> None:
         """After a round: the tapped states [B, N, F] of its nodes, side by side. ``before`` [B] is where the root was; ``path``
         [B, 2 + D] says so too, then how many nodes of the tree were accepted, and which; None for chains."""
-        del before, features, path
+        del frame, before, features, path
+
+
+def followed(features: Tensor, path: Tensor | None) -> Tensor:
+    """[B, 1 + D, F] of the root and the accepted nodes, in order, from those of all nodes [B, N, F]; behind them, anything.
+    ``path`` as in ``DeviceDrafter.take``."""
+    if path is None:
+        return features
+    steps = torch.arange(path.shape[1] - 2, device=path.device)
+    accepted = torch.where(steps < path[:, 1:2], path[:, 2:], 0)
+    index = torch.cat([torch.zeros_like(accepted[:, :1]), accepted], 1)
+    return features.gather(1, index[..., None].expand(-1, -1, features.shape[2]))

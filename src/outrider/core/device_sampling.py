@@ -3,7 +3,7 @@
 A ``Shaping`` holds what lies between a model's logits and the law of a slot, beside its temperature: bias, banned and forced
 tokens, a minimum length, penalties and the counts they need, and truncations. ``Stages`` says how much of it a captured round
 computes. A round computes what the most demanding request in its slots needs; the others are not changed by it. What cannot be
-a tensor (grammars, processors) is left to the host.
+a tensor (processors) is left to the host. A grammar's masks come from the host while the pass runs (``engine/constrained.py``).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Use(IntFlag):
     TOP_P = 16
     MIN_P = 32
     TYPICAL = 64
+    GRAMMAR = 128
+    """Tokens that a mask forbids, at every node; the host uploads it while the pass runs."""
 
 
 def use_of(params: SamplingParams) -> Use:
@@ -60,6 +62,7 @@ def use_of(params: SamplingParams) -> Use:
         (Use.TOP_P, draws and params.top_p < 1),
         (Use.MIN_P, draws and params.min_p > 0),
         (Use.TYPICAL, draws and params.typical_p < 1),
+        (Use.GRAMMAR, params.grammar is not None),
     )
     found = Use(0)
     for use, is_asked in asked:
@@ -71,7 +74,7 @@ def stages_for(requests: Sequence[Request]) -> Stages | None:
     """The stages that these requests need; None where one of them needs the host."""
     for request in requests:
         params = request.params
-        needs_host = params.grammar is not None or bool(params.logits_processors) or (params.logprobs or 0) > MOST_LOGPROBS
+        needs_host = bool(params.logits_processors) or (params.logprobs or 0) > MOST_LOGPROBS
         if needs_host or (params.min_tokens and len(request.end_ids) > _MOST_ENDS):
             return None
     return max((_stages_of(use_of(request.params)) for request in requests), default=Stages.TEMPERATURE)

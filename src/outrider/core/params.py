@@ -30,6 +30,11 @@ class Grammar(Protocol):
         """[V] boolean."""
         ...
 
+    def forced(self, state: Any) -> Sequence[int]:
+        """Tokens of the text that must follow, as far as that is known: a guess for drafters, since a text may be cut into
+        tokens in several ways. Empty where there is a choice."""
+        ...
+
 
 Class = TypeVar("Class")
 

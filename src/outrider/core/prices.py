@@ -1,8 +1,8 @@
 """What rounds cost on this machine, measured before they are served.
 
-A pass costs by its packed nodes, and drafting by its rows and by the guesses along a path. Both belong to the machine and the
-models, not to a text, so they are measured once and kept (``outrider/rehearsal.py``). A policy that is given a ``PriceSource``
-need not try lengths on its users to learn what they cost.
+A round costs by its rows and by the guesses of a row. That belongs to the machine and the models, not to a text, so it is
+measured once and kept (``outrider/rehearsal``). A policy that is given a ``PriceSource`` need not try lengths on its users to
+learn what they cost. Between what was measured, and beyond it, costs follow straight lines.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any, final
 
 Points = tuple[tuple[float, float], ...]
 """A curve: places and seconds, by rising place."""
+Surface = tuple[tuple[int, Points], ...]
+"""Curves over guesses, for each number of rows that was measured."""
 
 
 @final
@@ -22,20 +24,20 @@ Points = tuple[tuple[float, float], ...]
 class Prices:
     """Seconds of the parts of a round."""
 
-    passes: Points
-    """All of a round but its drafter, by packed nodes of all rows, roots included."""
-    drafts: tuple[tuple[int, Points], ...] = ()
-    """The drafter, by guesses along a path, for each number of rows that was measured; empty where it was not."""
+    passes: Surface
+    """All of a round but its drafter, by the guesses of a row in the pass."""
+    drafts: Surface = ()
+    """The drafter, by guesses along a path; empty where it was not measured. Zero where the whole round is in ``passes``."""
 
-    def passing(self, nodes: float) -> float:
-        """Seconds of a pass of so many nodes, its walk and its commit."""
-        return between(self.passes, nodes)
+    def passing(self, rows: int, guesses: float) -> float:
+        """Seconds of a round, its drafter left out. Where one number of rows was measured, those of a pass with as many packed
+        nodes."""
+        (count, points), *others = self.passes
+        return _across(self.passes, rows, guesses) if others else between(points, rows * (1 + guesses) / count - 1)
 
     def drafting(self, rows: int, guesses: float) -> float | None:
         """Seconds of drafting so many guesses for each row; None where drafting was not measured."""
-        if not self.drafts:
-            return None
-        return between([(count, between(points, guesses)) for count, points in self.drafts], rows)
+        return _across(self.drafts, rows, guesses) if self.drafts else None
 
     def to_json(self) -> dict[str, Any]:
         return {"passes": self.passes, "drafts": self.drafts}
@@ -43,12 +45,12 @@ class Prices:
     @staticmethod
     def of_json(value: Any) -> Prices:
         """The prices that ``to_json`` wrote; ``ValueError`` for anything else."""
-        if not isinstance(value, Mapping) or not isinstance(value.get("drafts"), list):
+        if not isinstance(value, Mapping):
             raise ValueError("a list of prices is an object with 'passes' and 'drafts'")
-        drafts = tuple((int(rows), _points(points)) for rows, points in value["drafts"])
-        if any(rows < 1 for rows, _ in drafts):
-            raise ValueError("drafts are priced by a number of rows of at least 1")
-        return Prices(_points(value.get("passes")), drafts)
+        passes, drafts = (_surface(value.get(name)) for name in ("passes", "drafts"))
+        if not passes:
+            raise ValueError("a list of prices has passes")
+        return Prices(passes, drafts)
 
 
 class PriceSource(ABC):
@@ -74,6 +76,21 @@ def between(points: Sequence[tuple[float, float]], place: float) -> float:
     if place > right_at:
         return value + max(slope, 0.0) * (place - right_at)
     return left + slope * max(place - left_at, 0.0)
+
+
+def _across(surface: Surface, rows: int, guesses: float) -> float:
+    return between([(count, between(points, guesses)) for count, points in surface], rows)
+
+
+def _surface(value: Any) -> Surface:
+    """Curves as they were read from a file, checked."""
+    if not isinstance(value, list):
+        raise ValueError("prices are lists of rows and curves")
+    surface = tuple((int(rows), _points(points)) for rows, points in value)
+    counts = [rows for rows, _ in surface]
+    if any(rows < 1 for rows in counts) or sorted(set(counts)) != counts:
+        raise ValueError("prices have rising numbers of rows of at least 1")
+    return surface
 
 
 def _points(value: Any) -> Points:

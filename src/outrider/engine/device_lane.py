@@ -12,8 +12,7 @@ pass of its own. When nobody runs, the scheduler reads prompts in passes as wide
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -22,12 +21,14 @@ from outrider.core.device_sampling import Stages, stages_for
 from outrider.core.interfaces import Plan
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
+from outrider.engine.constrained import finish_round
 from outrider.engine.device_seats import NUM_PIECES, Joining, Seat, next_pieces, observation_of
+from outrider.engine.launched import Launched
 from outrider.engine.memory import BatchSize
 from outrider.engine.step import Batch, Engine
 
 if TYPE_CHECKING:
-    from outrider.engine.graphs import RoundGraph, RoundGraphs
+    from outrider.engine.graphs import RoundGraphs
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SHRINKS = 4  # a frame this many times too large is given up for a smaller one
@@ -36,25 +37,6 @@ _SHRINKS = 4  # a frame this many times too large is given up for a smaller one
 def num_slots(count: int) -> int:
     """Slots of the frame that serves so many requests at once."""
     return next((size for size in _SIZES if size >= count), count)
-
-
-@dataclass(frozen=True, eq=False)
-class _Launched:
-    """A round on its way."""
-
-    graph: RoundGraph
-    plan: Plan
-    number: int
-    """Of the graph's rounds."""
-    index: int
-    """Of the lane's rounds."""
-    began: torch.cuda.Event
-    ended: torch.cuda.Event
-
-    @property
-    def seconds(self) -> float:
-        """What the round took on the device, whatever was queued before and after it."""
-        return self.began.elapsed_time(self.ended) / 1e3
 
 
 @final
@@ -67,7 +49,7 @@ class DeviceLane:
         self._graphs = graphs
         self._seats: list[Seat | None] = []
         self._joining: list[Joining] = []
-        self._pending: _Launched | None = None
+        self._pending: Launched | None = None
         self._num_rounds = 0
         self._policy_state: Any = None
         self._usual: dict[tuple[int, int], float] = {}
@@ -101,6 +83,11 @@ class DeviceLane:
         return bool(self._taken)
 
     @property
+    def _states(self) -> dict[int, RequestState]:
+        """By slot."""
+        return {slot: seat.state for slot, seat in enumerate(self._seats) if seat is not None}
+
+    @property
     def _taken(self) -> list[Seat]:
         return [seat for seat in self._seats if seat is not None]
 
@@ -119,6 +106,16 @@ class DeviceLane:
         self._empty([slot for slot, seat in enumerate(self._seats) if seat is not None and seat.number == number])
         self._rest()
 
+    def has_pages(self, sizes: Sequence[BatchSize]) -> bool:
+        """Whether batches that are to be read find pages."""
+        return self._graphs.has_pages(sum(size.num_rows * size.longest for size in sizes), sum(size.num_rows for size in sizes))
+
+    @property
+    def one_too_many(self) -> int | None:
+        """The youngest request, where the next round needs more pages than there are and somebody else can go on."""
+        others = len(self.order) > 1
+        return max(self.order) if others and not self._graphs.has_room(len(self._seats), self._states) else None
+
     def step(self) -> RoundReport | None:
         """Start the next round, then report the one before it, if there was one."""
         if not self.order:
@@ -131,8 +128,10 @@ class DeviceLane:
             report = report or self._read()
             self._catch_up()
         if any(self._seats):
+            self._graphs.grow(len(self._seats), self._states)
             launched = self._launch(depth, plan)
             report = report or self._read()
+            self._finish(launched)
             self._pending = launched
         self._rest()
         return report
@@ -167,9 +166,11 @@ class DeviceLane:
 
     def _seat(self) -> None:
         began, size = time.perf_counter(), len(self._seats)
-        free = [slot for slot, seat in enumerate(self._seats) if seat is None][: len(self._joining)]
-        joining, self._joining = self._joining[: len(free)], self._joining[len(free) :]
-        pairs = list(zip(free, joining, strict=True))
+        free = [slot for slot, seat in enumerate(self._seats) if seat is None]
+        pairs = list(zip(free, self._joining, strict=False))
+        while len(pairs) > (not self._taken) and not self._graphs.has_room(size, {slot: one.state for slot, one in pairs}):
+            pairs.pop()  # waits for pages
+        self._joining = self._joining[len(pairs) :]
         read = [(slot, one) for slot, one in pairs if one.is_read]
         if read:
             self._graphs.seat(size, [slot for slot, _ in read], [one.state for _, one in read], [one.cache for _, one in read])
@@ -194,22 +195,33 @@ class DeviceLane:
             seat.start(self._num_rounds)
             self.on_read(seat.number, self._graphs.seats.cache_of(len(self._seats), slot, len(seat.state.tokens) - 1))
 
-    def _launch(self, depth: int, plan: Plan) -> _Launched:
+    def _launch(self, depth: int, plan: Plan) -> Launched:
         began = time.perf_counter()
         running = [seat for seat in self._taken if seat.first_round is not None]
         stages = max((seat.stages for seat in running), default=Stages.TEMPERATURE)
         logprobs = any(seat.state.params.logprobs is not None for seat in running)
         pieces = next_pieces(self._seats)
         num_pieces = next(size for size in NUM_PIECES if size >= len(pieces))
-        graph = self._graphs.round(len(self._seats), depth, stages, num_pieces=num_pieces, logprobs=logprobs)
+        constrained = any(seat.is_constrained for seat in running)
+        graph = self._graphs.round(
+            len(self._seats), depth, stages, num_pieces=num_pieces, logprobs=logprobs, constrained=constrained
+        )
         self._clock = began if self._pending is None else self._clock
         self._clock += time.perf_counter() - began  # capturing is no part of a round
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
         number = graph.launch(pieces)
-        events[1].record()
+        if not constrained:
+            events[1].record()
         self._num_rounds += 1
-        return _Launched(graph, plan, number, self._num_rounds - 1, *events)
+        return Launched(graph, plan, number, self._num_rounds - 1, *events, is_constrained=constrained)
+
+    def _finish(self, launched: Launched) -> None:
+        """Say what grammars allow in a round that waits for it, now that the round before was read."""
+        if launched.is_constrained:
+            states = {slot: seat.state for slot, seat in enumerate(self._seats) if seat is not None and seat.is_constrained}
+            finish_round(launched.graph, states, self._graphs.target.vocab_size)
+            launched.ended.record()
 
     def _catch_up(self) -> None:
         """The drafter reads the tokens that rounds without guesses have added."""
@@ -239,43 +251,18 @@ class DeviceLane:
         emitted = [
             seat.take(notes[slot], drafted=depth > 0, max_len=self._graphs.target.max_len) for slot, seat in taking.items()
         ]
-        _add_logprobs(launched, taking, emitted)
+        launched.add_logprobs(taking, emitted)
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
         self._graphs.policy.update(self._policy_state, observation_of(everybody, depth, self._price(launched), launched.plan))
         self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
-        return self._report(taking, notes, positions, emitted, launched=launched, seconds=seconds) if taking else None
+        return launched.report(taking, notes, positions, emitted, seconds=seconds) if taking else None
 
-    def _price(self, launched: _Launched) -> float:
+    def _price(self, launched: Launched) -> float:
         """What the guesses of a round cost, as far as it is known. Prompts that it read are not the policy's doing."""
         key = (len(self._seats), launched.graph.num_guesses)
         if not launched.graph.num_pieces:
             self._usual[key] = launched.seconds
         return self._usual.get(key, launched.seconds)
-
-    def _report(
-        self,
-        taking: Mapping[int, Seat],
-        notes: Sequence[Sequence[int]],
-        positions: Sequence[int],
-        emitted: Sequence[list[int]],
-        *,
-        launched: _Launched,
-        seconds: float,
-    ) -> RoundReport:
-        """The round of the seats that took part, counted. How its time splits between draft and score is not known."""
-        seen = observation_of([notes[slot] for slot in taking], launched.graph.num_guesses, seconds, launched.plan)
-        report = RoundReport(
-            ids=[seat.number for seat in taking.values()],
-            states=[seat.state for seat in taking.values()],
-            positions=positions,
-            seen=replace(seen, score_seconds=0.0),
-            drafted=[notes[slot][1] for slot in taking],
-            rejected=[bool(notes[slot][3]) for slot in taking],
-            emitted=emitted,
-            seconds=seconds,
-        )
-        report.count()
-        return report
 
     def _empty(self, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -288,13 +275,3 @@ class DeviceLane:
         if self._seats and not self.order:
             self._pending, self._seats = None, []
             self._graphs.let_go()
-
-
-def _add_logprobs(launched: _Launched, taking: Mapping[int, Seat], emitted: Sequence[list[int]]) -> None:
-    noted = launched.graph.logprobs
-    for (slot, seat), tokens in zip(taking.items(), emitted, strict=True):
-        count = seat.state.params.logprobs
-        if count is not None and noted is not None:
-            seat.state.logprobs += [
-                noted.of(launched.number, slot, place, count=count, token=token) for place, token in enumerate(tokens)
-            ]

@@ -68,6 +68,11 @@ class DeviceLanes:
         for lane in self._made.values():
             lane.leave(number)
 
+    @property
+    def one_too_many(self) -> int | None:
+        """A request that must wait again, for the pages that others need."""
+        return next((number for lane in self._made.values() if (number := lane.one_too_many) is not None), None)
+
     def numbers(self, name: Hashable) -> list[int]:
         """Requests of one lane."""
         return self._made[name].order if name in self._made else []

@@ -56,6 +56,11 @@ class Seat:
         """Tokens of the prompt still to read."""
         return len(self.state.tokens) - 1 - self.num_read if self.first_round is None else 0
 
+    @property
+    def is_constrained(self) -> bool:
+        """It runs, and has a grammar."""
+        return self.first_round is not None and self.state.params.grammar is not None
+
     def start(self, num_rounds: int) -> None:
         """Run from the next round on."""
         self.first_round, self.known = num_rounds, len(self.state.tokens) - 1

@@ -5,7 +5,7 @@ For every (slots, guesses, pieces of prompts, stages of the sampler) the round i
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, final
@@ -19,15 +19,12 @@ from outrider.core.device_sampling import Shaping, Stages, stages_for
 from outrider.core.interfaces import Policy
 from outrider.core.request import RequestState
 from outrider.engine.round_graph import RoundGraph, RoundParts
-from outrider.models.gpu.arena import DeviceCache
 from outrider.models.gpu.chain import Seats
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.uploads import sent
 
 _STEP = 256
 """Token buffers are made in multiples of this."""
-_LONGEST = 1 << 17
-"""Tokens of a text that a frame has room for."""
 
 
 @final
@@ -46,7 +43,7 @@ class RoundGraphs:
         self.pool: Any = None
         self._holder: ReferenceType[Any] | None = None
         self._frames: dict[int, Frame] = {}
-        self._rounds: dict[tuple[int, int, int, Stages, bool], RoundGraph] = {}
+        self._rounds: dict[tuple[int, int, int, Stages, bool, bool], RoundGraph] = {}
         self._version = self._versions()
 
     def is_held_by_another(self, lane: object) -> bool:
@@ -69,7 +66,7 @@ class RoundGraphs:
     def frame(self, batch_size: int) -> Frame:
         """The frame of this many slots, each with room for the longest text there is and a round that overshoots."""
         if batch_size not in self._frames:
-            capacity = -(-(min(self.target.max_len, _LONGEST) + self._slack) // _STEP) * _STEP
+            capacity = -(-self.target.most_slots // _STEP) * _STEP
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
                 self._frames[batch_size] = Frame.empty(batch_size, capacity, self.target.device)
         return self._frames[batch_size]
@@ -83,17 +80,16 @@ class RoundGraphs:
             frame = self._frames[batch_size] = replace(frame, shaping=shaping)
         return frame
 
-    def seat(
-        self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState], caches: Sequence[DeviceCache | PagedCache]
-    ) -> None:
+    def seat(self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState], caches: Sequence[PagedCache]) -> None:
         """Put requests whose prompts were read into slots, where they run from the next round on."""
         self._adopt(batch_size, slots, states, caches)
         if self.drafter is not None:
             rows, capacity = [state.tokens for state in states], max(map(self._capacity, states))
             self.drafter.seat(slots, rows, batch_size=batch_size, capacity=capacity)
+        self.grow(batch_size, dict(zip(slots, states, strict=True)))
         self.start(batch_size, slots, states)
 
-    def open(self, batch_size: int, slot: int, state: RequestState, prefix: DeviceCache | PagedCache | None) -> None:
+    def open(self, batch_size: int, slot: int, state: RequestState, prefix: PagedCache | None) -> None:
         """Put a request into a slot, where it stands still while rounds read its prompt. ``prefix`` holds the first tokens of
         it already; the drafter, which has not read them, reads everything now."""
         cache = self.target.new_cache(1) if prefix is None else prefix
@@ -102,6 +98,28 @@ class RoundGraphs:
             self.drafter.open([slot], batch_size=batch_size, capacity=self._capacity(state))
         elif self.drafter is not None:
             self.drafter.seat([slot], [state.tokens], batch_size=batch_size, capacity=self._capacity(state))
+        self.grow(batch_size, {slot: state})
+
+    def has_pages(self, num_tokens: int, num_rows: int) -> bool:
+        """Whether there are free pages for rows that hold so many tokens in all, and for a round behind each."""
+        pool = self.target.pool
+        return pool.has_room(pool.pages_for(num_tokens) + num_rows * (1 + pool.pages_for(2 * self._slack)))
+
+    def has_room(self, batch_size: int, states: Mapping[int, RequestState]) -> bool:
+        """Whether there are free pages for what the next rounds write to slots, or for a text that is to be read there."""
+        reaches = {slot: self._reach(state) for slot, state in states.items()}
+        drafter = self.drafter
+        return self.seats.has_room(reaches, batch_size=batch_size) and (
+            drafter is None or drafter.has_room(reaches, batch_size=batch_size)
+        )
+
+    def grow(self, batch_size: int, states: Mapping[int, RequestState]) -> None:
+        """Give slots the pages that the next rounds may write."""
+        for slot, state in states.items():
+            reach = self._reach(state)
+            self.seats.grow(batch_size, slot, reach)
+            if self.drafter is not None:
+                self.drafter.grow(slot, batch_size=batch_size, reach=reach)
 
     def start(self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
         """Slots whose prompts were read run from the next round on."""
@@ -119,9 +137,9 @@ class RoundGraphs:
             self._frames[old_size].limits.zero_()
 
     def _adopt(
-        self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState], caches: Sequence[DeviceCache | PagedCache]
+        self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState], caches: Sequence[PagedCache]
     ) -> None:
-        self.seats.adopt(slots, caches, batch_size=batch_size, capacities=list(map(self._capacity, states)))
+        self.seats.adopt(slots, caches, batch_size=batch_size)
         self._fill(batch_size, slots, states)
 
     def _limit(self, state: RequestState) -> int:
@@ -130,6 +148,10 @@ class RoundGraphs:
 
     def _capacity(self, state: RequestState) -> int:
         return self._limit(state) + self._slack
+
+    def _reach(self, state: RequestState) -> int:
+        """Where the next round may write: the one in flight, which is not known yet, may have lengthened the text."""
+        return min(len(state.tokens) + 2 * self._slack, self._capacity(state))
 
     def _fill(self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
         """Fill in the columns of a frame. Nobody moves yet."""
@@ -160,12 +182,7 @@ class RoundGraphs:
         """Compile and capture the rounds of so many slots with these numbers of guesses and pieces, one per step, before
         anybody waits for them. The slots must be free."""
         slots, capacity = range(batch_size), capacity + self._slack
-        cache = self.target.new_cache(batch_size)
-        self.target.prefill([[1]] * batch_size, cache)
-        caches = [cache.fork([row]) for row in slots]
-        del cache
-        # memory moves when rows are added, and graphs hold its address
-        self.seats.adopt(slots, caches, batch_size=batch_size, capacities=[capacity] * batch_size)
+        self.seats.open(slots, batch_size=batch_size)
         if self.drafter is not None:
             self.drafter.seat(slots, [[1, 1]] * batch_size, batch_size=batch_size, capacity=capacity)
         for num_guesses, num_pieces in product(guesses, pieces):
@@ -176,6 +193,8 @@ class RoundGraphs:
     def stop(self, batch_size: int, slots: Sequence[int]) -> None:
         """Slots stand still from the next round on, and give their memory back."""
         self._limit_slots(batch_size, slots, [0] * len(slots))
+        lengths = self.frame(batch_size).lengths
+        lengths.index_fill_(0, sent(list(slots), torch.int64, lengths.device), 2)  # to see less of the spare page
         self.seats.release(batch_size, slots)
 
     def leave(self, batch_size: int) -> None:
@@ -187,7 +206,7 @@ class RoundGraphs:
 
     def fits(self, capacity: int) -> bool:
         """Whether a text may grow to this many tokens."""
-        if capacity > _LONGEST:
+        if capacity + self._slack > self.target.most_slots:
             return False
         return self.drafter is None or self.drafter.fits(capacity + self._slack)
 
@@ -199,18 +218,19 @@ class RoundGraphs:
         *,
         num_pieces: int = 0,
         logprobs: bool = False,
+        constrained: bool = False,
     ) -> RoundGraph:
         """The captured round, captured now if it must be."""
         if self._version != self._versions():
             self._rounds.clear()
             self._version = self._versions()
-        key = (batch_size, num_guesses, num_pieces, stages, logprobs)
+        key = (batch_size, num_guesses, num_pieces, stages, logprobs, constrained)
         if key not in self._rounds:
             if not self._rounds:  # a pool goes with the last graph that used it
                 self.pool = torch.cuda.graph_pool_handle()
             frame = self._shaped(batch_size) if stages else self.frame(batch_size)
             with torch.inference_mode():
-                frame = replace(frame, stages=stages, has_logprobs=logprobs)
+                frame = replace(frame, stages=stages, has_logprobs=logprobs, is_constrained=constrained)
                 self._rounds[key] = RoundGraph(self._parts, frame, num_guesses, num_pieces, pool=self.pool)
         return self._rounds[key]
 

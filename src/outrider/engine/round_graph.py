@@ -6,12 +6,13 @@ Plain decoding is the round with no guesses.
 
     roots -> guesses -> logits -> choices -> accepted -> tokens, lengths, note          one launch
 
-A round may also read pieces of the prompts of requests that have just arrived, in the same pass of the target.
+A round may also read pieces of the prompts of requests that have just arrived, in the same pass of the target. A round with
+grammars is several graphs, between which the host changes guesses and uploads masks (``engine/constrained.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -25,6 +26,7 @@ from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.chain import Seats
 from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.masks import forbid, mask_bytes
 from outrider.models.gpu.replay import capturing
 from outrider.models.gpu.uploads import sent
 from outrider.models.gpu.walk import NOTE, RING, chain_parents, move_path, walk_and_commit
@@ -38,6 +40,30 @@ class RoundParts:
     drafter: DeviceDrafter | None
     seats: Seats
     """The target's memory of the slots."""
+
+
+@dataclass(frozen=True, eq=False)
+class Constraints:
+    """What the host reads and writes between the parts of a round with grammars."""
+
+    host_nodes: Tensor
+    """[2, B, N] int64, pinned: tokens and parents of the nodes."""
+    masks: Tensor
+    """[B, N, bytes] uint8 packed masks."""
+    host_masks: Tensor
+    """The same in pinned memory. The masks of a round are written when the round before has ended, and so has their upload."""
+    drafted: torch.cuda.Event
+
+    @staticmethod
+    def empty(nodes: Tensor, vocab_size: int) -> Constraints:
+        """For [B, N] nodes, after which everything may follow."""
+        host_nodes = torch.zeros(2, *nodes.shape, dtype=torch.int64, pin_memory=True)
+        host_masks = torch.full((*nodes.shape, mask_bytes(vocab_size)), 255, dtype=torch.uint8, pin_memory=True)
+        return Constraints(host_nodes, host_masks.to(nodes.device), host_masks, torch.cuda.Event())
+
+    def upload(self, slot: int, mask: Tensor) -> None:
+        self.host_masks[slot] = mask
+        self.masks[slot].copy_(self.host_masks[slot], non_blocking=True)
 
 
 @final
@@ -60,47 +86,94 @@ class RoundGraph:
         self.num_launched = 0
         self._table = torch.tensor([[-1] * num_pieces, [0] * num_pieces], device=device)
         """Slots of the pieces, and the tokens before them."""
+        self._constraints = Constraints.empty(self._nodes, parts.target.vocab_size) if frame.is_constrained else None
+        self._scored: tuple[Rows, Tensor, Tensor | None] | None = None
+        """What the pass hands to the choice."""
         held = frame.limits.clone()
         frame.limits.zero_()  # kernels are compiled by running them; nobody moves while that happens
-        self._round()
+        for step in (self._draft, self._pass, self._choose):
+            step()
         torch.cuda.synchronize(device)
-        self.graph = torch.cuda.CUDAGraph()
-        with capturing(self.graph, pool):
-            self._round()
+        self._graphs = [_captured(steps, pool) for steps in self._cut()]
+        self._scored = None
         frame.limits.copy_(held)
         rounds.zero_()
+
+    def _cut(self) -> list[list[Callable[[], None]]]:
+        """The steps of a round, those of one graph together. Without guesses there is nothing to change before the pass."""
+        if self._constraints is None:
+            return [[self._draft, self._pass, self._choose]]
+        first = [[self._draft], [self._pass]] if self.num_guesses else [[self._draft, self._pass]]
+        return [*first, [self._choose]]
 
     def launch(self, pieces: Sequence[tuple[int, int]] = ()) -> int:
         """Start a round that also reads these pieces, slots and the tokens before them; returns its number."""
         if self._table.numel():
             padded = [*pieces, *[(-1, 0)] * (self._table.shape[1] - len(pieces))]
             self._table.copy_(sent(list(zip(*padded, strict=True)), torch.int64, self._table.device), non_blocking=True)
-        self.graph.replay()
+        self._graphs[0].replay()
+        if self._constraints is not None:
+            self._constraints.drafted.record()
         self.num_launched += 1
         return self.num_launched - 1
+
+    def drafted(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Of a round with grammars: wait for the draft; tokens and parents of every slot's nodes. A round without guesses has
+        one node, whose token nobody needs."""
+        assert self._constraints is not None
+        if not self.num_guesses:
+            return [[0]] * len(self._nodes), [[-1]] * len(self._nodes)
+        self._constraints.drafted.synchronize()
+        tokens, parents = self._constraints.host_nodes.tolist()
+        return tokens, parents
+
+    def score(self, amended: Mapping[int, Sequence[int]]) -> None:
+        """Of a round with grammars: start the pass, with other guesses for some slots."""
+        assert self._constraints is not None
+        for slot, tokens in amended.items():
+            self._nodes[slot].copy_(sent(list(tokens), torch.int64, self._nodes.device), non_blocking=True)
+        if self.num_guesses:
+            self._graphs[1].replay()
+
+    def choose(self, masks: Mapping[int, Tensor]) -> None:
+        """Of a round with grammars: start the rest, with packed masks [N, bytes] of some slots."""
+        assert self._constraints is not None
+        for slot, mask in masks.items():
+            self._constraints.upload(slot, mask)
+        self._graphs[-1].replay()
 
     def note(self, number: int) -> list[list[int]]:
         """What round ``number`` did, by slot. It must have ended, with fewer than RING rounds launched after it."""
         return self.notes.host[number % RING].tolist()
 
-    def _round(self) -> None:
-        parts, frame, nodes, trees = self._parts, self._frame, self._nodes, self._trees
+    def _draft(self) -> None:
+        parts, frame, nodes = self._parts, self._frame, self._nodes
         nodes[:, :1] = frame.tokens.gather(1, frame.lengths[:, None] - 1)
         if parts.drafter is not None and self.num_guesses:
             parts.drafter.propose(frame, nodes)
-        rows = parts.seats.rows(frame.lengths - 1)
-        logits, tapped = self._score(rows)
-        before = frame.lengths - 1
+        if self._constraints is not None:
+            self._constraints.host_nodes.copy_(torch.stack((nodes, self._parents)), non_blocking=True)
+
+    def _pass(self) -> None:
+        rows = self._parts.seats.rows(self._frame.lengths - 1)
+        self._scored = (rows, *self._score(rows))
+
+    def _choose(self) -> None:
+        parts, frame, nodes, trees = self._parts, self._frame, self._nodes, self._trees
+        assert self._scored is not None
+        (rows, logits, tapped), before = self._scored, frame.lengths - 1
         depths, words = (None, None) if trees is None else (trees.depths, trees.words)
         trail = Trail(nodes, words)
         raw = logits.clone() if frame.has_logprobs and frame.stages else logits
+        if self._constraints is not None and frame.shaping is not None:
+            forbid(logits, self._constraints.masks, frame.shaping.uses, vocab_size=parts.target.vocab_size)
         bests = block_bests(logits, frame, depths=depths, vocab_size=parts.target.vocab_size, trail=trail)
         ring, rounds = self.notes.ring, self.notes.rounds
         path = walk_and_commit(bests, nodes, frame, parents=self._parents, ring=ring, rounds=rounds)
         if trees is not None:
-            move_path(parts.target.memory.block, rows, path)
+            move_path(parts.target.pool.block, rows, path)
         if parts.drafter is not None and tapped is not None:
-            parts.drafter.take(before, tapped, None if trees is None else path)
+            parts.drafter.take(frame, before, tapped, None if trees is None else path)
         self.notes.host.copy_(self.notes.ring, non_blocking=True)
         if self.logprobs is not None:
             self.logprobs.note(raw[..., : parts.target.vocab_size], path, self.notes)
@@ -110,7 +183,7 @@ class RoundGraph:
         target, frame, nodes, trees = self._parts.target, self._frame, self._nodes, self._trees
         drafter, seats, batch_size = self._parts.drafter, self._parts.seats, frame.batch_size
         sights = Sights(None, None) if trees is None else Sights(trees.words, trees.depths, 0, trees.paths)
-        num_slots = seats.num_slots(batch_size)
+        num_slots = target.num_slots
         groups = [(nodes.clamp(min=0), target.step((batch_size, nodes.shape[1]), rows, sights, num_slots=num_slots))]
         pieces = Pieces(*self._table)
         if len(pieces):  # each sees those before it, whose keys are written first
@@ -122,3 +195,12 @@ class RoundGraph:
         if drafter is not None and len(pieces):
             drafter.read(frame, pieces, states[1])
         return logits, states[0]
+
+
+def _captured(steps: Sequence[Callable[[], None]], pool: Any) -> torch.cuda.CUDAGraph:
+    """The steps as one graph. What they hand on stays where it is as long as no other graph of the pool runs in between."""
+    graph = torch.cuda.CUDAGraph()
+    with capturing(graph, pool):
+        for step in steps:
+            step()
+    return graph

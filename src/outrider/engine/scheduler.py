@@ -202,14 +202,16 @@ class Scheduler:
         """Cut the next trees to what memory holds; where even roots do not fit, the youngest request goes back to wait."""
         room = self.memory.largest_tree(self._sizes())
         while room is None:
-            self._preempt()
+            self._preempt(max(number for number in self._jobs if number not in self._waiting))
             room = self.memory.largest_tree(self._sizes())
+        while (number := self._devices.one_too_many) is not None:
+            self._preempt(number)
         for lane in self._lanes.values():
             if lane.batch is not None:
                 lane.batch.policy_state.room = room
 
-    def _preempt(self) -> None:
-        self._send_back(max(number for number in self._jobs if number not in self._waiting))
+    def _preempt(self, number: int) -> None:
+        self._send_back(number)
         self.num_preempted += 1
 
     def _send_back(self, number: int) -> None:
@@ -222,13 +224,13 @@ class Scheduler:
     def _admit(self) -> None:
         """Let those who waited longest in, while there are slots, memory and prompt tokens to read left."""
         while self._waiting and self.num_running < self.slots.max_rows and self._arrivals.room > 0:
-            job = self._jobs[self._waiting[0]]
-            size = len(job.state.tokens)
-            if self.memory.largest_tree(self._sizes((job.lane, BatchSize(1, size, size)))) is None:
+            job, prefixes = self._jobs[self._waiting[0]], self.prefixes
+            size, device = BatchSize(1, len(job.state.tokens), len(job.state.tokens)), self._devices.home(job)
+            crowded = device and self.num_running and not device.has_pages([size, *(one for _, one in self._arrivals.sizes)])
+            if crowded or self.memory.largest_tree(self._sizes((job.lane, size))) is None:
                 return
             self._waiting.popleft()
-            self.last_waits += [time.perf_counter() - job.created] if not job.state.num_output else []
-            device, prefixes = self._devices.home(job), self.prefixes
+            self.last_waits += [] if job.state.num_output else [time.perf_counter() - job.created]
             engine = self._lane(job.lane).engine if device is None else device.engine
             known = prefixes is not None and job.shares_prefix and not engine.method.drafter.taps
             prefix = prefixes.find(job.state.read_tokens[:-1]) if prefixes is not None and known else None

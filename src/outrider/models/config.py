@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.core.errors import ModelError
-from outrider.models.families import DEFAULTS, FULL, SLIDING, TRAITS, WINDOW_RULES, Raw, without_rope
-from outrider.models.features import Experts, ModelConfig
+from outrider.models.families import DEFAULTS, FULL, ROUTING, SLIDING, TRAITS, WINDOW_RULES, Raw, without_rope
+from outrider.models.features import Experts, Latent, ModelConfig
 from outrider.models.quantised.formats import unknown_method
-from outrider.models.rope import ROPE_KINDS, Rope
+from outrider.models.rope import ROPE_KINDS, Rope, score_factor
 
 __all__ = ["ACTIVATIONS", "Experts", "ModelConfig", "Raw", "config_of", "why_not_lean"]
 
@@ -56,11 +56,13 @@ def why_not_lean(raw: Raw) -> str | None:
         return f"layers of type {min(others)!r} are not among {FULL}, {SLIDING}"
     if family == "olmoe" and text.get("clip_qkv") is not None:
         return "queries, keys and values are clipped (clip_qkv)"
-    if family == "gpt_oss" and (text.get("swiglu_alpha", _ALPHA), text.get("swiglu_limit", _LIMIT)) != (
-        _ALPHA,
-        _LIMIT,
-    ):
+    gate = (text.get("swiglu_alpha", _ALPHA), text.get("swiglu_limit", _LIMIT))
+    if family == "gpt_oss" and gate != (_ALPHA, _LIMIT):
         return f"the gate of its experts is not that of alpha {_ALPHA} and limit {_LIMIT}"
+    if read.latent is not None and text.get("mlp_bias"):
+        return "its MLPs have biases beside experts (mlp_bias)"
+    if family == "deepseek_v2" and read.raw["topk_method"] not in ("greedy", "group_limited_greedy"):
+        return f"its router chooses by {read.raw['topk_method']!r} (topk_method)"
     return None
 
 
@@ -93,8 +95,8 @@ def _check(config: ModelConfig) -> None:
             f"config.json is inconsistent: its lists are not {config.num_layers} layers long; fetch the file again"
         )
     experts = config.experts
-    if experts is not None and not 0 < experts.num_chosen <= experts.count:
-        few = f"{experts.num_chosen} experts a token of {experts.count}"
+    if experts is not None and (not 0 < experts.num_chosen <= experts.count or experts.count % experts.groups):
+        few = f"{experts.num_chosen} experts a token of {experts.count} in {experts.groups} groups"
         raise ModelError(f"config.json is inconsistent: {few}; fetch the file again")
     for rope in config.ropes:
         if rope.kind == "longrope" and not len(rope.short_factor) == len(rope.long_factor) == rope.dim // 2:
@@ -115,7 +117,11 @@ class _Reader:
         self.family = str(raw["model_type"])
         self.is_gemma = self.family.startswith("gemma")
         self.num_layers = self.whole("num_hidden_layers")
-        self.head_dim = int(raw.get("head_dim") or self.whole("hidden_size") // self.whole("num_attention_heads"))
+        self.latent = self._latent()
+        if self.latent is None:
+            self.head_dim = int(raw.get("head_dim") or self.whole("hidden_size") // self.whole("num_attention_heads"))
+        else:
+            self.head_dim = self.latent.rank + self.latent.rope_dim
         self.activation = str(raw.get("hidden_activation") or raw["hidden_act"])
         if self.family == "gemma" and self.activation == "gelu":
             self.activation = "gelu_pytorch_tanh"  # what the first Gemma's files mean by it
@@ -142,7 +148,7 @@ class _Reader:
             "hidden_size": self.whole("hidden_size"),
             "num_layers": self.num_layers,
             "num_heads": num_heads,
-            "num_kv_heads": int((self.family != "gpt_neox" and raw.get("num_key_value_heads")) or num_heads),
+            "num_kv_heads": self._num_kv_heads(num_heads),
             "head_dim": self.head_dim,
             "mlp_size": self.whole("intermediate_size"),
             "max_len": min(rope.natural_len for rope in self.ropes),
@@ -150,6 +156,7 @@ class _Reader:
             "ropes": self.ropes,
             "rope_of_layer": self.rope_of_layer,
             "windows": self._windows(),
+            "latent": self.latent,
             "experts": self._experts(),
             "tied_head": bool(raw["tie_word_embeddings"]),
             "eos_ids": _ids(raw.get("eos_token_id")),
@@ -168,18 +175,38 @@ class _Reader:
             "qk_norm": bool(self.own("use_qk_norm") or self.own("qk_layernorm")),
             "parallel": parallel,
             "one_norm": parallel and self.family == "stablelm",
+            "interleaved_rope": bool(self.own("rope_interleave")),
         }
+
+    def _num_kv_heads(self, num_heads: int) -> int:
+        if self.latent is not None:
+            return 1
+        return int((self.family != "gpt_neox" and self.raw.get("num_key_value_heads")) or num_heads)
+
+    def _latent(self) -> Latent | None:
+        if not self.own("kv_lora_rank"):
+            return None
+        return Latent(
+            rank=self.whole("kv_lora_rank"),
+            query_rank=None if self.raw["q_lora_rank"] is None else self.whole("q_lora_rank"),
+            nope_dim=self.whole("qk_nope_head_dim"),
+            rope_dim=self.whole("qk_rope_head_dim"),
+            value_dim=self.whole("v_head_dim"),
+        )
 
     def _numbers(self) -> dict[str, Any]:
         raw = self.raw
-        scale = raw.get("query_pre_attn_scalar") if self.is_gemma else self.head_dim
+        size = self.head_dim if self.latent is None else self.latent.query_dim
+        scale = float((self.is_gemma and raw.get("query_pre_attn_scalar")) or size) ** -0.5
+        if self.latent is not None:
+            scale *= score_factor(self.ropes[0])
         eps = self.own("layer_norm_eps") or self.own("norm_epsilon") or raw["rms_norm_eps"]
         root = self.whole("hidden_size") ** 0.5 if self.is_gemma else 1.0
         return {
             "norm_eps": float(eps),
             "attention_softcap": raw.get("attn_logit_softcapping"),
             "final_softcap": raw.get("final_logit_softcapping"),
-            "query_scale": float(self.own("attention_multiplier") or float(scale or self.head_dim) ** -0.5),
+            "query_scale": float(self.own("attention_multiplier") or scale),
             "embedding_scale": float(self.own("embedding_multiplier") or root),
             "residual_scale": float(self.own("residual_multiplier") or 1.0),
             "logit_scale": float(self.own("logit_scale") or 1.0) / float(self.own("logits_scaling") or 1.0),
@@ -189,14 +216,21 @@ class _Reader:
         raw = self.raw
         if not self.own("usual_experts"):
             return None
-        count = raw.get("num_experts") or raw.get("num_local_experts") or raw["usual_experts"]
+        names = ("num_experts", "num_local_experts", "n_routed_experts", "usual_experts")
         step, dense = int(self.own("decoder_sparse_step") or 1), raw.get("mlp_only_layers") or ()
+        first = int(self.own("first_k_dense_replace") or 0)
+        grouped = (self.own("topk_method") or "greedy") != "greedy"
         return Experts(
-            count=int(count),
+            count=int(next(raw[name] for name in names if raw.get(name))),
             num_chosen=self.whole("num_experts_per_tok"),
             size=self.whole("moe_intermediate_size" if self.own("moe_intermediate_size") else "intermediate_size"),
-            normalised=bool(raw["norm_topk_prob"]),
-            layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(self.num_layers)),
+            normalised=bool(self.own("norm_topk_prob")),
+            layers=tuple(layer >= first and layer not in dense and (layer + 1) % step == 0 for layer in range(self.num_layers)),
+            groups=self.whole("n_group") if grouped else 1,
+            chosen_groups=self.whole("topk_group") if grouped else 1,
+            scale=float(self.own("routed_scaling_factor") or 1.0),
+            shared_size=int(self.own("n_shared_experts") or 0) * int(self.own("moe_intermediate_size") or 0),
+            **ROUTING.get(self.family, {}),
         )
 
     def _layer_types(self) -> list[str]:
@@ -239,7 +273,7 @@ class _Reader:
         return Rope(
             kind=kind,
             theta=float(theta),
-            dim=int(self.head_dim * partial),
+            dim=int((self.head_dim if self.latent is None else self.latent.rope_dim) * partial),
             trained_len=self.trained_len,
             original_len=int(original),
             short_factor=tuple(given.get("short_factor") or ()),

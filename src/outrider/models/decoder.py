@@ -30,8 +30,20 @@ from outrider.models.decoder_weights import LayerWeights, Weights
 from outrider.models.experts import ExpertsMlp
 from outrider.models.features import ModelConfig
 from outrider.models.joint import Joint, SummedLinear, SummedMlp
-from outrider.models.layers import AnyLayer, GatedMlp, Layer, Mlp, ParallelLayer, Pass, PlainMlp, PostNormLayer, SelfAttention
-from outrider.models.linear import Linear, linear_of
+from outrider.models.latent import LatentAttention
+from outrider.models.layers import (
+    AnyLayer,
+    Attention,
+    GatedMlp,
+    Layer,
+    Mlp,
+    ParallelLayer,
+    Pass,
+    PlainMlp,
+    PostNormLayer,
+    SelfAttention,
+)
+from outrider.models.linear import Linear, LinearOf, linear_of
 from outrider.models.norms import norm_of, query_norm_of
 from outrider.models.prefill import read_in_chunks
 from outrider.models.rope import RotaryTable
@@ -65,18 +77,21 @@ class Decoder(LayeredTarget, PlacingTarget):
         num_groups = config.num_heads // config.num_kv_heads
         self._sights = SightMaker(config.windows, num_groups, dtype=self.dtype)
         self._tables = [
-            RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=self.dtype, device=self.device)
+            RotaryTable(rope, config.rotary_dim, context_len=config.max_len, dtype=self.dtype, device=self.device)
             for rope in config.ropes
         ]
 
-        pages = (config.num_layers, config.num_kv_heads, config.head_dim)
-        self.pool = PagePool(pages, dtype=self.dtype, device=self.device, page_len=page_len) if page_len else None
+        self.pool = None
+        if page_len:
+            pages = (config.num_layers, config.num_kv_heads, config.head_dim)
+            self.pool = PagePool(pages, dtype=self.dtype, device=self.device, page_len=page_len, sides=config.cache_sides)
 
     def new_cache(self, batch_size: int) -> ContiguousCache | PagedCache:
         if self.pool is not None:
             return PagedCache.empty(self.pool, batch_size)
-        shape = (batch_size, self.config.num_kv_heads, self.config.head_dim)
-        return ContiguousCache.empty(self.config.num_layers, shape, dtype=self.dtype, device=self.device)
+        config = self.config
+        shape, sides = (batch_size, config.num_kv_heads, config.head_dim), config.cache_sides
+        return ContiguousCache.empty(config.num_layers, shape, dtype=self.dtype, device=self.device, sides=sides)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         def run(tree: TokenTree) -> Mapping[int, Tensor]:
@@ -193,15 +208,8 @@ class Decoder(LayeredTarget, PlacingTarget):
         return table.cos[positions][:, None], table.sin[positions][:, None]
 
 
-_LinearOf = Callable[[Tensor, Tensor | None], Linear]
-
-
-def _layer_of(config: ModelConfig, index: int, weights: LayerWeights, linear: _LinearOf, joint: Joint | None) -> AnyLayer:
-    norms = None
-    if weights.q_norm is not None and weights.k_norm is not None:
-        norms = query_norm_of(config, weights.q_norm), query_norm_of(config, weights.k_norm)
-    qkv, out = linear(weights.qkv, weights.qkv_bias), _summed(linear(weights.out, weights.out_bias), joint)
-    attention = SelfAttention(config, index, qkv=qkv, out=out, norms=norms, sinks=weights.sinks)
+def _layer_of(config: ModelConfig, index: int, weights: LayerWeights, linear: LinearOf, joint: Joint | None) -> AnyLayer:
+    attention = _attention_of(config, index, weights, linear, joint)
     mlp = _mlp_of(config, weights, linear, joint)
     first = norm_of(config, weights.attention_norm, weights.attention_norm_bias)
     second = norm_of(config, weights.mlp_norm, weights.mlp_norm_bias)
@@ -216,13 +224,27 @@ def _layer_of(config: ModelConfig, index: int, weights: LayerWeights, linear: _L
     return Layer(attention, mlp, first, second)
 
 
+def _attention_of(config: ModelConfig, index: int, weights: LayerWeights, linear: LinearOf, joint: Joint | None) -> Attention:
+    out = _summed(linear(weights.out, weights.out_bias), joint)
+    if config.latent is not None:
+        return LatentAttention(config, index, weights, linear=linear, out=out)
+    norms = None
+    if weights.q_norm is not None and weights.k_norm is not None:
+        norms = query_norm_of(config, weights.q_norm), query_norm_of(config, weights.k_norm)
+    qkv = linear(weights.qkv, weights.qkv_bias)
+    return SelfAttention(config, index, qkv=qkv, out=out, norms=norms, sinks=weights.sinks)
+
+
 def _summed(share: Linear, joint: Joint | None) -> Linear:
     return share if joint is None else SummedLinear(share, joint)
 
 
-def _mlp_of(config: ModelConfig, weights: LayerWeights, linear: _LinearOf, joint: Joint | None) -> Mlp:
+def _mlp_of(config: ModelConfig, weights: LayerWeights, linear: LinearOf, joint: Joint | None) -> Mlp:
     if weights.router is not None:
-        experts = ExpertsMlp(config, weights)
+        shared = None
+        if weights.shared_gate_up is not None and weights.shared_down is not None:
+            shared = GatedMlp(config, gate_up=linear(weights.shared_gate_up), down=linear(weights.shared_down))
+        experts = ExpertsMlp(config, weights, shared)
         return experts if joint is None else SummedMlp(experts, joint)
     first, down = linear(weights.gate_up, weights.gate_up_bias), _summed(linear(weights.down, weights.down_bias), joint)
     return GatedMlp(config, gate_up=first, down=down) if config.gated else PlainMlp(config, up=first, down=down)

@@ -33,7 +33,8 @@ class PackedSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """One layer. Rows of ``qkv`` are query heads, key heads, value heads; of ``gate_up`` the gate, then up.
+    """One layer. Rows of ``qkv`` are query heads, key heads, value heads; of ``gate_up`` the gate, then up. In latent
+    attention rows of ``qkv`` are those of the queries or of their latent, of the latent, and of the rotated key.
 
     A layer of E experts has them as [E, ..]: ``gate_up`` and ``down`` (with their biases) are those of all experts, and
     ``router`` chooses among them. For the native CPU pass, a matrix may be a table of rows of a GGUF file
@@ -64,6 +65,21 @@ class LayerWeights:
     router: Tensor | None = None
     """[E, H]"""
     router_bias: Tensor | None = None
+    router_correction: Tensor | None = None
+    """[E] float32, added to the weights of experts for the choice alone."""
+    shared_gate_up: Tensor | None = None
+    """Of the MLP beside the experts."""
+    shared_down: Tensor | None = None
+    latent_norm: Tensor | None = None
+    """[rank]; this and the rest are of latent attention (``features.Latent``)."""
+    query_norm: Tensor | None = None
+    """[query rank]"""
+    query_up: Tensor | None = None
+    """[heads * query_dim, query rank]"""
+    key_up: Tensor | None = None
+    """[heads, rank, nope_dim]: what a head's query is multiplied by before it meets the latents."""
+    value_up: Tensor | None = None
+    """[heads, value_dim, rank]: what a head makes of the latents it has seen."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -190,6 +190,44 @@ _FAMILIES: dict[str, Raw] = {
         "norm_topk_prob": True,
     },
 }
+_LATENT: Raw = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_group": None,
+    "topk_group": None,
+    "rope_interleave": True,
+}
+_FAMILIES |= {
+    "deepseek_v2": {
+        **_LATENT,
+        "max_position_embeddings": 2048,
+        "usual_experts": 64,
+        "moe_intermediate_size": 1407,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 0,
+        "routed_scaling_factor": 1.0,
+        "topk_method": "greedy",
+        "eos_token_id": 2,
+    },
+    "deepseek_v3": {
+        **_LATENT,
+        "max_position_embeddings": 4096,
+        "usual_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "routed_scaling_factor": 2.5,
+        "n_group": 8,
+        "topk_group": 4,
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "eos_token_id": 1,
+    },
+}
 DEFAULTS: dict[str, Raw] = {name: {**_BASE, **row} for name, row in _FAMILIES.items()}
 
 _POST: Raw = {"post_norms": True, "pre_norms": False, "qk_norm": True, "qk_norm_span": "whole"}
@@ -211,3 +249,5 @@ TRAITS: dict[str, Raw] = {
     "starcoder2": {"norm_kind": "layer", "norm_bias": True, "gated": False},
     "gpt_oss": {"sinks": True, "activation": "clamped"},
 }
+ROUTING: dict[str, Raw] = {"deepseek_v3": {"scoring": "sigmoid", "corrected": True, "group_best": 2}}
+"""Fields of ``Experts`` that a family's name alone decides."""

@@ -24,6 +24,46 @@ class Experts:
     """The weights of the chosen experts add up to 1; otherwise they are the router's probabilities over all experts."""
     layers: tuple[bool, ...]
     """Which layers have experts; the others have an ordinary MLP."""
+    scoring: str = "softmax"
+    """What makes weights of the router's scores: the softmax over all experts, or "sigmoid"."""
+    groups: int = 1
+    """Experts stand in so many groups of equal size; a node's experts come from the best of them."""
+    chosen_groups: int = 1
+    group_best: int = 1
+    """A group is as good as so many of its best experts together (1 or 2)."""
+    corrected: bool = False
+    """A learned bias takes part in the choice, and not in the weights."""
+    scale: float = 1.0
+    """The weights of the chosen experts are multiplied by this."""
+    shared_size: int = 0
+    """Inner size of an MLP that every node goes through beside its experts; 0 for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Latent attention: keys and values of all heads are products of one short vector per token, and only that is cached.
+
+    A key is what its head makes of the latent, beside a rotated part that all heads share. In the absorbed form a head's
+    matrices multiply its query and what it has seen instead: every head then looks at the latents themselves, as at one key
+    head of ``rank + rope_dim`` whose first ``rank`` dimensions are its values. (DeepSeek-AI 2024, arXiv 2405.04434.)
+    """
+
+    rank: int
+    """Size of the latent of keys and values."""
+    query_rank: int | None
+    """Size of the latent that queries are made of; None where they are made of the residual stream."""
+    nope_dim: int
+    """Dimensions of a head's query that meet the latent."""
+    rope_dim: int
+    """Dimensions of a head's query, and of the shared key, that are rotated."""
+    value_dim: int
+    norm_eps: float = 1e-6
+    """Of the norms of both latents."""
+
+    @property
+    def query_dim(self) -> int:
+        """Of one head."""
+        return self.nope_dim + self.rope_dim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +77,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Of a key as it is cached."""
     mlp_size: int
     max_len: int
     """Longest context the model is opened for."""
@@ -81,8 +122,19 @@ class ModelConfig:
     """Attention and MLP read the same stream, and both are added to it."""
     one_norm: bool = False
     """Attention and MLP of a parallel layer share their norm."""
+    latent: Latent | None = None
     experts: Experts | None = None
     tied_head: bool = False
     eos_ids: tuple[int, ...] = ()
     dtype: str | None = None
     """Type of the stored weights, by name, where the file says so."""
+
+    @property
+    def cache_sides(self) -> int:
+        """Keys and values, or the latents that are both."""
+        return 2 if self.latent is None else 1
+
+    @property
+    def rotary_dim(self) -> int:
+        """Width of the tables of cosines and sines."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim

@@ -82,8 +82,11 @@ class HFModel(AdaptedModel):
                 folder, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code
             )
         except Exception as error:  # transformers raises many kinds, and all of them mean that the folder cannot be used
-            reason = " ".join(str(error).split())[:200]
-            raise ModelError(f"{folder}: transformers cannot open it ({type(error).__name__}: {reason})") from error
+            reason = " ".join(str(error).split())
+            if not trust_remote_code and "trust_remote_code" in reason:
+                what = "brings Python code of its own, which is not run unasked"
+                raise ModelError(f"{folder} {what}; read it, then use trust_remote_code=True (--trust-remote-code)") from error
+            raise ModelError(f"{folder}: transformers cannot open it ({type(error).__name__}: {reason[:200]})") from error
         return HFModel(model.to(device), str(folder), max_len=max_len, is_stored=True)
 
     def _obey(self, verdict: Verdict, *, wanted: int | None) -> None:

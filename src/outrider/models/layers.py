@@ -56,7 +56,27 @@ def activation_of(name: str) -> Callable[[Tensor], Tensor]:
     return _ACTIVATIONS[name]
 
 
-class SelfAttention:
+class Attention(ABC):
+    """What the heads of a layer see, and what the output matrix makes of it."""
+
+    _out: Linear
+
+    @abstractmethod
+    def __call__(self, x: Tensor, step: Pass) -> Tensor:
+        """[B * N, Hq * D]: what the heads saw, not yet projected."""
+
+    @abstractmethod
+    def queries(self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor] | None]) -> Tensor:
+        """[Hq, N, D] what the heads look for at the N tokens of one row, turned by the rotation of this layer's rope."""
+
+    def add_to(self, residual: Tensor, x: Tensor, step: Pass) -> Tensor:
+        return self._out.add_to(residual, self(x, step))
+
+    def projected(self, x: Tensor, step: Pass) -> Tensor:
+        return self._out(self(x, step))
+
+
+class SelfAttention(Attention):
     """Queries, keys and values from one product; keys and values go to the cache, queries look at it."""
 
     def __init__(
@@ -84,7 +104,6 @@ class SelfAttention:
             self._attend = partial(attend_with_sinks, sinks=sinks)
 
     def __call__(self, x: Tensor, step: Pass) -> Tensor:
-        """[B * N, Hq * D]: what the heads saw, not yet projected."""
         batch_size, num_nodes = step.batch_size, step.num_nodes
         heads = self._qkv(x).view(batch_size, num_nodes, -1, self._head_dim).transpose(1, 2)
         queries, keys, values = self._rotated(heads, step.rotations[self._rope])
@@ -95,7 +114,6 @@ class SelfAttention:
         return seen.reshape(batch_size * num_nodes, -1)
 
     def queries(self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor] | None]) -> Tensor:
-        """[Hq, N, D] what the heads look for at the N tokens of one row, turned by the rotation of this layer's rope."""
         heads = self._qkv(x).view(1, len(x), -1, self._head_dim).transpose(1, 2)
         return self._rotated(heads, rotations[self._rope])[0][0]
 
@@ -109,12 +127,6 @@ class SelfAttention:
             pair = rotate(pair, rotation)
         queries, keys = pair.split_with_sizes(self._queries_and_keys, 1)
         return queries, keys, values
-
-    def add_to(self, residual: Tensor, x: Tensor, step: Pass) -> Tensor:
-        return self._out.add_to(residual, self(x, step))
-
-    def projected(self, x: Tensor, step: Pass) -> Tensor:
-        return self._out(self(x, step))
 
 
 class Mlp(ABC):
@@ -133,7 +145,6 @@ class GatedMlp(Mlp):
 
     def __init__(self, config: ModelConfig, *, gate_up: Linear, down: Linear) -> None:
         self._activation = _ACTIVATIONS[config.activation]
-        self._sizes = (config.mlp_size, config.mlp_size)
         self._gate_up, self._down = gate_up, down
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -143,7 +154,7 @@ class GatedMlp(Mlp):
         return self._down.add_to(residual, self._gated(x))
 
     def _gated(self, x: Tensor) -> Tensor:
-        gate, up = self._gate_up(x).split_with_sizes(self._sizes, -1)
+        gate, up = self._gate_up(x).chunk(2, -1)
         return self._activation(gate).mul_(up)
 
 
@@ -161,7 +172,7 @@ class PlainMlp(Mlp):
 class AnyLayer(ABC):
     """One layer of a decoder."""
 
-    attention: SelfAttention
+    attention: Attention
     attention_norm: Norm
 
     def queries(self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor] | None]) -> Tensor:
@@ -195,7 +206,7 @@ class InTurn(AnyLayer):
 class Layer(InTurn):
     """The Llama layer: norm, attention, add; norm, MLP, add."""
 
-    attention: SelfAttention
+    attention: Attention
     mlp: Mlp
     attention_norm: Norm
     mlp_norm: Norm
@@ -212,7 +223,7 @@ class Layer(InTurn):
 class PostNormLayer(InTurn):
     """What attention and MLP return is normalised (Gemma, OLMo-2) or scaled (Granite) before it is added."""
 
-    attention: SelfAttention
+    attention: Attention
     mlp: Mlp
     attention_norm: Norm
     mlp_norm: Norm
@@ -231,7 +242,7 @@ class PostNormLayer(InTurn):
 class ParallelLayer(AnyLayer):
     """Attention and MLP read the same stream (Cohere, GPT-NeoX); ``mlp_norm`` None: through the same norm."""
 
-    attention: SelfAttention
+    attention: Attention
     mlp: Mlp
     attention_norm: Norm
     mlp_norm: Norm | None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cache
-from typing import final
+from typing import Protocol, final
 
 import torch
 import torch.nn.functional as F
@@ -103,6 +103,12 @@ class TwofoldLinear(Linear):
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         return self._few.add_to(residual, x) if x.numel() <= self._few_elements else self._many.add_to(residual, x)
+
+
+class LinearOf(Protocol):
+    """Makes a linear of a weight, as a model wants it."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None = None) -> Linear: ...
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None, *, twofold: bool = False, bits: int = 16) -> Linear:

@@ -104,6 +104,7 @@ def pack(weight: Tensor, bits: int) -> Packed:
 
 
 Matrix = Tensor | Packed
+_LARGE = {"qkv", "out", "gate_up", "down"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,9 +131,8 @@ class Matrices:
     @property
     def bytes_read(self) -> int:
         """What a pass reads: everything but the embedding, and every expert."""
-        small = [
-            tensor for layer in self.layers for tensor in vars(layer.rest).values() if tensor is not None and tensor.dim() == 1
-        ]
+        rest = [vars(layer.rest) for layer in self.layers]
+        small = [each[name] for each in rest for name in each.keys() - _LARGE if each[name] is not None]
         large = [matrix for layer in self.layers for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         return sum(tensor.nbytes for tensor in [*small, *large, self.norm, self.head])
 

@@ -12,6 +12,7 @@ from outrider.core.errors import OptionError
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.decoder_weights import Weights
+from outrider.models.features import Latent
 from outrider.models.names import named_in
 from outrider.models.weights import TensorDict, TensorSource, read_weights
 
@@ -106,7 +107,11 @@ def _tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes |= _norm_shapes(config, "model.norm", hidden)
     for layer in range(config.num_layers):
         inner = _attention_shapes(config) | _stream_norm_shapes(config)
-        inner |= _expert_shapes(config) if config.experts and config.experts.layers[layer] else _mlp_shapes(config)
+        inner |= (
+            _expert_shapes(config)
+            if config.experts and config.experts.layers[layer]
+            else _mlp_shapes(config, "mlp.", config.mlp_size)
+        )
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in inner.items()}
     if not config.tied_head:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
@@ -126,7 +131,21 @@ def _norm_shapes(config: ModelConfig, name: str, size: int) -> dict[str, tuple[i
     return {f"{name}.weight": (size,), **({f"{name}.bias": (size,)} if config.norm_bias else {})}
 
 
+def _latent_shapes(config: ModelConfig, latent: Latent) -> dict[str, tuple[int, ...]]:
+    hidden, heads, rank, at = config.hidden_size, config.num_heads, latent.query_rank, "self_attn."
+    shapes = {f"{at}kv_a_layernorm.weight": (latent.rank,)}
+    shapes |= _matrix_shapes(f"{at}kv_a_proj_with_mqa", config.head_dim, hidden, bias=config.qkv_bias)
+    shapes |= _matrix_shapes(f"{at}kv_b_proj", heads * (latent.nope_dim + latent.value_dim), latent.rank, bias=False)
+    shapes |= _matrix_shapes(f"{at}o_proj", hidden, heads * latent.value_dim, bias=config.out_bias)
+    if rank is None:
+        return shapes | _matrix_shapes(f"{at}q_proj", heads * latent.query_dim, hidden, bias=False)
+    shapes |= {f"{at}q_a_layernorm.weight": (rank,)} | _matrix_shapes(f"{at}q_a_proj", rank, hidden, bias=config.qkv_bias)
+    return shapes | _matrix_shapes(f"{at}q_b_proj", heads * latent.query_dim, rank, bias=False)
+
+
 def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    if config.latent is not None:
+        return _latent_shapes(config, config.latent)
     hidden, head_dim, at = config.hidden_size, config.head_dim, "self_attn."
     heads = {"q": config.num_heads, "k": config.num_kv_heads}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -152,11 +171,11 @@ def _stream_norm_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {key: shape for name in names for key, shape in _norm_shapes(config, name, config.hidden_size).items()}
 
 
-def _mlp_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, mlp, shapes = config.hidden_size, config.mlp_size, dict[str, tuple[int, ...]]()
+def _mlp_shapes(config: ModelConfig, at: str, size: int) -> dict[str, tuple[int, ...]]:
+    hidden, shapes = config.hidden_size, dict[str, tuple[int, ...]]()
     for name in ("gate_proj", "up_proj") if config.gated else ("up_proj",):
-        shapes |= _matrix_shapes(f"mlp.{name}", mlp, hidden, bias=config.mlp_bias)
-    return shapes | _matrix_shapes("mlp.down_proj", hidden, mlp, bias=config.mlp_bias)
+        shapes |= _matrix_shapes(f"{at}{name}", size, hidden, bias=config.mlp_bias)
+    return shapes | _matrix_shapes(f"{at}down_proj", hidden, size, bias=config.mlp_bias)
 
 
 def _expert_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -168,8 +187,10 @@ def _expert_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{at}gate_up_proj": (count, hidden, 2 * size), f"{at}gate_up_proj_bias": (count, 2 * size)}
         return shapes | {f"{at}down_proj": (count, size, hidden), f"{at}down_proj_bias": (count, hidden)}
     shapes = _matrix_shapes("mlp.gate", count, hidden, bias=False)
+    if experts.corrected:
+        shapes["mlp.gate.e_score_correction_bias"] = (count,)
+    if experts.shared_size:
+        shapes |= _mlp_shapes(config, "mlp.shared_experts.", experts.shared_size)
     for expert in range(count):
-        for name in ("gate_proj", "up_proj"):
-            shapes |= _matrix_shapes(f"{at}{expert}.{name}", size, hidden, bias=False)
-        shapes |= _matrix_shapes(f"{at}{expert}.down_proj", hidden, size, bias=False)
+        shapes |= _mlp_shapes(config, f"{at}{expert}.", size)
     return shapes

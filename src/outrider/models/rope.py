@@ -107,15 +107,21 @@ def _yarn(rope: Rope, plain: Tensor) -> Tensor:
     return plain / rope.scale * ramp + plain * (1 - ramp)
 
 
-def _yarn_attention(rope: Rope) -> float:
-    def size(mscale: float) -> float:
-        return 1.0 if rope.scale <= 1 else 0.1 * mscale * math.log(rope.scale) + 1.0
+def _yarn_size(rope: Rope, mscale: float) -> float:
+    return 1.0 if rope.scale <= 1 else 0.1 * mscale * math.log(rope.scale) + 1.0
 
+
+def _yarn_attention(rope: Rope) -> float:
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.mscale and rope.mscale_all_dim:
-        return size(rope.mscale) / size(rope.mscale_all_dim)
-    return size(1.0)
+        return _yarn_size(rope, rope.mscale) / _yarn_size(rope, rope.mscale_all_dim)
+    return _yarn_size(rope, 1.0)
+
+
+def score_factor(rope: Rope) -> float:
+    """What scores of latent attention are multiplied by: yarn sharpens them over all dimensions, not the rotated alone."""
+    return _yarn_size(rope, rope.mscale_all_dim) ** 2 if rope.kind != "default" and rope.mscale_all_dim else 1.0
 
 
 def _longrope_attention(rope: Rope) -> float:

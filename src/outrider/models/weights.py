@@ -20,6 +20,7 @@ from torch import Tensor
 from outrider.core.errors import ModelError
 from outrider.models.decoder_weights import STORED_ROWS, Division, LayerWeights, Weights
 from outrider.models.features import ModelConfig
+from outrider.models.latent_weights import latent_tensors
 from outrider.models.names import named_in
 from outrider.models.rope import head_order
 from outrider.models.weight_files import open_weights, weight_files
@@ -156,18 +157,16 @@ class _WeightReader:
     def _layer(self, layer: int) -> LayerWeights:
         config, at = self._config, f"layers.{layer}."
         hidden, out, heads = config.hidden_size, f"{at}self_attn.o_proj", config.num_heads
-        qkv, qkv_bias = self._qkv(layer)
         has_experts = config.experts is not None and config.experts.layers[layer]
         return LayerWeights(
-            qkv=qkv,
-            qkv_bias=qkv_bias,
-            out=self._matrix(out, hidden, heads * config.head_dim),
+            **self._queries_and_keys(layer),
+            out=self._matrix(out, hidden, heads * (config.latent.value_dim if config.latent else config.head_dim)),
             out_bias=self._bias(out, hidden) if config.out_bias else None,
             q_norm=self._query_norm(layer, "q_norm", heads) if config.qk_norm else None,
             k_norm=self._query_norm(layer, "k_norm", config.num_kv_heads) if config.qk_norm else None,
             sinks=self._read(f"{at}self_attn.sinks", heads).float().to(self._device) if config.sinks else None,
             **self._norms(at),
-            **(self._experts(at) if has_experts else self._mlp(at)),
+            **(self._experts(at) if has_experts else self._mlp(f"{at}mlp.", config.mlp_size)),
         )
 
     def _norms(self, at: str) -> dict[str, Any]:
@@ -185,14 +184,19 @@ class _WeightReader:
             found["mlp_post_norm"] = self._norm(f"{at}post_feedforward_layernorm", hidden)
         return found
 
-    def _qkv(self, layer: int) -> tuple[Tensor, Tensor | None]:
+    def _queries_and_keys(self, layer: int) -> dict[str, Any]:
         config, at = self._config, f"layers.{layer}.self_attn."
+        if config.latent is not None:
+            return {name: self._place(found) for name, found in latent_tensors(config, layer, self._read).items()}
         sizes = [config.num_heads * config.head_dim, *[config.num_kv_heads * config.head_dim] * 2]
         parts = self._three(at, "weight", sizes, config.hidden_size)
         biases = self._three(at, "bias", sizes) if config.qkv_bias else []
         for group in (parts, biases):
             group[:2] = [self._ordered(layer, part) for part in group[:2]]
-        return self._place(torch.cat(parts)), self._place(torch.cat(biases)) if biases else None
+        return {
+            "qkv": self._place(torch.cat(parts)),
+            "qkv_bias": self._place(torch.cat(biases)) if biases else None,
+        }
 
     def _three(self, at: str, kind: str, sizes: list[int], *shape: int) -> list[Tensor]:
         """Queries, keys and values: three tensors, one above the other, or (GPT-NeoX) head by head."""
@@ -204,18 +208,18 @@ class _WeightReader:
             return list(whole.split(sizes))
         return [part.flatten(0, 1) for part in whole.unflatten(0, (-1, 3, self._config.head_dim)).unbind(1)]
 
-    def _mlp(self, at: str) -> dict[str, Any]:
+    def _mlp(self, at: str, mlp: int) -> dict[str, Any]:
         config, names = self._config, ("gate_proj", "up_proj") if self._config.gated else ("up_proj",)
-        hidden, mlp, fused = config.hidden_size, config.mlp_size, f"{at}mlp.gate_up_proj"
+        hidden, fused = config.hidden_size, f"{at}gate_up_proj"
         if f"{self._prefix}{fused}.weight" in self._source.names:
-            return {"gate_up": self._matrix(fused, 2 * mlp, hidden), "down": self._matrix(f"{at}mlp.down_proj", hidden, mlp)}
-        parts = [self._read(f"{at}mlp.{name}.weight", mlp, hidden) for name in names]
-        biases = [self._read(f"{at}mlp.{name}.bias", mlp) for name in names] if config.mlp_bias else []
+            return {"gate_up": self._matrix(fused, 2 * mlp, hidden), "down": self._matrix(f"{at}down_proj", hidden, mlp)}
+        parts = [self._read(f"{at}{name}.weight", mlp, hidden) for name in names]
+        biases = [self._read(f"{at}{name}.bias", mlp) for name in names] if config.mlp_bias else []
         return {
             "gate_up": self._place(torch.cat(parts)),
             "gate_up_bias": self._place(torch.cat(biases)) if biases else None,
-            "down": self._matrix(f"{at}mlp.down_proj", hidden, mlp),
-            "down_bias": self._bias(f"{at}mlp.down_proj", hidden) if config.mlp_bias else None,
+            "down": self._matrix(f"{at}down_proj", hidden, mlp),
+            "down_bias": self._bias(f"{at}down_proj", hidden) if config.mlp_bias else None,
         }
 
     def _experts(self, at: str) -> dict[str, Any]:
@@ -234,13 +238,15 @@ class _WeightReader:
                 "down": self._place(self._read(f"{inside}down_proj", count, size, hidden).transpose(1, 2).contiguous()),
                 "down_bias": self._place(self._read(f"{inside}down_proj_bias", count, hidden)),
             }
-        one = [self._expert(f"{inside}{index}.", size, hidden) for index in range(count)]
-        gate_up, down = (torch.stack(parts) for parts in zip(*one, strict=True))
-        return {"router": self._matrix(f"{at}mlp.gate", count, hidden), "gate_up": gate_up, "down": down}
-
-    def _expert(self, at: str, size: int, hidden: int) -> tuple[Tensor, Tensor]:
-        parts = [self._read(f"{at}{name}.weight", size, hidden) for name in ("gate_proj", "up_proj")]
-        return self._place(torch.cat(parts)), self._matrix(f"{at}down_proj", hidden, size)
+        one = [self._mlp(f"{inside}{index}.", size) for index in range(count)]
+        found = {name: torch.stack([expert[name] for expert in one]) for name in ("gate_up", "down")}
+        found["router"] = self._matrix(f"{at}mlp.gate", count, hidden)
+        if experts.corrected:
+            found["router_correction"] = self._read(f"{at}mlp.gate.e_score_correction_bias", count).float().to(self._device)
+        if experts.shared_size:
+            shared = self._mlp(f"{at}mlp.shared_experts.", experts.shared_size)
+            found |= {"shared_gate_up": shared["gate_up"], "shared_down": shared["down"]}
+        return found
 
     def _ordered(self, layer: int, rows: Tensor) -> Tensor:
         """Rows of query or key heads with rotary partners half a head apart."""

@@ -169,7 +169,7 @@ class BatchCosts:
         """The drafter's seconds in a round in which it was not asked."""
         self.pace = like.pace if like else 1.0
         self._jumps = Jumps()
-        rest = (lambda width: prices.passing(num_rows * (1 + width))) if prices else like and partial(_lent, like, num_rows)
+        rest = (lambda width: prices.passing(num_rows, width)) if prices else like and partial(_lent, like, num_rows)
         self.rest = Curve(rest, is_priced=prices is not None)
         priced = prices is not None and bool(prices.drafts)
         draft = (lambda length: prices.drafting(num_rows, length) or _LEAST) if prices and priced else like and like.draft.at

@@ -50,13 +50,15 @@ def serve(
     *,
     page: str = "",
     on_ready: Callable[[int], None] | None = None,
+    on_drain: Callable[[], None] = lambda: None,
     others: Sequence[Service] = (),
 ) -> None:
-    """Serve until a signal; returns when everything that ran has finished, or ``drain_s`` later. ``others`` are further models,
-    under the settings of the first."""
+    """Serve until a signal; returns when everything that ran has finished, or ``drain_s`` later. ``on_drain`` is told of the
+    signal. ``others`` are further models, under the settings of the first."""
     services = [service, *others]
 
     def drain() -> None:
+        on_drain()
         for one in services:
             one.is_draining = True
 

@@ -15,7 +15,7 @@ from outrider.core.draft import Draws
 from outrider.core.interfaces import Context
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns
-from outrider.drafters.heads.head_growth import HeadGrowth
+from outrider.drafters.trees.levels import LevelGrowth
 from outrider.models.heads.block_head import BlockHead
 
 
@@ -26,14 +26,14 @@ class BlockDrafter(HeadDrafter, ABC):
         super().__init__(head, options, draws=draws, num_layers=len(head.layers))
         self._backbone = head
 
-    def _growth(self, state: HeadState, context: Context, max_depth: int) -> HeadGrowth:
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelGrowth:
         del max_depth
         for columns in read_columns(state, context):
             self._remember(state, columns)
         return self._grown(context, self._block(state, context))
 
     @abstractmethod
-    def _grown(self, context: Context, places: Tensor) -> HeadGrowth:
+    def _grown(self, context: Context, places: Tensor) -> LevelGrowth:
         """How a tree grows from the states [B, P, H] of a block's places."""
 
     def _remember(self, state: HeadState, columns: Columns) -> None:

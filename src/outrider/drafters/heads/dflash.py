@@ -18,9 +18,10 @@ from outrider.core.interfaces import Context, Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.drafters.heads.block_drafter import BlockDrafter
 from outrider.drafters.heads.head_drafter import HeadOptions
-from outrider.drafters.heads.head_growth import SharedLevels
+from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.dflash import KIND, DflashHead
+from outrider.models.heads.levels import SharedLevels
 
 
 @final
@@ -31,8 +32,8 @@ class Dflash(BlockDrafter):
         super().__init__(head, options, draws=draws)
         self.head = head
 
-    def _grown(self, context: Context, places: Tensor) -> SharedLevels:
-        return SharedLevels(self.head, context, lambda depth: places[:, depth + 1 : depth + 2])
+    def _grown(self, context: Context, places: Tensor) -> LevelsGrowth:
+        return LevelsGrowth(context, SharedLevels(self.head, lambda depth: places[:, depth + 1 : depth + 2]))
 
 
 def build(parts: Parts) -> Drafter:

@@ -24,6 +24,7 @@ from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Target
 from outrider.core.tree import TokenTree
+from outrider.drafters.heads.device_growers import device_grower
 from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.drafters.heads.head_growth import HeadGrowth
 from outrider.models.heads.eagle import EagleHead
@@ -40,22 +41,13 @@ class Eagle(HeadDrafter):
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
         """Where the tree always has the same size, and the head's layer is one that a captured round can run."""
-        if shape.nodes is None or self._bits < 16:
+        grower = device_grower(self, self.head, shape, target) if self._bits == 16 else None
+        if grower is None:
             return None
-        from outrider.models.gpu.best_first import search_of  # needs triton
-        from outrider.models.gpu.eagle import BestFirstEagle, StaticEagle
+        from outrider.models.gpu.eagle import DeviceEagle  # needs triton
         from outrider.models.gpu.head_layer import FastHead
 
-        if not FastHead.can_run(self.head):
-            return None
-        fast, options = cast(Any, target), self.search
-        if self.static_tree is not None:
-            tree = self.static_tree.within(shape.nodes, shape.depth)
-            return StaticEagle(self.head, fast, parents=tree.parents, ranks=tree.ranks)
-        if options is None:
-            return None
-        search = search_of(shape, width=options.width, num_children=options.num_children, tau=options.tau)
-        return BestFirstEagle(self.head, fast, search=search) if search.fits else None
+        return DeviceEagle(self.head, cast(Any, target), grower) if FastHead.can_run(self.head) else None
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> EagleGrowth:
         del max_depth

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import final
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from outrider.core.interfaces import Context
 from outrider.drafters.trees.levels import LevelGrowth
 from outrider.models.heads import Head
+from outrider.models.heads.levels import HeadLevels
 
 
 class HeadGrowth(LevelGrowth, ABC):
@@ -42,17 +42,14 @@ class HeadGrowth(LevelGrowth, ABC):
 
 
 @final
-class SharedLevels(HeadGrowth):
-    """Heads that do not see the guesses: every level of the tree has one state."""
+class LevelsGrowth(LevelGrowth):
+    """Trees of heads that need nothing of the text but what their levels were made with."""
 
-    def __init__(self, head: Head, context: Context, state_of: Callable[[int], Tensor]) -> None:
-        """``state_of(depth)`` is the state [B, 1, H] of a level, asked for once."""
-        super().__init__(head, context)
-        self._state_of = state_of
+    def __init__(self, context: Context, levels: HeadLevels) -> None:
+        super().__init__(context)
+        self.levels = levels
 
-    def _root_states(self) -> Tensor:
-        return self._state_of(0)
-
-    def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        del tokens, parents
-        return self._state_of(self.depth)
+    def _logits(self, start: int) -> Tensor:
+        levels = self.levels
+        logits = levels.below(self.tokens[:, start:], self.parents[:, start:]) if start else levels.at_root()
+        return levels.head.over_target(logits).float().expand(-1, self.num_expanded - start, -1)

@@ -15,39 +15,42 @@ from __future__ import annotations
 from functools import partial
 from typing import final
 
+import torch
 from torch import Tensor
 
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context, Drafter
+from outrider.core.interfaces import Context, Drafter, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.head_drafter import (
-    Columns,
-    HeadDrafter,
-    HeadOptions,
-    HeadState,
-    newest,
-    read_columns,
-    read_pending,
-)
-from outrider.drafters.heads.head_growth import HeadGrowth
+from outrider.drafters.heads.head_drafter import Columns, HeadOptions, HeadState, read_columns, read_pending
+from outrider.drafters.heads.head_growth import LevelsGrowth
+from outrider.drafters.heads.newest import NewestDrafter
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.hydra import KIND, HydraHead
+from outrider.models.heads.levels import HeadLevels
 
 
 @final
-class Hydra(HeadDrafter):
+class Hydra(NewestDrafter):
     """Trees from heads that read each other's guesses."""
 
     def __init__(self, head: HydraHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)
         self.head = head
 
-    def _growth(self, state: HeadState, context: Context, max_depth: int) -> HydraGrowth:
-        del max_depth
+    def _levels(self, features: Tensor, roots: Tensor) -> HydraLevels:
+        return HydraLevels(self.head, self.head.read(features, None), roots)
+
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelsGrowth:
         if state.cache is None:
-            return HydraGrowth(self.head, context, self.head.read(newest(state), None))
-        return HydraGrowth(self.head, context, read_pending(state, read_columns(state, context), partial(self._read, state)))
+            return super()._growth(state, context, max_depth)
+        read = read_pending(state, read_columns(state, context), partial(self._read, state))
+        return LevelsGrowth(context, HydraLevels(self.head, read, torch.tensor(context.roots, device=context.device)[:, None]))
+
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        """Where the heads read the target's states without a layer of their own."""
+        return super().device_twin(shape, target) if self._memory is None else None
 
     def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
         assert state.cache is not None
@@ -55,13 +58,14 @@ class Hydra(HeadDrafter):
 
 
 @final
-class HydraGrowth(HeadGrowth):
-    """Keeps the embeddings on the way to every expanded node."""
+class HydraLevels(HeadLevels):
+    """Keeps the embeddings on the way to every node of the newest level."""
 
-    def __init__(self, head: HydraHead, context: Context, read: Tensor) -> None:
-        super().__init__(head, context)
+    def __init__(self, head: HydraHead, read: Tensor, roots: Tensor) -> None:
+        """``read`` [B, 1, H] is what the heads see of the text before the roots [B, 1]."""
+        super().__init__(head)
         self._hydra, self._read = head, read
-        self._paths = [head.embed_tokens(self.tokens).to(read.dtype)]
+        self._paths = [head.embed_tokens(roots).to(read.dtype)]
         """[B, M, H] per level: embeddings of one ancestor after the other of the newest level's nodes."""
         self._first = 0
 
@@ -70,7 +74,7 @@ class HydraGrowth(HeadGrowth):
 
     def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
         places = (parents - self._first)[..., None]
-        self._first = self.num_expanded - tokens.shape[1]
+        self._first = self._num_asked
         above = [level.gather(1, places.expand(-1, -1, level.shape[2])) for level in self._paths]
         self._paths = [*above, self._hydra.embed_tokens(tokens).to(self._read.dtype)]
         return self._hydra.state(self.depth, self._read.expand(-1, tokens.shape[1], -1), self._paths)

@@ -12,32 +12,35 @@ from __future__ import annotations
 
 from typing import final
 
+from torch import Tensor
+
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context, Drafter
+from outrider.core.interfaces import Drafter
 from outrider.core.method_rows import MethodRow, Parts
-from outrider.drafters.heads.head_drafter import HeadDrafter, HeadOptions, HeadState, newest
-from outrider.drafters.heads.head_growth import SharedLevels
+from outrider.drafters.heads.head_drafter import HeadOptions
+from outrider.drafters.heads.newest import NewestDrafter
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.l_mtp import KIND, LMtpHead
+from outrider.models.heads.levels import SharedLevels
 
 
 @final
-class LMtp(HeadDrafter):
+class LMtp(NewestDrafter):
     """Trees from heads at the last few places."""
 
     def __init__(self, head: LMtpHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)
         self.head, self.num_kept = head, head.config.stride
 
-    def _growth(self, state: HeadState, context: Context, max_depth: int) -> SharedLevels:
-        del max_depth
-        features, head = newest(state, self.num_kept), self.head
+    def _levels(self, features: Tensor, roots: Tensor) -> SharedLevels:
+        del roots
+        head = self.head
 
-        def state_of(depth: int):
+        def state_of(depth: int) -> Tensor:
             place = self.num_kept - 1 - head.back(depth)
             return head.state(depth, features[:, place : place + 1])
 
-        return SharedLevels(head, context, state_of)
+        return SharedLevels(head, state_of)
 
 
 def build(parts: Parts) -> Drafter:

@@ -12,27 +12,29 @@ from __future__ import annotations
 
 from typing import final
 
+from torch import Tensor
+
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context, Drafter
+from outrider.core.interfaces import Drafter
 from outrider.core.method_rows import MethodRow, Parts
-from outrider.drafters.heads.head_drafter import HeadDrafter, HeadOptions, HeadState, newest
-from outrider.drafters.heads.head_growth import SharedLevels
+from outrider.drafters.heads.head_drafter import HeadOptions
+from outrider.drafters.heads.newest import NewestDrafter
 from outrider.drafters.heads.trained import trained_head
+from outrider.models.heads.levels import SharedLevels
 from outrider.models.heads.medusa import KIND, MedusaHead
 
 
 @final
-class Medusa(HeadDrafter):
+class Medusa(NewestDrafter):
     """Trees from independent heads."""
 
     def __init__(self, head: MedusaHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)
         self.head = head
 
-    def _growth(self, state: HeadState, context: Context, max_depth: int) -> SharedLevels:
-        del max_depth
-        features = newest(state)
-        return SharedLevels(self.head, context, lambda depth: self.head.state(depth, features))
+    def _levels(self, features: Tensor, roots: Tensor) -> SharedLevels:
+        del roots
+        return SharedLevels(self.head, lambda depth: self.head.state(depth, features))
 
 
 def build(parts: Parts) -> Drafter:

@@ -22,8 +22,9 @@ from outrider.core.interfaces import Context, Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
-from outrider.drafters.heads.head_growth import SharedLevels
+from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.trained import trained_head
+from outrider.models.heads.levels import SharedLevels
 from outrider.models.heads.mtp_parallel import KIND, ParallelMtp
 
 
@@ -35,12 +36,12 @@ class ParallelPrediction(HeadDrafter):
         super().__init__(head, options, draws=draws, num_layers=len(head.layers))
         self.head = head
 
-    def _growth(self, state: HeadState, context: Context, max_depth: int) -> SharedLevels:
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelsGrowth:
         del max_depth
         assert state.cache is not None
         last = read_pending(state, read_columns(state, context), partial(self._read, state.cache))
         levels = last.unflatten(-1, (len(self.head.layers), -1))[:, 0]
-        return SharedLevels(self.head, context, lambda depth: levels[:, depth : depth + 1])
+        return LevelsGrowth(context, SharedLevels(self.head, lambda depth: levels[:, depth : depth + 1]))
 
     def _read(self, cache: ContiguousCache, columns: Columns, chain: TokenTree) -> Tensor:
         """[B, M, D H] the states of all levels side by side."""

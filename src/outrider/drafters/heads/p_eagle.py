@@ -21,8 +21,9 @@ from outrider.core.interfaces import Context, Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
-from outrider.drafters.heads.head_growth import SharedLevels
+from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.trained import trained_head
+from outrider.models.heads.levels import SharedLevels
 from outrider.models.heads.p_eagle import KIND, ParallelEagle
 
 
@@ -34,11 +35,11 @@ class BlockDrafting(HeadDrafter):
         super().__init__(head, options, draws=draws, num_layers=len(head.layers))
         self.head = head
 
-    def _growth(self, state: HeadState, context: Context, max_depth: int) -> SharedLevels:
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelsGrowth:
         *pieces, final_piece = read_columns(state, context)
         root = read_pending(state, pieces, partial(self._read, state)) if pieces else None
         levels = self._block(state, final_piece, root, max_depth)
-        return SharedLevels(self.head, context, lambda depth: levels[:, depth : depth + 1])
+        return LevelsGrowth(context, SharedLevels(self.head, lambda depth: levels[:, depth : depth + 1]))
 
     def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
         return self._step(state, columns.tokens, self.head.fuse(columns.features), chain)

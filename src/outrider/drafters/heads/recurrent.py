@@ -14,32 +14,31 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context
-from outrider.drafters.heads.head_drafter import HeadDrafter, HeadOptions, HeadState, newest
-from outrider.drafters.heads.head_growth import HeadGrowth
+from outrider.drafters.heads.head_drafter import HeadOptions
+from outrider.drafters.heads.newest import NewestDrafter
+from outrider.models.heads.levels import HeadLevels
 from outrider.models.heads.recurrent import RecurrentHead
 
 
-class Recurrent(HeadDrafter, ABC):
+class Recurrent(NewestDrafter, ABC):
     """Trees from a state that reads the guesses."""
 
     def __init__(self, head: RecurrentHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)
         self.head = head
 
-    def _growth(self, state: HeadState, context: Context, max_depth: int) -> RecurrentGrowth:
-        del max_depth
-        return RecurrentGrowth(self.head, context, newest(state))
+    def _levels(self, features: Tensor, roots: Tensor) -> RecurrentLevels:
+        return RecurrentLevels(self.head, features, roots)
 
 
 @final
-class RecurrentGrowth(HeadGrowth):
-    """Keeps the states of the expanded nodes."""
+class RecurrentLevels(HeadLevels):
+    """Keeps the states of all nodes."""
 
-    def __init__(self, head: RecurrentHead, context: Context, features: Tensor) -> None:
-        super().__init__(head, context)
+    def __init__(self, head: RecurrentHead, features: Tensor, roots: Tensor) -> None:
+        super().__init__(head)
         self._recurrent = head
-        self._all = head.advance(0, head.begin(features), self.tokens)
+        self._all = head.advance(0, head.begin(features), roots)
 
     def _root_states(self) -> Tensor:
         return self._all

@@ -11,19 +11,24 @@ Lossless under every rule that is exact for the draws.
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 
-from outrider.core.interfaces import Drafter, Plan
+from outrider.core.device_round import CapturedShape
+from outrider.core.interfaces import Drafter, Plan, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
+from outrider.drafters.heads.device_growers import device_grower
 from outrider.drafters.heads.head_drafter import HeadOptions
 from outrider.drafters.heads.recurrent import Recurrent
 from outrider.drafters.heads.trained import trained_head
 from outrider.drafters.trees.best_first import Pool
 from outrider.drafters.trees.levels import kept_part
 from outrider.models.heads.redrafter import KIND
+
+if TYPE_CHECKING:
+    from outrider.models.gpu.growers import Grower
 
 
 @final
@@ -32,6 +37,14 @@ class Redrafter(Recurrent):
 
     def _chosen(self, pool: Pool, plan: Plan) -> TokenTree:
         return beam_tree(pool, plan)
+
+    def _grower(self, shape: CapturedShape, target: Target) -> Grower | None:
+        """Where a whole path fits the tree."""
+        if shape.nodes is None or shape.nodes < shape.depth:
+            return None
+        from outrider.models.gpu.growers import choose_beams  # needs triton
+
+        return device_grower(self, self.head, shape, target, choose=choose_beams)
 
 
 def beam_tree(pool: Pool, plan: Plan) -> TokenTree:

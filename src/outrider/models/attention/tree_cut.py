@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outrider.models.attention.tree_tiles import BLOCK, Cut
 from outrider.models.gpu.tuned import choices, cut_key
 
 _ENOUGH = 128
 """Programs that keep the device busy."""
+_ENOUGH_FOR_LATENTS = 64
+"""The same where every program may read a whole text: results of pieces take memory that grows with heads, nodes and text."""
+HEADS_OF_A_TILE = 16
+"""Query heads that one program of latent attention looks with, all of one node."""
 
 
 def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int, invariant: bool, wide: bool = False) -> Cut:
@@ -14,11 +20,13 @@ def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: i
     them can be had (``limits.can_go_wide``)."""
     if invariant:
         tail = 64 if num_queries <= 128 else 16
-        num_blocks = -(-capacity // (256 * BLOCK))
-        folded = BLOCK if batch_size * num_kv_heads * -(-num_queries // 64) * num_blocks >= _ENOUGH else 1
-        num_pieces = num_blocks + 1 if folded > 1 else -(-capacity // 256)  # and a place for the open piece of the last block
+        # blocks of a row that keep the device busy: shorter rows are cut into pieces
+        num_blocks = -(-_ENOUGH // (batch_size * num_kv_heads * -(-num_queries // 64)))
+        folds_above = (num_blocks - 1) * 256 * BLOCK
+        num_pieces = max(-(-min(capacity, folds_above) // 256), -(-capacity // (256 * BLOCK)) + 1)
+        num_programs = min(num_pieces, num_blocks * BLOCK)
         # one tile: sums depend on how it is laid out
-        return Cut(num_pieces, 256, block_queries=64, folded=folded, tail_queries=tail)
+        return Cut(num_pieces, 256, num_programs, block_queries=64, folds_above=folds_above, tail_queries=tail)
     tuned = choices().get(cut_key(batch_size, num_queries, num_kv_heads=num_kv_heads, capacity=capacity))
     if tuned is not None and (wide or not tuned.get("side_by_side")):
         return Cut(**tuned)
@@ -31,3 +39,14 @@ def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: i
     if wide:
         return Cut(num_pieces, shortest=128, block_queries=block, block_keys=64, num_stages=4, side_by_side=True)
     return Cut(num_pieces, shortest=128, block_queries=block, block_keys=128 if block == 16 else 64)
+
+
+def latent_cut(shape: tuple[int, int], num_heads: int, *, capacity: int) -> Cut:
+    """Latent attention of rows and nodes whose rows end at ``capacity`` or before. Where there are enough programs, each reads
+    the whole text of its node, and there is one result; otherwise they share its pieces. The bits are the same."""
+    num_programs = shape[0] * shape[1] * -(-num_heads // HEADS_OF_A_TILE)
+    num_blocks = -(-_ENOUGH // num_programs)
+    folds_above = (num_blocks - 1) * 256 * BLOCK
+    num_pieces = max(-(-min(capacity, folds_above) // 256), -(-capacity // (256 * BLOCK)))
+    cut = Cut(num_pieces, 256, min(num_pieces, num_blocks * BLOCK), num_warps=8, folds_above=folds_above)
+    return replace(cut, num_pieces=1) if num_programs >= _ENOUGH_FOR_LATENTS else cut

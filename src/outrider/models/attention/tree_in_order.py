@@ -32,6 +32,7 @@ from outrider.models.attention.tree_tiles import (
     Sights,
     attend_block,
     drained,
+    fold_len_of,
     folded_at,
     joined,
     load_part,
@@ -72,6 +73,7 @@ def join_in_order(
         out,
         sights.start,
         cut.num_pieces,
+        cut.folds_above,
         capacity,
         rows.places.shape[1] if rows.page_len else 0,
         look.scale,
@@ -84,7 +86,6 @@ def join_in_order(
         CHAIN=sights.words is None,
         PAGED=rows.page_len > 0,
         PIECE_LEN=cut.piece_len,
-        FOLDED=cut.folded > 1,
         BLOCK_LEN=cut.piece_len * BLOCK,
         BQ=max(cut.tail_queries, triton.next_power_of_2(num_heads // num_kv_heads)),
         BK=cut.block_keys,
@@ -98,15 +99,15 @@ def join_in_order(
 
 @triton.jit
 def _below(
-    parts, peaks, first_part, num_queries, num_parts, is_query, origin, whole,
-    PIECE_LEN: tl.constexpr, FOLDED: tl.constexpr, BLOCK_LEN: tl.constexpr, BQ: tl.constexpr, D: tl.constexpr,
+    parts, peaks, first_part, num_queries, num_parts, is_query, origin, whole, is_folded,
+    PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr, BQ: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """What the kernel before has found below the last whole tile: all blocks that are whole, the block that is not, and its
     last piece, which may be open."""
     top, norm, sums = nothing_seen(BQ, D)
     block_top, block_norm, block_sums = nothing_seen(BQ, D)
     peak, weight, total = nothing_seen(BQ, D)
-    if FOLDED:
+    if is_folded:
         for block in range(origin // BLOCK_LEN, whole // BLOCK_LEN):
             part = load_part(parts, peaks, first_part + block * num_queries, num_parts, is_query, D)
             top, norm, sums = joined(top, norm, sums, part[0], part[1], part[2])
@@ -124,13 +125,13 @@ def _below(
     return top, norm, sums, block_top, block_norm, block_sums, peak, weight, total
 
 
-@triton.jit(do_not_specialize=["start", "num_pieces"])
+@triton.jit(do_not_specialize=["start", "num_pieces", "folds_above"])
 def _join_in_order(
-    queries, keys, values, lengths, places, paths, depths, parts, peaks, sinks, out, start, num_pieces, capacity, num_pages,
-    scale, cap, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    queries, keys, values, lengths, places, paths, depths, parts, peaks, sinks, out, start, num_pieces, folds_above,
+    capacity, num_pages, scale, cap,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, PATH: tl.constexpr, CHAIN: tl.constexpr, PAGED: tl.constexpr,
-    PIECE_LEN: tl.constexpr, FOLDED: tl.constexpr, BLOCK_LEN: tl.constexpr,
-    BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     node, num_nodes = tl.program_id(0), tl.num_programs(0)
     head = tl.program_id(1)
@@ -149,8 +150,9 @@ def _join_in_order(
     first_part = (row * HEADS + head) * num_pieces * num_queries + node * GROUP + index
     whole = length // BK * BK
     origin = tl.maximum(length + 1 - WINDOW, 0) // BK * BK if WINDOW > 0 else 0
+    is_folded = fold_len_of(length + start + num_nodes, folds_above, PIECE_LEN, BLOCK_LEN) > PIECE_LEN
     top, norm, sums, block_top, block_norm, block_sums, peak, weight, total = _below(
-        parts, peaks, first_part, num_queries, num_parts, is_query, origin, whole, PIECE_LEN, FOLDED, BLOCK_LEN, BQ, D
+        parts, peaks, first_part, num_queries, num_parts, is_query, origin, whole, is_folded, PIECE_LEN, BLOCK_LEN, BQ, D
     )
     for first in range(whole, length + depth + 1, BK):
         block_top, block_norm, block_sums, peak, weight, total = folded_at(

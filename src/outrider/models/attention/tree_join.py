@@ -23,6 +23,7 @@ from outrider.models.attention.tree_tiles import (
     Rows,
     Sights,
     drained,
+    fold_len_of,
     joined,
     load_part,
     nothing_seen,
@@ -46,10 +47,11 @@ def join_pieces(
     out = torch.empty_like(queries)
     _join_pieces[(triton.cdiv(num_nodes * num_heads // num_kv_heads, _JOINED), num_kv_heads, batch_size)](
         totals, peaks, rows.lengths, rows.lengths if bounds.sinks is None else bounds.sinks, out, num_nodes, sights.start,
-        cut.num_pieces, GROUP=num_heads // num_kv_heads, HEADS=num_kv_heads, D=head_dim, WINDOW=bounds.window,
-        CHAIN=sights.words is None, SINKS=bounds.sinks is not None, PIECE_LEN=cut.piece_len * cut.folded,
+        cut.num_pieces, cut.folds_above, GROUP=num_heads // num_kv_heads, HEADS=num_kv_heads, D=head_dim,
+        WINDOW=bounds.window, CHAIN=sights.words is None, SINKS=bounds.sinks is not None, PIECE_LEN=cut.piece_len,
         BLOCK_LEN=cut.piece_len * BLOCK, SHORTEST=cut.shortest, BK=cut.block_keys,
-        PADDED=triton.next_power_of_2(cut.num_pieces), BQ=_JOINED, EARLY=launch.EARLY, num_warps=_JOINED,
+        PADDED=1 if cut.piece_len else triton.next_power_of_2(cut.num_pieces), BQ=_JOINED, EARLY=launch.EARLY,
+        num_warps=_JOINED,
         launch_pdl=launch.EARLY,
     )  # fmt: skip
     return out
@@ -63,9 +65,9 @@ def _part(parts, peaks, first, piece, used, num_queries, num_parts, is_query, D:
     return load_part(parts, peaks, at, num_parts, there, D)
 
 
-@triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces"])
+@triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces", "folds_above"])
 def _join_pieces(
-    parts, peaks, lengths, sinks, out, num_nodes, start, num_pieces,
+    parts, peaks, lengths, sinks, out, num_nodes, start, num_pieces, folds_above,
     GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CHAIN: tl.constexpr,
     SINKS: tl.constexpr, PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr, SHORTEST: tl.constexpr, BK: tl.constexpr,
     PADDED: tl.constexpr, BQ: tl.constexpr, EARLY: tl.constexpr,
@@ -79,24 +81,23 @@ def _join_pieces(
     origin = origin_of(length, start, CHAIN, WINDOW, BK)
     num_slots = length + start + num_nodes
     if PIECE_LEN > 0:
-        num_used = tl.cdiv(num_slots, PIECE_LEN)
+        size = fold_len_of(num_slots, folds_above, PIECE_LEN, BLOCK_LEN)
+        used = (origin // size, tl.cdiv(num_slots, size))
     else:
-        num_used = tl.cdiv(num_slots - origin, piece_len_of(num_slots - origin, num_pieces, PIECE_LEN, SHORTEST, BK))
-    used = (origin // PIECE_LEN if PIECE_LEN > 0 else 0, num_used)
+        size = piece_len_of(num_slots - origin, num_pieces, SHORTEST, BK)
+        used = (0, tl.cdiv(num_slots - origin, size))
     begin(EARLY)
     num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
     first = (row * HEADS + head) * num_pieces * num_queries + index
     dims = tl.arange(0, D)
     if PIECE_LEN > 0:  # one after the other, so that a piece in which nothing is seen changes nothing
         top, norm, total = nothing_seen(BQ, D)
-        for piece in range(
-            origin // BLOCK_LEN * (BLOCK_LEN // PIECE_LEN), num_used, 4
-        ):  # loads of four: none waits for another
+        for piece in range(origin // BLOCK_LEN * (BLOCK_LEN // size), used[1], 4):  # loads of four: none waits for another
             p0, w0, t0 = _part(parts, peaks, first, piece, used, num_queries, num_parts, is_query, D)
             p1, w1, t1 = _part(parts, peaks, first, piece + 1, used, num_queries, num_parts, is_query, D)
             p2, w2, t2 = _part(parts, peaks, first, piece + 2, used, num_queries, num_parts, is_query, D)
             p3, w3, t3 = _part(parts, peaks, first, piece + 3, used, num_queries, num_parts, is_query, D)
-            if BLOCK_LEN > PIECE_LEN:  # four pieces are a block
+            if size < BLOCK_LEN:  # four pieces are a block
                 p0, w0, t0 = joined(p0, w0, t0, p1, w1, t1)
                 p0, w0, t0 = joined(p0, w0, t0, p2, w2, t2)
                 p0, w0, t0 = joined(p0, w0, t0, p3, w3, t3)

@@ -88,8 +88,11 @@ class Cut:
     """How keys are cut into pieces, and the tile of a program."""
 
     num_pieces: int
+    """Results that a row has room for: as many pieces as it may ever have, and one more."""
     piece_len: int = 0
     """Slots of a piece; 0 for ``num_pieces`` equal ones."""
+    num_programs: int = 0
+    """Programs that share the pieces of a row, where these have a length; 0: one for each."""
     shortest: int = 64
     """Slots of a piece at least, where they are equal: a short row then has fewer."""
     block_queries: int = 16
@@ -98,8 +101,8 @@ class Cut:
     num_stages: int = 3
     side_by_side: bool = False
     """Two groups of warps with half of the queries each, softmax and products side by side (``tree_wide.py``)."""
-    folded: int = 1
-    """Pieces that one program works out and folds, where they have a length; ``BLOCK`` or 1. No bit depends on it."""
+    folds_above: int = 1 << 30
+    """Slots of a row above which a program folds ``BLOCK`` pieces at a time, where these have a length. It changes no bit."""
     tail_queries: int = 16
     """Attention in the order of the text: rows of the tile that a node's own end of the keys is read with, by as many warps as
     there are sixteens of them, so that every tile adds up a row's weights in the same order."""
@@ -114,8 +117,16 @@ def paths_of(ancestors: Tensor) -> Tensor:
 def attend_block(
     q, k, v, seen, peak, weight, total, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr = False
 ):  # fmt: skip
-    """One step of the running softmax; peaks are of scaled scores. ``cap`` bounds them where CAPPED."""
+    """One step of the running softmax over a tile of keys and values."""
     s = tl.dot(q, k, input_precision="ieee")
+    return attend_scores(s, v, seen, peak, weight, total, scale, cap, MASKED, CAPPED)
+
+
+@triton.jit
+def attend_scores(
+    s, v, seen, peak, weight, total, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr = False
+):  # fmt: skip
+    """The same from scores; peaks are of scaled ones. ``cap`` bounds them where CAPPED."""
     unit = scale
     if CAPPED:
         s = cap - 2.0 * cap / (1.0 + tl.exp2(s * (scale * 2.8853900817779268 / cap)))  # cap tanh(scale s / cap)
@@ -188,15 +199,12 @@ def store_part(parts, peaks, at, num_parts, is_query, peak, weight, total, D: tl
 
 
 @triton.jit
-def store_block(
-    parts, peaks, at, num_parts, is_query, fold, open_piece, is_open, next_at, BY_PATHS: tl.constexpr, D: tl.constexpr
-):
-    """A block that one program has folded; nodes that go on with its open piece find that one in the next place."""
+def store_block(parts, peaks, at, num_parts, is_query, fold, open_piece, is_apart, next_at, D: tl.constexpr):
+    """What one program has folded, with its open piece; where that one ``is_apart``, it goes to the next place."""
     top, norm, sums = fold
     peak, weight, total = open_piece
-    if BY_PATHS:
-        if is_open:
-            store_part(parts, peaks, next_at, num_parts, is_query, peak, weight, total, D)
+    if is_apart:
+        store_part(parts, peaks, next_at, num_parts, is_query, peak, weight, total, D)
     else:
         top, norm, sums = joined(top, norm, sums, peak, weight, total)
     store_part(parts, peaks, at, num_parts, is_query, top, norm, sums, D)
@@ -212,11 +220,15 @@ def slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS: tl.co
 
 
 @triton.jit
-def piece_len_of(num_slots, num_pieces, PIECE_LEN: tl.constexpr, SHORTEST: tl.constexpr, BK: tl.constexpr):
-    """Slots of each piece of a row."""
-    if PIECE_LEN > 0:
-        return PIECE_LEN
+def piece_len_of(num_slots, num_pieces, SHORTEST: tl.constexpr, BK: tl.constexpr):
+    """Slots of each piece of a row, where pieces are equal."""
     return tl.maximum(tl.cdiv(tl.cdiv(num_slots, num_pieces), BK) * BK, SHORTEST)
+
+
+@triton.jit
+def fold_len_of(num_slots, folds_above, PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr):
+    """Slots that a program works out at a time, where pieces have a length: one, or a block of them."""
+    return tl.where(num_slots > folds_above, BLOCK_LEN, PIECE_LEN)
 
 
 @triton.jit

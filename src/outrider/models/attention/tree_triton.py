@@ -27,6 +27,7 @@ from outrider.models.attention.rotate_triton import QueryNorms, rotate_and_write
 from outrider.models.attention.tree_in_order import join_in_order
 from outrider.models.attention.tree_join import join_pieces
 from outrider.models.attention.tree_tiles import (
+    BLOCK,
     LOG2E,
     NO_BOUNDS,
     Bounds,
@@ -35,6 +36,7 @@ from outrider.models.attention.tree_tiles import (
     Rows,
     Sights,
     attend_block,
+    fold_len_of,
     folded_at,
     nothing_seen,
     origin_of,
@@ -112,10 +114,11 @@ def _launch_pieces(
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads
     key_bytes = cut.block_keys * head_dim * keys.element_size()
-    copied = cut.block_queries >= 64 and not rows.page_len and can_copy(keys)
+    copied = cut.block_queries >= 64 and rows.page_len % cut.block_keys == 0 and can_copy(keys)
     block = [cut.block_keys, head_dim]
     tiles = [TensorDescriptor.from_tensor(part.view(-1, head_dim), block) for part in memory] if copied else memory
-    _attend_pieces[(cut.num_pieces, num_kv_heads * triton.cdiv(num_nodes * group, cut.block_queries), batch_size)](
+    num_programs = cut.num_programs if cut.piece_len and cut.num_programs else cut.num_pieces
+    _attend_pieces[(num_programs, num_kv_heads * triton.cdiv(num_nodes * group, cut.block_queries), batch_size)](
         queries,
         keys,
         values,
@@ -127,6 +130,8 @@ def _launch_pieces(
         *parts,
         num_nodes,
         sights.start,
+        cut.num_pieces,
+        cut.folds_above,
         keys.shape[2],
         rows.places.shape[1] if rows.page_len else 0,
         look.scale,
@@ -135,7 +140,7 @@ def _launch_pieces(
         HEADS=num_kv_heads,
         D=head_dim,
         PIECE_LEN=cut.piece_len,
-        FOLDED=cut.folded,
+        BLOCK_LEN=cut.piece_len * BLOCK,
         SHORTEST=cut.shortest,
         WORDS=0 if sights.words is None else sights.words.shape[2],
         WINDOW=look.bounds.window,
@@ -180,7 +185,7 @@ def _seen(words, query, node, other, start, is_query, WORDS: tl.constexpr):
 def _over_masked(
     q, keys, values, places, words, depths, of, between, asking, numbers, top, norm, sums, peak, weight, total,
     HEADS: tl.constexpr, D: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    PAGED: tl.constexpr, BK: tl.constexpr, FOLDED: tl.constexpr, PIECE_LEN: tl.constexpr,
+    PAGED: tl.constexpr, BK: tl.constexpr, PIECE_LEN: tl.constexpr,
 ):  # fmt: skip
     """Tiles that not every query sees whole: few, so not worth buffers of their own."""
     row, head, length, start = of
@@ -197,7 +202,7 @@ def _over_masked(
         seen = _seen(words, query, node, slots - length, start, is_query, WORDS) & inside[None, :]
         seen = _in_window(seen, depths, query, node, slots, length, start, is_query, WORDS == 0, WINDOW)
         peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
-        if FOLDED > 1:
+        if PIECE_LEN > 0:
             top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
     return top, norm, sums, peak, weight, total
 
@@ -206,36 +211,72 @@ def _over_masked(
 def _over_whole(
     q, keys, values, key_tiles, value_tiles, places, of, between, is_query, numbers, top, norm, sums, peak, weight, total,
     HEADS: tl.constexpr, D: tl.constexpr, CAPPED: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BK: tl.constexpr,
-    FOLDED: tl.constexpr, PIECE_LEN: tl.constexpr,
+    PIECE_LEN: tl.constexpr,
 ):  # fmt: skip
     """Tiles whose every slot is seen by all."""
-    row, head, first_slot = of
+    row, head = of
     capacity, num_pages, scale, cap = numbers
     dims = tl.arange(0, D)
+    at = slots_at(places, row, head, between[0], between[0] < between[1], capacity, num_pages, HEADS, PAGED).to(tl.int32)
     for first in range(between[0], between[1], BK):
         if COPIED:
-            k = key_tiles.load([first_slot + first, 0]).T
-            v = value_tiles.load([first_slot + first, 0])
+            k = key_tiles.load([at, 0]).T
+            v = value_tiles.load([at, 0])
+            then = first + BK  # where the next tile is, before anybody waits for it
+            at = slots_at(places, row, head, then, then < between[1], capacity, num_pages, HEADS, PAGED).to(tl.int32)
         else:
             slots = first + tl.arange(0, BK)
-            at = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
-            k = tl.load(keys + at[None, :] * D + dims[:, None])
-            v = tl.load(values + at[:, None] * D + dims[None, :])
+            spots = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
+            k = tl.load(keys + spots[None, :] * D + dims[:, None])
+            v = tl.load(values + spots[:, None] * D + dims[None, :])
         peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, cap, False, CAPPED)
-        if FOLDED > 1:
+        if PIECE_LEN > 0:
             top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
     return top, norm, sums, peak, weight, total
 
 
-@triton.jit(do_not_specialize=["num_nodes", "start"])
+@triton.jit
+def _over(
+    q, keys, values, key_tiles, value_tiles, places, words, depths, of, between, asking, numbers,
+    HEADS: tl.constexpr, D: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    PIECE_LEN: tl.constexpr,
+):  # fmt: skip
+    """Queries over the slots between two: the fold of whole pieces and the open one, peak, weight and total of each; and where
+    the slots end of which anything was read."""
+    row, head, length, start, num_slots = of
+    low, high = between
+    top, norm, sums = nothing_seen(BQ, D)  # of the pieces that are whole
+    peak, weight, total = nothing_seen(BQ, D)
+    whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot holds committed tokens
+    inner = low
+    if WINDOW > 0:
+        inner = tl.minimum(low + tl.cdiv(tl.maximum(num_slots - WINDOW - low, 0), BK) * BK, whole)
+        top, norm, sums, peak, weight, total = _over_masked(  # not in everybody's window
+            q, keys, values, places, words, depths, (row, head, length, start), (low, inner), asking,
+            numbers, top, norm, sums, peak, weight, total, HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK, PIECE_LEN,
+        )  # fmt: skip
+    top, norm, sums, peak, weight, total = _over_whole(
+        q, keys, values, key_tiles, value_tiles, places, (row, head), (inner, whole), asking[2],
+        numbers, top, norm, sums, peak, weight, total, HEADS, D, CAPPED, COPIED, PAGED, BK, PIECE_LEN,
+    )  # fmt: skip
+    if BY_PATHS:
+        high = whole  # the rest is each node's own (tree_in_order.py)
+    top, norm, sums, peak, weight, total = _over_masked(
+        q, keys, values, places, words, depths, (row, head, length, start), (whole, high), asking,
+        numbers, top, norm, sums, peak, weight, total, HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK, PIECE_LEN,
+    )  # fmt: skip
+    return top, norm, sums, peak, weight, total, high
+
+
+@triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces", "folds_above"])
 def _attend_pieces(
     queries, keys, values, key_tiles, value_tiles, lengths, places, words, depths, parts, peaks,
-    num_nodes, start, capacity, num_pages, scale, cap,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, FOLDED: tl.constexpr,
+    num_nodes, start, num_pieces, folds_above, capacity, num_pages, scale, cap,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr,
     SHORTEST: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, BY_PATHS: tl.constexpr,
     COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    piece, num_pieces = tl.program_id(0), tl.num_programs(0)
     head = tl.program_id(1) % HEADS
     row = tl.program_id(2)
     num_queries = num_nodes * GROUP
@@ -244,46 +285,37 @@ def _attend_pieces(
     query = row * num_nodes + node
     dims = tl.arange(0, D)
     length = tl.load(lengths + row)  # written long before the kernel in front, so there is nothing to wait for
-    first_slot = (tl.load(places + row) * HEADS + head) * capacity if COPIED else 0
     num_slots = length + start + num_nodes
     origin = origin_of(length, start, WORDS == 0, WINDOW, BK)
-    size = piece_len_of(num_slots - origin, num_pieces, PIECE_LEN * FOLDED, SHORTEST, BK)
-    low = tl.maximum(piece * size, origin) if PIECE_LEN > 0 else origin + piece * size
-    high = tl.minimum(piece * size + size if PIECE_LEN > 0 else low + size, num_slots)
+    of, asking, numbers = (row, head, length, start, num_slots), (query, node, is_query), (capacity, num_pages, scale, cap)
+    first_part = (row * HEADS + head) * num_pieces * num_queries + index
+    num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
     begin(EARLY)
     query_at = queries + (query * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
     q = tl.load(query_at, mask=is_query[:, None], other=0.0)
-    top, norm, sums = nothing_seen(BQ, D)  # of the pieces of a block that are whole
-    peak, weight, total = nothing_seen(BQ, D)
-    whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot holds committed tokens
-    inner = low
-    if WINDOW > 0:
-        inner = tl.minimum(low + tl.cdiv(tl.maximum(num_slots - WINDOW - low, 0), BK) * BK, whole)
-        top, norm, sums, peak, weight, total = _over_masked(  # not in everybody's window
-            q, keys, values, places, words, depths, (row, head, length, start), (low, inner), (query, node, is_query),
-            (capacity, num_pages, scale, cap), top, norm, sums, peak, weight, total,
-            HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK, FOLDED, PIECE_LEN,
-        )  # fmt: skip
-    top, norm, sums, peak, weight, total = _over_whole(
-        q, keys, values, key_tiles, value_tiles, places, (row, head, first_slot), (inner, whole), is_query,
-        (capacity, num_pages, scale, cap), top, norm, sums, peak, weight, total,
-        HEADS, D, CAPPED, COPIED, PAGED, BK, FOLDED, PIECE_LEN,
-    )  # fmt: skip
-    if BY_PATHS:
-        high = whole  # the rest is each node's own (tree_in_order.py)
-    top, norm, sums, peak, weight, total = _over_masked(
-        q, keys, values, places, words, depths, (row, head, length, start), (whole, high), (query, node, is_query),
-        (capacity, num_pages, scale, cap), top, norm, sums, peak, weight, total,
-        HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK, FOLDED, PIECE_LEN,
-    )  # fmt: skip
-    end(EARLY)
-    if low < high:
-        part = ((row * HEADS + head) * num_pieces + piece) * num_queries + index
-        num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
-        if FOLDED == 1:
-            store_part(parts, peaks, part, num_parts, is_query, peak, weight, total, D)
-        else:
-            store_block(
-                parts, peaks, part, num_parts, is_query, (top, norm, sums), (peak, weight, total),
-                high < piece * size + size, part + num_queries, BY_PATHS, D,
+    if PIECE_LEN > 0:  # at fixed places, which the programs of a row take in turns
+        size = fold_len_of(num_slots, folds_above, PIECE_LEN, BLOCK_LEN)
+        for piece in range(origin // size + tl.program_id(0), tl.cdiv(num_slots, size), tl.num_programs(0)):
+            low, end_of = tl.maximum(piece * size, origin), piece * size + size
+            top, norm, sums, peak, weight, total, high = _over(
+                q, keys, values, key_tiles, value_tiles, places, words, depths, of, (low, tl.minimum(end_of, num_slots)),
+                asking, numbers, HEADS, D, WORDS, WINDOW, CAPPED, BY_PATHS, COPIED, PAGED, BQ, BK, PIECE_LEN,
             )  # fmt: skip
+            if low < high:
+                part = first_part + piece * num_queries
+                is_apart = (high < end_of) & (size > PIECE_LEN) if BY_PATHS else False
+                store_block(
+                    parts, peaks, part, num_parts, is_query, (top, norm, sums), (peak, weight, total), is_apart,
+                    part + num_queries, D,
+                )  # fmt: skip
+    else:
+        size = piece_len_of(num_slots - origin, num_pieces, SHORTEST, BK)
+        low = origin + tl.program_id(0) * size
+        _, _, _, peak, weight, total, high = _over(
+            q, keys, values, key_tiles, value_tiles, places, words, depths, of, (low, tl.minimum(low + size, num_slots)),
+            asking, numbers, HEADS, D, WORDS, WINDOW, CAPPED, BY_PATHS, COPIED, PAGED, BQ, BK, PIECE_LEN,
+        )  # fmt: skip
+        if low < high:
+            part = first_part + tl.program_id(0) * num_queries
+            store_part(parts, peaks, part, num_parts, is_query, peak, weight, total, D)
+    end(EARLY)

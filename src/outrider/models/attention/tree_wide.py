@@ -8,8 +8,8 @@ the other group run (Shah et al. 2024, "FlashAttention-3", arXiv 2407.08608).
     step i of a group:   S = Q K_i^T  and  O += P V_(i-1)  start;   S ends;   P' = exp2(S - m);   O ends;   O *= shrink, P = P'
 
 Written in Gluon, since Triton's own language ends a product where its result is first used by anything else. For Hopper, whose
-instructions these are, rows in one block, and equal pieces. Keys of committed tokens are fetched before the kernel in front has
-ended: only the nodes' own wait for it.
+instructions these are, pages of whole tiles, and equal pieces. Keys of committed tokens are fetched before the kernel in front
+has ended: only the nodes' own wait for it.
 """
 
 # ruff: noqa: N803, N806 - kernels write compile-time numbers in capitals
@@ -65,6 +65,7 @@ def launch_wide(
         num_nodes,
         sights.start,
         keys.shape[2],
+        rows.places.shape[1] if rows.page_len else 1,
         scale,
         GROUP=group,
         HEADS=num_kv_heads,
@@ -81,20 +82,22 @@ def launch_wide(
 
 
 @gluon.jit
-def _fetch(tiles, buffers, full, empty, first_slot, num_steps, num_whole, EARLY: gl.constexpr):
+def _fetch(tiles, buffers, full, empty, places, where, low, steps, HEADS: gl.constexpr, EARLY: gl.constexpr):
     """The warp that fetches: keys and values, step by step, into whichever buffers are free."""
     STAGES: gl.constexpr = buffers[0].shape[0]
     BK: gl.constexpr = buffers[0].shape[1]
+    row, head, capacity, num_pages = where
+    num_steps, num_whole = steps
     for step in range(num_steps):
         if step >= num_whole:
             begin(EARLY)
-        stage = step % STAGES
+        stage, slot = step % STAGES, low + step * BK
+        page = gl.load(places + row * num_pages + slot // capacity)
+        at = (page * HEADS + head) * capacity + slot % capacity
         for side in gl.static_range(2):
             mbarrier.wait(empty[side].index(stage), (step // STAGES & 1) ^ 1)
             mbarrier.expect(full[side].index(stage), tiles[side].block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                tiles[side], [first_slot + step * BK, 0], full[side].index(stage), buffers[side].index(stage)
-            )
+            tma.async_copy_global_to_shared(tiles[side], [at, 0], full[side].index(stage), buffers[side].index(stage))
 
 
 @gluon.jit
@@ -236,7 +239,7 @@ def _attend(
 
 @gluon.jit(do_not_specialize=["num_nodes", "start"])
 def attend_wide(
-    queries, key_tiles, value_tiles, lengths, places, words, parts, peaks, num_nodes, start, capacity, scale,
+    queries, key_tiles, value_tiles, lengths, places, words, parts, peaks, num_nodes, start, capacity, num_pages, scale,
     GROUP: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, SHORTEST: gl.constexpr,
     WORDS: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
@@ -252,7 +255,6 @@ def attend_wide(
     high = gl.minimum(low + size, num_slots)
     num_steps = gl.cdiv(gl.maximum(high - low, 0), BK)
     num_whole = gl.maximum(gl.minimum(high, length) - low, 0) // BK
-    first_slot = (gl.load(places + row) * HEADS + head) * capacity + low
 
     dtype: gl.constexpr = key_tiles.dtype
     keys = gl.allocate_shared_memory(dtype, [STAGES, BK, D], key_tiles.layout)
@@ -274,7 +276,8 @@ def attend_wide(
                        nodes, slots, steps, scale, GROUP, HEADS, WORDS, BQ // 2, EARLY)),
             (_attend, (queries, words, parts, peaks, buffers, full, empty, place, first_query + BQ // 2,
                        nodes, slots, steps, scale, GROUP, HEADS, WORDS, BQ // 2, EARLY)),
-            (_fetch, ((key_tiles, value_tiles), buffers, full, empty, first_slot, num_steps, num_whole, EARLY)),
+            (_fetch, ((key_tiles, value_tiles), buffers, full, empty, places, (row, head, capacity, num_pages), low, steps,
+                      HEADS, EARLY)),
         ],
         [4, 1],
         [240, 24],

@@ -106,8 +106,9 @@ def multiply(inputs: Tensor, rows: Tensor, name: str) -> Tensor:
 
 
 def rounded(inputs: Tensor) -> Tensor:
-    """[..., in] float64: float32 ``inputs`` as whole numbers up to 127 times a scale for every 32."""
+    """[..., in] float64: float32 ``inputs`` as whole numbers up to 127 times a scale of 22 bits for every 32."""
     spans = inputs.unflatten(-1, (-1, SPAN))
     scale = spans.abs().amax(-1, keepdim=True) / 127
+    scale = ((scale.view(torch.int32) + 3) & ~3).view(torch.float32)
     inverse = torch.where(scale > 0, 1 / scale, 0.0)
     return ((spans * inverse).round().double() * scale.double()).flatten(-2)

@@ -20,15 +20,17 @@ is invariant for matrices of 16 bits, where that costs little, and fast for thos
 def gpu_decoder(
     config: ModelConfig, weights: Weights, *, numerics: str = "auto", bits: int = 16, page_len: int = 0
 ) -> LayeredTarget | None:
-    """The fast decoder where model, type and device allow it, with matrices rounded to ``bits``; None elsewhere."""
+    """The fast decoder where model, type and device allow it, with matrices rounded to ``bits``; None elsewhere. ``page_len`` 0
+    leaves the tokens of a page of keys to it."""
     check_numerics(numerics)
     if not can_run(config, weights.embedding.dtype, weights.embedding.device, bits=bits):
         return None
     from outrider.models.gpu.decoder import FastDecoder  # needs triton
+    from outrider.models.gpu.pages import PAGE_LEN
 
     if numerics == "auto":
         numerics = "fast" if bits < 16 or weights.rows is not None else "invariant"
-    return FastDecoder(config, weights, numerics=numerics, bits=bits, page_len=page_len)
+    return FastDecoder(config, weights, numerics=numerics, bits=bits, page_len=page_len or PAGE_LEN)
 
 
 def check_numerics(numerics: str) -> None:

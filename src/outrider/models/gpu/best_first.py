@@ -117,7 +117,7 @@ class Growth:
         self.search, self._with_root = search, with_root
         num_fed = max(1, sum(search.num_expanded) - 1)
         with torch.inference_mode(False):  # whoever asks first, anybody may write to it
-            self._pool = Pool.empty(batch_size, search, device)
+            self.pool = Pool.empty(batch_size, search, device)
             fed = [torch.zeros(batch_size, num_fed, dtype=torch.int64, device=device) for _ in range(2)]
             self.expanded = Expanded(*fed, torch.zeros(batch_size, num_fed, 1, dtype=torch.int64, device=device))
             levels = [level for level, count in enumerate(search.num_expanded) for _ in range(count * search.num_children)]
@@ -126,7 +126,7 @@ class Growth:
 
     def add(self, level: int, bests: Bests, frame: Frame) -> None:
         """The candidates below the nodes expanded at ``level``, from their best tokens; then the best of them are expanded."""
-        search, pool, fed = self.search, self._pool, self.expanded
+        search, pool, fed = self.search, self.pool, self.expanded
         counts = (*search.num_expanded, 0)
         assert bests.sums is not None
         batch_size, num_parents, num_bests = bests.values.shape
@@ -147,16 +147,26 @@ class Growth:
 
     def choose(self, nodes: Tensor) -> None:
         """The best of the pool as trees: tokens into columns 1.. of ``nodes`` [B, N], shapes into ``trees``."""
-        pool, trees = self._pool, self.trees
-        batch_size, num_places = pool.tokens.shape
-        padded = triton.next_power_of_2(num_places)
-        _rank_all[(triton.cdiv(num_places, _RANKED), batch_size)](
-            pool.chances, pool.moved, num_places, PLACES=padded, BLOCK=_RANKED, num_warps=4
+        chances, num_places = self.pool.chances, self.pool.chances.shape[1]
+        _rank_all[(triton.cdiv(num_places, _RANKED), len(nodes))](
+            chances, self.pool.moved, num_places, PLACES=triton.next_power_of_2(num_places), BLOCK=_RANKED, num_warps=4
         )
-        _choose[(batch_size,)](
+        self._take(nodes)
+
+    def choose_kept(self, nodes: Tensor, kept: Tensor) -> None:
+        """As ``choose``, of the candidates that are ``kept`` [B, P], a tree each. Nodes that are left over hold no guess."""
+        self.pool.moved.copy_(torch.where(kept, 0, self.search.num_nodes))
+        for tensor, value in ((nodes, -1), (self.trees.parents, 0), (self.trees.depths, 1)):
+            tensor[:, 1:] = value
+        self._take(nodes)
+
+    def _take(self, nodes: Tensor) -> None:
+        """The places that have moved to less than the number of nodes become the tree."""
+        pool, trees, num_places = self.pool, self.trees, self.pool.tokens.shape[1]
+        _choose[(len(nodes),)](
             pool.tokens, pool.parents, pool.moved, self._depths, nodes,
             trees.parents, trees.depths, trees.words, trees.paths, num_places, nodes.shape[1], trees.paths.shape[2],
-            PLACES=padded, NODES=triton.next_power_of_2(nodes.shape[1]), num_warps=4,
+            PLACES=triton.next_power_of_2(num_places), NODES=triton.next_power_of_2(nodes.shape[1]), num_warps=4,
         )  # fmt: skip
 
 

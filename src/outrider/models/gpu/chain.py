@@ -2,14 +2,15 @@
 
 After a round the draft's cache may lack one or two of the committed tokens, depending on how many guesses were accepted.
 Feeding the last two always covers both cases with one shape of pass (the first of them is written again, with the same
-numbers), so nothing about the round has to be known on the host. Guesses are coupled: the choice of q with the target's noise
-of each position.
+numbers), so nothing about the round has to be known on the host. Where grammars may have changed the guesses of the last round,
+as many tokens are fed as that round can have added. Guesses are coupled: the choice of q with the target's noise of each
+position.
 """
 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -19,7 +20,6 @@ from outrider.cache.paged import PagedCache
 from outrider.core.device_round import PIECE_LEN, DeviceDrafter, Frame, Pieces
 from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.gpu.adjust import Trail
-from outrider.models.gpu.arena import DeviceCache
 from outrider.models.gpu.choose import Guessing, block_bests, pick
 from outrider.models.gpu.decoder import FastDecoder, Step
 from outrider.models.gpu.uploads import sent
@@ -27,62 +27,59 @@ from outrider.models.gpu.uploads import sent
 
 @final
 class Seats:
-    """Which memory of a decoder the slots of a frame stand in: rows of its arena, or pages of its pool, enough of them for the
-    whole text from the beginning. Empty slots share a spare row or page, for they are scored too."""
+    """Which pages of a decoder the slots of a frame stand in. Empty slots share a spare page, for they are scored too."""
 
     def __init__(self, model: FastDecoder) -> None:
         self.model = model
         self._spare = model.new_cache(1)
         self._spare.reserve(1)
-        self._spare_number = self._spare.places[0] if isinstance(self._spare, DeviceCache) else self._spare.pages[0][0]
         with torch.inference_mode(False):  # whoever asks first, anybody may read it
-            self._spare_place = torch.full((), self._spare_number, dtype=torch.int32, device=model.device)
-        self._caches: dict[tuple[int, int], DeviceCache | PagedCache] = {}
-        self._places: dict[int, Tensor] = {}
-        self._num_moved = 0
+            self._spare_page = torch.full((), self._spare.pages[0][0], dtype=torch.int32, device=model.device)
+        self._caches: dict[tuple[int, int], PagedCache] = {}
+        self._tables: dict[int, Tensor] = {}
 
     @property
-    def version(self) -> tuple[int, int]:
+    def version(self) -> int:
         """Changes when something that a captured round points to has moved."""
-        return self.model.memory.version, self._num_moved
+        return self.model.pool.version
 
-    def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
+    def has_room(self, reaches: Mapping[int, int], *, batch_size: int) -> bool:
+        """Whether there are free pages for the texts of slots to reach so many tokens each."""
+        pool = self.model.pool
+        return pool.has_room(sum(self._missing(batch_size, slot, reach) for slot, reach in reaches.items()))
+
+    def grow(self, batch_size: int, slot: int, reach: int) -> None:
+        """Give a slot pages for its text to reach so many tokens. Rounds in flight go on."""
+        if self._missing(batch_size, slot, reach):
+            cache = self._caches[batch_size, slot]
+            cache.extend(reach)
+            self._tell(batch_size, slot, cache)
+
+    def _missing(self, batch_size: int, slot: int, reach: int) -> int:
+        """Pages that a slot lacks; an empty one lacks all."""
+        cache = self._caches.get((batch_size, slot))
+        return max(0, self.model.pool.pages_for(reach) - (0 if cache is None else len(cache.pages[0])))
+
+    def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int) -> None:
         """Prefill all tokens of ``rows`` but the last, each into the memory of a slot."""
-        for slot in slots:
-            self._caches.pop((batch_size, slot), None)
+        self.release(batch_size, slots)
         cache = self.model.new_cache(len(slots))
-        if isinstance(cache, DeviceCache):
-            cache.arena.ensure(capacity, num_rows=batch_size + 2)
         self.model.prefill([row[:-1] for row in rows], cache)
         alone = [cache.fork([index]) for index in range(len(slots))]
         del cache  # nobody shares them any more
-        for slot, one in zip(slots, alone, strict=True):
-            one.reserve(capacity - one.lengths[0])
-            self._caches[batch_size, slot] = one
-        self._tell(batch_size)
+        self.adopt(slots, alone, batch_size=batch_size)
 
-    def adopt(
-        self,
-        slots: Sequence[int],
-        caches: Sequence[DeviceCache | PagedCache],
-        *,
-        batch_size: int,
-        capacities: Sequence[int],
-    ) -> None:
-        """Give slots the caches of requests that were read, with room for so many tokens each."""
-        if not self.model.page_len:
-            self.model.arena.ensure(max(capacities), num_rows=batch_size + 2)
-        for slot, cache, capacity in zip(slots, caches, capacities, strict=True):
-            cache.reserve(capacity - cache.lengths[0])
-            self._caches[batch_size, slot] = cache
-        self._tell(batch_size)
+    def adopt(self, slots: Sequence[int], caches: Sequence[PagedCache], *, batch_size: int) -> None:
+        """Give slots the caches of requests; nobody else may write to their last pages."""
+        for slot, cache in zip(slots, caches, strict=True):
+            cache.reserve(1)
+            self._put(batch_size, slot, cache)
 
-    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
-        """Give slots room for texts that the next rounds read."""
-        caches = [self.model.new_cache(1) for _ in slots]
-        self.adopt(slots, caches, batch_size=batch_size, capacities=[capacity] * len(slots))
+    def open(self, slots: Sequence[int], *, batch_size: int) -> None:
+        """Give slots to texts that the next rounds read."""
+        self.adopt(slots, [self.model.new_cache(1) for _ in slots], batch_size=batch_size)
 
-    def cache_of(self, batch_size: int, slot: int, length: int) -> DeviceCache | PagedCache:
+    def cache_of(self, batch_size: int, slot: int, length: int) -> PagedCache:
         """The cache of a slot, of which ``length`` tokens were read."""
         cache = self._caches[batch_size, slot]
         cache.lengths = [length]
@@ -91,17 +88,15 @@ class Seats:
     def release(self, batch_size: int, slots: Sequence[int]) -> None:
         """Give back the memory of requests that have left; rounds in flight come before whoever takes it."""
         for slot in slots:
-            self._caches.pop((batch_size, slot), None)
-        self._tell(batch_size)
+            if self._caches.pop((batch_size, slot), None) is not None:
+                self.table(batch_size)[slot] = self._spare_page
 
     def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
         """The requests of these slots take the first slots of a frame of another size."""
-        moved = [self._caches.pop((old_size, slot)) for slot in slots]
+        moved = [self._caches[old_size, slot] for slot in slots]
         self.leave(old_size)
-        if not self.model.page_len:
-            self.model.arena.ensure(self.model.arena.capacity, num_rows=new_size + 2)
-        self._caches |= {(new_size, slot): cache for slot, cache in enumerate(moved)}
-        self._tell(new_size)
+        for slot, cache in enumerate(moved):
+            self._put(new_size, slot, cache)
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         """Prefill what ``rows`` hold beyond ``known`` tokens."""
@@ -109,47 +104,39 @@ class Seats:
             cache = self._caches[batch_size, slot]
             cache.lengths = [length]
             self.model.prefill([row[length:-1]], cache)
+            self._tell(batch_size, slot, cache)
 
     def leave(self, batch_size: int) -> None:
         """Give the memory back."""
-        for key in [key for key in self._caches if key[0] == batch_size]:
-            del self._caches[key]
-        self._tell(batch_size)
+        self.release(batch_size, [slot for size, slot in self._caches if size == batch_size])
 
     def rows(self, lengths: Tensor) -> Rows:
-        """What kernels read, behind so many [B] committed tokens. The places are at an address that stays."""
-        return Rows(lengths.int(), self.places(len(lengths)), self.model.page_len)
+        """What kernels read, behind so many [B] committed tokens. The pages are at an address that stays."""
+        return Rows(lengths.int(), self.table(len(lengths)), self.model.page_len)
 
     def piece_rows(self, pieces: Pieces, batch_size: int) -> Rows:
-        """What kernels read for pieces of prompts; those that nobody needs are written to the spare row."""
-        places = pieces.of_slots(self.places(batch_size), self._spare_place)
-        return Rows(pieces.starts.int(), places, self.model.page_len)
+        """What kernels read for pieces of prompts; those that nobody needs are written to the spare page."""
+        table = pieces.of_slots(self.table(batch_size), self._spare_page)
+        return Rows(pieces.starts.int(), table, self.model.page_len)
 
-    def num_slots(self, batch_size: int) -> int:
-        """Tokens a slot may ever hold."""
-        if not self.model.page_len:
-            return self.model.arena.capacity
-        return self.places(batch_size).shape[1] * self.model.page_len
-
-    def places(self, batch_size: int) -> Tensor:
-        """[B] int32 rows or [B, P] pages, at an address that stays."""
-        if batch_size not in self._places:
-            self._tell(batch_size)
-        return self._places[batch_size]
-
-    def _tell(self, batch_size: int) -> None:
-        caches = [self._caches.get((batch_size, slot), self._spare) for slot in range(batch_size)]
-        held = [cache.places if isinstance(cache, DeviceCache) else cache.pages[0] for cache in caches]
-        places = self._places.get(batch_size)
-        width = max(map(len, held))
-        if places is None or places.numel() < batch_size * width:
-            shape = (batch_size, width) if self.model.page_len else (batch_size,)
-            self._num_moved += places is not None
+    def table(self, batch_size: int) -> Tensor:
+        """[B, P] int32 pages, at an address that stays, with columns for the longest text there may be."""
+        if batch_size not in self._tables:
+            width = self.model.pool.pages_for(self.model.most_slots)
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
-                places = self._places[batch_size] = torch.zeros(shape, dtype=torch.int32, device=self.model.device)
-        width = places.numel() // batch_size
-        padded = [[*one, *[self._spare_number] * (width - len(one))] for one in held]
-        places.copy_(sent(padded, torch.int32, places.device).view_as(places))
+                self._tables[batch_size] = self._spare_page.repeat(batch_size, width)
+        return self._tables[batch_size]
+
+    def _put(self, batch_size: int, slot: int, cache: PagedCache) -> None:
+        table = self.table(batch_size)
+        if self._caches.get((batch_size, slot)) is not None:
+            table[slot] = self._spare_page
+        self._caches[batch_size, slot] = cache
+        self._tell(batch_size, slot, cache)
+
+    def _tell(self, batch_size: int, slot: int, cache: PagedCache) -> None:
+        table, pages = self.table(batch_size), cache.pages[0]
+        table[slot, : len(pages)] = sent(pages, torch.int32, table.device)
 
 
 @final
@@ -189,19 +176,21 @@ class ModelDrafter(DeviceDrafter, ABC):
         return self._seats.version
 
     def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
-        self._seats.seat(slots, rows, batch_size=batch_size, capacity=capacity)
+        del capacity  # pages come when they are needed
+        self._seats.seat(slots, rows, batch_size=batch_size)
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         self._seats.catch_up(slots, rows, batch_size=batch_size, known=known)
 
     def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
-        self._seats.open(slots, batch_size=batch_size, capacity=capacity)
+        del capacity
+        self._seats.open(slots, batch_size=batch_size)
 
     def read(self, frame: Frame, pieces: Pieces, features: Tensor | None) -> None:
         del features
         seats, shape = self._seats, (len(pieces), PIECE_LEN)
         rows = seats.piece_rows(pieces, frame.batch_size)
-        step = self.model.step(shape, rows, Sights(None, None), num_slots=seats.num_slots(frame.batch_size))
+        step = self.model.step(shape, rows, Sights(None, None), num_slots=self.model.num_slots)
         self.model.hidden(pieces.tokens(frame), step)
 
     def leave(self, batch_size: int) -> None:
@@ -214,6 +203,12 @@ class ModelDrafter(DeviceDrafter, ABC):
     def fits(self, capacity: int) -> bool:
         return capacity <= self.model.max_len
 
+    def has_room(self, reaches: Mapping[int, int], *, batch_size: int) -> bool:
+        return self._seats.has_room(reaches, batch_size=batch_size)
+
+    def grow(self, slot: int, *, batch_size: int, reach: int) -> None:
+        self._seats.grow(batch_size, slot, reach)
+
     def _at_root(self, frame: Frame, again: Again) -> Tensor:
         """[B, 1, V] logits after the root, the last tokens read again."""
         first = again.first(frame)
@@ -224,7 +219,7 @@ class ModelDrafter(DeviceDrafter, ABC):
     def _step(self, lengths: Tensor, num_nodes: int, sights: Sights) -> Step:
         seats = self._seats
         shape = (len(lengths), num_nodes)
-        return self.model.step(shape, seats.rows(lengths), sights, num_slots=seats.num_slots(len(lengths)))
+        return self.model.step(shape, seats.rows(lengths), sights, num_slots=self.model.num_slots)
 
 
 @final
@@ -232,13 +227,12 @@ class DeviceChain(ModelDrafter):
     """Chains from a draft model."""
 
     def propose(self, frame: Frame, nodes: Tensor) -> None:
-        columns = torch.stack((frame.lengths - 2, frame.lengths - 1), 1)
-        fed = frame.tokens.gather(1, columns)
-        lengths = columns[:, 0]
-        for guess in range(1, nodes.shape[1]):
-            logits, _ = self.model.forward(fed, self._step(lengths, fed.shape[1], Sights(None, None)))
-            last, trail = logits[:, -1:].contiguous(), Trail(nodes, length=guess - 1)
-            bests = block_bests(last, frame, depths=guess - 1, vocab_size=self._vocab_size, guessing=Guessing(1), trail=trail)
+        num_nodes = nodes.shape[1]
+        logits = self._at_root(frame, Again(num_nodes if frame.is_constrained else 2, nodes.device))
+        for guess in range(1, num_nodes):
+            if guess > 1:
+                step = self._step(frame.lengths + guess - 2, 1, Sights(None, None))
+                logits, _ = self.model.forward(nodes[:, guess - 1 : guess].contiguous(), step)
+            trail = Trail(nodes, length=guess - 1)
+            bests = block_bests(logits, frame, depths=guess - 1, vocab_size=self._vocab_size, guessing=Guessing(1), trail=trail)
             pick(bests, nodes, guess)
-            lengths = lengths + fed.shape[1]
-            fed = nodes[:, guess : guess + 1].contiguous()

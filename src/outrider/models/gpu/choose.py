@@ -45,6 +45,11 @@ class Bests:
     sums: Tensor | None = None
     """[2, B, N, blocks] largest (l + T g) / tau of each block, and the sum of exponentials of the distances to it."""
 
+    def shared_by(self, num_nodes: int) -> Bests:
+        """The same for so many nodes, where it is that of one."""
+        values, tokens = (part.expand(-1, num_nodes, -1).contiguous() for part in (self.values, self.tokens))
+        return Bests(values, tokens, None if self.sums is None else self.sums.expand(-1, -1, num_nodes, -1).contiguous())
+
 
 @dataclass(frozen=True, eq=False)
 class Guessing:

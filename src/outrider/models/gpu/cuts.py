@@ -8,7 +8,7 @@ from typing import final
 
 from outrider.core.errors import OptionError
 from outrider.core.tree import TokenTree
-from outrider.models.attention.tree_cut import cut_for
+from outrider.models.attention.tree_cut import cut_for, latent_cut
 from outrider.models.attention.tree_tiles import Bounds, Cut
 from outrider.models.features import ModelConfig
 
@@ -24,6 +24,8 @@ class Cuts:
 
     def of(self, shape: tuple[int, int], num_slots: int) -> dict[int, Cut]:
         """By window, for rows and nodes of a pass whose rows end at ``num_slots`` or before."""
+        if self._config.latent is not None:
+            return {0: latent_cut(shape, self._config.num_heads, capacity=num_slots)}
         if self._is_invariant:  # pieces are counted from the beginning of the text
             return dict.fromkeys((each.window for each in self._kinds), self._cut(shape, num_slots, is_plain=True))
         return {

@@ -2,8 +2,8 @@
 
 The same computation as ``models/decoder.py``, its oracle, with other seams: residual sum with the norms around it, rotation
 with the cache write, activation with the product, tree attention over lengths that stay on the device: nine kernels a layer.
-One decoder for every family: ``known.py`` says what it does not have. Heads are widened to a power of two.
-``forward`` waits for nothing on the host, so it can be captured alone (``score``) or as part of a whole round.
+One decoder for every family: ``known.py`` says what it does not have. Heads are widened to a power of two. ``forward`` waits
+for nothing on the host, so it can be captured alone (``score``) or as part of a whole round.
 
 numerics="invariant": keys are cut at fixed places and added up in the order of the text, and long passes go through the kernels
 of short ones, so that the score of a node is bit for bit the same whatever else is in the pass; "fast": what measures best.
@@ -25,16 +25,16 @@ from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
-from outrider.models.attention.rotate_triton import QueryNorms, rotate_and_write
 from outrider.models.attention.tree_tiles import Bounds, Rows, Sights, paths_of
-from outrider.models.attention.tree_triton import attend_tree, pack_words
+from outrider.models.attention.tree_triton import pack_words
 from outrider.models.features import ModelConfig
-from outrider.models.gpu.arena import Arena, ArenaShape, DeviceCache, flat_rows, rows_in
 from outrider.models.gpu.cuts import Cuts
 from outrider.models.gpu.experts import experts_mlp
 from outrider.models.gpu.finish import Finish
 from outrider.models.gpu.known import head_dim_for
+from outrider.models.gpu.latent import heads_of
 from outrider.models.gpu.limits import can_go_wide
+from outrider.models.gpu.pages import PAGE_LEN, flat_rows, hold_enough, rows_in
 from outrider.models.gpu.products import multiply
 from outrider.models.gpu.replay import PassGraphs
 from outrider.models.gpu.skinny import Ending, Norm
@@ -50,60 +50,74 @@ from outrider.models.weights import Weights
 _MOST_PLACES = 65_535
 """Rows times tokens of a pass: kernels count them in a dimension of the grid that CUDA keeps this small."""
 _CHUNK = 512
+_LONGEST, _BEYOND = 1 << 17, 512
+"""Tokens of a text that captured rounds have room for, and of a tree behind it."""
 
 
 @final
 class FastDecoder(LayeredTarget):
-    """A frozen decoder with one arena for all its caches; passes of one decoder must not run side by side."""
+    """A frozen decoder with one pool of pages for all its caches; passes of one decoder must not run side by side."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16, page_len: int = 0
+        self, config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16, page_len: int = PAGE_LEN
     ) -> None:
-        """``bits`` (16, 8, 4) of the matrices; ``page_len`` (a power of two) keeps keys in pages of so many tokens, so that
-        requests can share beginnings."""
+        """``bits`` (16, 8, 4) of the matrices; ``page_len`` (a power of two) tokens of a page of keys."""
         config, weights = with_wider_heads(config, weights, head_dim_for(config))
         self.config, self.numerics = config, numerics
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.weights = matrices_of(weights, bits)
         self.traits = TargetTraits(is_invariant=numerics == "invariant", can_be_captured=True)
-        shape = ArenaShape(config.num_layers, config.num_kv_heads, config.head_dim)
-        self.arena = Arena(shape, dtype=self.dtype, device=self.device)
-        self.page_len = page_len
-        pages = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
-        self.pool = PagePool(pages, dtype=self.dtype, device=self.device, page_len=page_len) if page_len else None
+        shape = (config.num_layers, config.num_kv_heads, config.head_dim)
+        self.pool = PagePool(shape, dtype=self.dtype, device=self.device, page_len=page_len, sides=config.cache_sides)
         self._tables = [
-            RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=self.dtype, device=self.device)
+            RotaryTable(rope, config.rotary_dim, context_len=config.max_len, dtype=self.dtype, device=self.device)
             for rope in config.ropes
         ]
         for table in self._tables:
-            table.reach(min(config.max_len, 1 << 17) + 512)  # whole, since graphs hold its address
+            table.reach(self.most_slots)  # whole, since graphs hold its address
         self._graphs = PassGraphs()
-        self._bounds = [
+        bounds = [
             Bounds(self._window(index), config.attention_softcap or 0.0, layer.sinks)
             for index, layer in enumerate(weights.layers)
         ]
-        is_wide = not page_len and can_go_wide(config.head_dim, self.dtype)
-        self._cuts = Cuts(config, self._bounds, is_invariant=self.traits.is_invariant, is_wide=is_wide)
+        exact = self.traits.is_invariant
+        self._heads = heads_of(config, self._tables, bounds, exact=exact)
+        is_wide = page_len % PAGE_LEN == 0 and can_go_wide(config.head_dim, self.dtype)
+        self._cuts = Cuts(config, bounds, is_invariant=exact, is_wide=is_wide)
 
     @property
-    def memory(self) -> Arena | PagePool:
-        """Where its caches are."""
-        return self.arena if self.pool is None else self.pool
+    def page_len(self) -> int:
+        """Tokens of a page."""
+        return self.pool.page_len
+
+    @property
+    def most_slots(self) -> int:
+        """Tokens that a row of a captured round may ever hold, the nodes of a tree included."""
+        return min(self.max_len, _LONGEST) + _BEYOND
+
+    @property
+    def num_slots(self) -> int:
+        """Those that there are pages for today."""
+        return min(self.most_slots, self.pool.num_pages * self.page_len)
 
     @property
     def token_bytes(self) -> int:
         """Of the keys and values of one token."""
-        config = self.config
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.dtype.itemsize
+        return self.pool.page_bytes // self.pool.page_len
 
-    def new_cache(self, batch_size: int) -> DeviceCache | PagedCache:
-        if self.pool is not None:
-            return PagedCache.empty(self.pool, batch_size)
-        return DeviceCache.empty(self.arena, batch_size)
+    @property
+    def room(self) -> int:
+        """Tokens that its pages hold."""
+        hold_enough(self.pool, longest=self.most_slots)
+        return self.pool.num_pages * self.page_len
+
+    def new_cache(self, batch_size: int) -> PagedCache:
+        hold_enough(self.pool, longest=self.most_slots)
+        return PagedCache.empty(self.pool, batch_size)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
-        assert isinstance(cache, DeviceCache | PagedCache), "a FastDecoder works on the caches it made"
+        assert isinstance(cache, PagedCache), "a FastDecoder works on the caches it made"
         pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
         for tree in chunks_of(rows, max(1, min(_CHUNK, _MOST_PLACES // max(1, len(rows)))), self.device):
             cache.reserve(tree.num_nodes)
@@ -118,14 +132,14 @@ class FastDecoder(LayeredTarget):
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
     ) -> Scores:
         del resume  # the same scores without it
-        assert isinstance(cache, DeviceCache | PagedCache), "a FastDecoder works on the caches it made"
+        assert isinstance(cache, PagedCache), "a FastDecoder works on the caches it made"
         self._cuts.check_depth(tree)
         with torch.inference_mode():
             logits, tapped = self._graphs.score(self, tree, cache=cache, taps=tuple(taps), start=start)
         return Scores(logits, tapped)
 
     def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, begun: Resume | None = None) -> Tensor:
-        assert isinstance(cache, DeviceCache | PagedCache), "a FastDecoder works on the caches it made"
+        assert isinstance(cache, PagedCache), "a FastDecoder works on the caches it made"
         cache.reserve(tree.num_nodes, start=start)
         with torch.inference_mode():
             hidden, _ = self.hidden(tree.tokens[:, start:], self.step_of(tree, cache, start), route=route, begun=begun)
@@ -143,15 +157,20 @@ class FastDecoder(LayeredTarget):
         cap = config.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def step_of(self, tree: TokenTree, cache: DeviceCache | PagedCache, start: int = 0) -> Step:
+    def step_of(self, tree: TokenTree, cache: PagedCache, start: int = 0) -> Step:
         """Everything the layers share, for nodes ``start``.. of the tree."""
         words = None if tree.is_chain else pack_words(tree.ancestors)[:, start:].contiguous()
         depths = None if tree.is_chain else tree.depths[:, start:].int().contiguous()
         paths = paths_of(tree.ancestors)[:, start:].contiguous() if self.traits.is_invariant and words is not None else None
         shape = (tree.batch_size, tree.num_nodes - start)
-        columns = 0 if isinstance(cache, DeviceCache) else max(map(len, cache.pages))
-        rows = rows_in(flat_rows(cache, columns).to(self.device), cache.batch_size, page_len=self.page_len)
-        return self.step(shape, rows, Sights(words, depths, start, paths), num_slots=max(cache.lengths) + tree.num_nodes)
+        return self.step(
+            shape, self.rows_of(cache), Sights(words, depths, start, paths), num_slots=max(cache.lengths) + tree.num_nodes
+        )
+
+    def rows_of(self, cache: PagedCache) -> Rows:
+        """Lengths and pages as kernels read them."""
+        flat = flat_rows(cache, max(map(len, cache.pages)))
+        return rows_in(flat.to(self.device), cache.batch_size, self.page_len)
 
     def step(self, shape: tuple[int, int], rows: Rows, sights: Sights, *, num_slots: int) -> Step:
         """``num_slots`` bounds the rows' lengths with the tree: those of now, or, in a graph, of ever."""
@@ -255,22 +274,7 @@ class FastDecoder(LayeredTarget):
     def _attention(self, x: Tensor, index: int, steps: Sequence[Step]) -> Tensor:
         """What attention adds to the stream, from its norm."""
         layer = self.weights.layers[index]
-        qkv = self._product(x, layer.qkv, Kind.WIDE).split([step.num_nodes for step in steps], -2)
-        seen = [self._look(own.unflatten(-2, step.shape), index, step) for own, step in zip(qkv, steps, strict=True)]
-        return self._product(seen[0] if len(seen) == 1 else torch.cat(seen), layer.out, Kind.NARROW)
-
-    def _look(self, qkv: Tensor, index: int, step: Step) -> Tensor:
-        """[B * N, Hq * D] what the nodes of a group of rows see, whose keys are written first."""
-        config, memory, rest = self.config, self.memory.memory(index), self.weights.layers[index].rest
-        rope, bounds, rows, sights = config.rope_of_layer[index], self._bounds[index], step.rows, step.sights
-        tables = None if rope is None else (self._tables[rope].cos, self._tables[rope].sin)
-        norms = None
-        if rest.q_norm is not None and rest.k_norm is not None:
-            norms = QueryNorms(rest.q_norm, rest.k_norm, config.norm_eps, config.qk_norm_span, config.norm_kind)
-        queries = rotate_and_write(qkv, memory, rows, sights=sights, tables=tables, bias=rest.qkv_bias, norms=norms)
-        cut, scale = step.cuts[bounds.window], config.query_scale
-        seen = attend_tree(queries, memory, rows, sights=sights, cut=cut, scale=scale, bounds=bounds)
-        return seen.view(step.num_nodes, -1)
+        return self._product(self._heads(x, index, layer, self.pool.memory(index), steps), layer.out, Kind.NARROW)
 
     def _mlp(self, x: Tensor, layer: Layer) -> Tensor:
         """What the MLP, or the experts, add to the stream."""

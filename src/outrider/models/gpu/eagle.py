@@ -3,14 +3,13 @@
 The target's states of a round are written where the text has them, so that a column (state c, token c + 1) can be read at any
 time. A round adds at most depth + 1 tokens; reading the last so many columns again covers every case with one shape of pass, as
 ``models/gpu/branches.py`` does for draft models. Keys and values of columns stay in a memory of their own; those of guesses
-stand behind them for the round. The same trees as ``drafters/heads/eagle.py``: best-first ones, or of a static shape.
+stand behind them for the round. The same trees as ``drafters/heads/eagle.py`` grow (``models/gpu/growers.py``).
 
     children(u) = first k of   log q(. | u) + g_position                     coupled, as the target will choose
 """
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -18,14 +17,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.core.device_round import DeviceDrafter, Frame, Pieces, SlotTrees
+from outrider.core.device_round import DeviceDrafter, Frame, Pieces, SlotTrees, followed
 from outrider.models.attention.tree_tiles import Rows, Sights
-from outrider.models.gpu.adjust import Trail
-from outrider.models.gpu.best_first import Growths, Search
-from outrider.models.gpu.branches import FedTree, StaticTree
 from outrider.models.gpu.chain import Again
-from outrider.models.gpu.choose import Bests, Guessing, block_bests, pick_children
 from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.growers import Answers, Asked, Grower
 from outrider.models.gpu.head_layer import Above, FastHead, Standing
 from outrider.models.heads.eagle import EagleHead
 
@@ -69,20 +65,27 @@ class Memory:
                 tensor[place, :, :length] = held[slot, :, :length]
 
 
-class DeviceEagle(DeviceDrafter, ABC):
-    """Trees from an EAGLE head; how they grow is up to those below."""
+@final
+class DeviceEagle(DeviceDrafter):
+    """Trees from an EAGLE head."""
 
-    def __init__(self, head: EagleHead, target: FastDecoder, *, tree_size: tuple[int, int]) -> None:
+    def __init__(self, head: EagleHead, target: FastDecoder, grower: Grower) -> None:
         assert head.config.layer is not None
         self.head, self._target, self._layer = FastHead(head), target, head.config.layer
-        self.taps, self.tree_size = head.config.taps, tree_size
-        self._again = Again(tree_size[1] + 1, target.device)
+        self.taps, self.tree_size, self._grower = head.config.taps, grower.tree_size, grower
+        self._again = Again(grower.tree_size[1] + 1, target.device)
         self._memories: dict[int, Memory] = {}
         self._version = 0
 
     @property
     def version(self) -> int:
         return self._version
+
+    def trees(self, batch_size: int) -> SlotTrees:
+        return self._grower.trees(batch_size)
+
+    def propose(self, frame: Frame, nodes: Tensor) -> None:
+        self._grower.grow(_EagleAnswers(self, frame), frame, nodes)
 
     def fits(self, capacity: int) -> bool:
         return capacity <= self._layer.max_len
@@ -121,13 +124,8 @@ class DeviceEagle(DeviceDrafter, ABC):
                 memory = self._memories[batch_size].slot(slot)
                 self._read(memory, row, begin=max(0, length - 1 - self._again.count))
 
-    def take(self, before: Tensor, features: Tensor, path: Tensor | None) -> None:
-        memory = self._memories[len(before)]
-        if path is not None:
-            steps = torch.arange(path.shape[1] - 2, device=path.device)
-            followed = torch.where(steps < path[:, 1:2], path[:, 2:], 0)
-            index = torch.cat([torch.zeros_like(followed[:, :1]), followed], 1)
-            features = features.gather(1, index[..., None].expand(-1, -1, features.shape[2]))
+    def take(self, frame: Frame, before: Tensor, features: Tensor, path: Tensor | None) -> None:
+        memory, features = self._memories[frame.batch_size], followed(features, path)
         places = before[:, None] + torch.arange(features.shape[1], device=before.device)
         places = places.clamp(max=memory.capacity - 1)[..., None].expand_as(features)
         memory.features.scatter_(1, places, features.to(memory.features.dtype))
@@ -162,7 +160,7 @@ class DeviceEagle(DeviceDrafter, ABC):
         standing = memory.standing(first, Sights(None, None))
         return self.head.step(tokens, Above(self.head.fuse(features)), standing)
 
-    def _at_root(self, frame: Frame) -> tuple[Tensor, Tensor]:
+    def at_root(self, frame: Frame) -> tuple[Tensor, Tensor]:
         """[B, 1, H] state and [B, 1, Vd] logits after the root, the last columns read again."""
         memory = self._memories[frame.batch_size]
         first = self._again.first(frame, behind=1)
@@ -173,7 +171,7 @@ class DeviceEagle(DeviceDrafter, ABC):
         last = [self._again.last(read.unflatten(-2, shape), frame, first, behind=1).squeeze(-2) for read in (stream, parts)]
         return self._found(last[0], last[1], frame.batch_size)
 
-    def _below(self, frame: Frame, tokens: Tensor, above: Above, sights: Sights) -> tuple[Tensor, Tensor]:
+    def below(self, frame: Frame, tokens: Tensor, above: Above, sights: Sights) -> tuple[Tensor, Tensor]:
         """[B, M, H] states and [B, M, Vd] logits of guesses, which stand behind the columns of their rows."""
         standing = self._memories[frame.batch_size].standing(frame.lengths - 1, sights)
         return self._found(*self.head.step(tokens, above, standing), frame.batch_size)
@@ -182,67 +180,21 @@ class DeviceEagle(DeviceDrafter, ABC):
         states, logits = self.head.read(stream, parts)
         return states.view(batch_size, -1, states.shape[-1]), logits.view(batch_size, -1, logits.shape[-1])
 
-    def _bests(
-        self, logits: Tensor, frame: Frame, *, depth: int, num_best: int, trail: Trail | None, tau: float | None = None
-    ) -> Bests:
-        guessing = Guessing(num_best, self.head.ids, tau)
-        num_tokens = min(logits.shape[-1], self._target.vocab_size) if self.head.ids is None else len(self.head.ids)
-        return block_bests(logits, frame, depths=depth, vocab_size=num_tokens, guessing=guessing, trail=trail)
-
 
 @final
-class StaticEagle(DeviceEagle):
-    """Trees of one shape. ``ranks[n]`` says which of its parent's best tokens node n is."""
+class _EagleAnswers(Answers):
+    """Keeps the states of the nodes that the head was asked about."""
 
-    def __init__(self, head: EagleHead, target: FastDecoder, *, parents: Sequence[int], ranks: Sequence[int]) -> None:
-        self._fed, self._tree = FedTree.of(parents, ranks, target.device), StaticTree.of(parents, target.device)
-        super().__init__(head, target, tree_size=(len(parents), self._fed.max_depth))
-        shape = self._fed.shape.parents.tolist()
-        self._guesses = StaticTree.of([parent - 1 for parent in shape[1:]] or [-1], target.device)  # the root is a column
+    def __init__(self, eagle: DeviceEagle, frame: Frame) -> None:
+        self._eagle, self._frame = eagle, frame
+        self._found: Tensor | None = None
 
-    def trees(self, batch_size: int) -> SlotTrees:
-        return self._tree.trees(batch_size)
+    def root(self) -> Tensor:
+        self._found, logits = self._eagle.at_root(self._frame)
+        return logits
 
-    def propose(self, frame: Frame, nodes: Tensor) -> None:
-        states, logits = self._at_root(frame)
-        found = states
-        for level in self._fed.levels:
-            if level.first:
-                first, end = level.first - 1, level.first - 1 + len(level.fed)
-                above = Above(found, self._fed.shape.parents[first + 1 : end + 1].expand(frame.batch_size, -1).contiguous())
-                sights = self._guesses.sights(frame.batch_size, start=first, end=end)
-                states, logits = self._below(frame, nodes.index_select(1, level.fed), above, sights)
-                found = torch.cat([found, states], 1)
-            trail = Trail(nodes, self._tree.words[level.fed].expand(frame.batch_size, -1, -1).contiguous())
-            tops = self._bests(logits, frame, depth=level.depth, num_best=level.children.shape[1], trail=trail)
-            pick_children(tops, nodes, level.children)
-
-
-@final
-class BestFirstEagle(DeviceEagle):
-    """Trees that follow the head's confidence."""
-
-    def __init__(self, head: EagleHead, target: FastDecoder, *, search: Search) -> None:
-        super().__init__(head, target, tree_size=(search.num_nodes, search.max_depth))
-        self._search = search
-        self._growths = Growths(search, target.device, with_root=False)
-
-    def trees(self, batch_size: int) -> SlotTrees:
-        return self._growths.of(batch_size).trees
-
-    def propose(self, frame: Frame, nodes: Tensor) -> None:
-        growth, search = self._growths.of(frame.batch_size), self._search
-        states, logits = self._at_root(frame)
-        found, first = states, 0
-        for level, count in enumerate(search.num_expanded):
-            trail = None
-            if level:
-                fed = growth.expanded.level(first, count)
-                trail = growth.trail(fed)
-                # behind the root's column, which is the last
-                depths = torch.full_like(fed.tokens, level - 1, dtype=torch.int32)
-                states, logits = self._below(frame, fed.tokens, Above(found, fed.above), Sights(fed.words, depths, first))
-                found, first = torch.cat([found, states], 1), first + count
-            tops = self._bests(logits, frame, depth=level, num_best=search.num_children, trail=trail, tau=search.tau)
-            growth.add(level, tops, frame)
-        growth.choose(nodes)
+    def below(self, asked: Asked) -> Tensor:
+        assert self._found is not None, "the root comes first"
+        states, logits = self._eagle.below(self._frame, asked.tokens, Above(self._found, asked.above), asked.sights)
+        self._found = torch.cat([self._found, states], 1)
+        return logits

@@ -28,12 +28,14 @@ from torch import Tensor
 from outrider.models.decoder_weights import LayerWeights
 from outrider.models.features import Experts
 from outrider.models.gpu import launch
-from outrider.models.gpu.finish import ACTIVATIONS
+from outrider.models.gpu.finish import ACTIVATIONS, Finish
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import stages_that_fit
+from outrider.models.gpu.products import multiply
+from outrider.models.gpu.router import route
 from outrider.models.gpu.skinny import activated, product
 from outrider.models.gpu.tile import Tile
-from outrider.models.gpu.tiles import MOST_ROWS
+from outrider.models.gpu.tiles import MOST_ROWS, Kind
 
 _MOST_PAIRS = 512
 """Pairs that one program puts into blocks; more are sorted by PyTorch."""
@@ -54,15 +56,19 @@ class Blocks:
 
 
 def experts_mlp(x: Tensor, weights: LayerWeights, experts: Experts, *, activation: str, exact: bool) -> Tensor:
-    """[k, M, H] float32: what each node's experts add to it, from [M, H]."""
+    """[k, M, H] float32: what each node's experts add to it, from [M, H], and behind that what the MLP beside them adds."""
     assert weights.router is not None
-    blocks = choose(_scores(x, weights.router, exact=exact), weights.router_bias, experts)
+    blocks = choose(_scores(x, weights.router, exact=exact), weights.router_bias, experts, weights.router_correction)
     num_rows, hidden = x.shape
     inner = x.new_empty(num_rows * experts.num_chosen, experts.size)
     _multiply(x, weights.gate_up, weights.gate_up_bias, inner, blocks, per_row=experts.num_chosen, activation=activation)
     out = x.new_empty(experts.num_chosen, num_rows, hidden, dtype=torch.float32)
     _multiply(inner, weights.down, weights.down_bias, out, blocks, per_row=experts.num_chosen, activation=None)
-    return out
+    if weights.shared_gate_up is None or weights.shared_down is None:
+        return out
+    beside = multiply(x, weights.shared_gate_up, Kind.GATED, exact=exact, finish=Finish(activation))
+    added = multiply(beside, weights.shared_down, Kind.NARROW, exact=exact)
+    return torch.cat((out, added if added.dim() == 3 else added[None]))
 
 
 def _scores(x: Tensor, router: Tensor, *, exact: bool) -> Tensor:
@@ -81,27 +87,12 @@ def _one_node(num_pairs: int, size: int, device: torch.device) -> Tensor:
     return pairs
 
 
-def choose(scores: Tensor, bias: Tensor | None, experts: Experts) -> Blocks:
-    """The experts of every node and the blocks they make, from parts of the router's scores [parts, M, E] without its bias."""
+def choose(scores: Tensor, bias: Tensor | None, experts: Experts, correction: Tensor | None = None) -> Blocks:
+    """The experts of every node and the blocks they make, from parts of the router's scores [parts, M, E] without its bias;
+    ``correction`` [E] takes part in the choice alone."""
     _, num_rows, count = scores.shape
     num_pairs = num_rows * experts.num_chosen
-    index = torch.empty(num_pairs, dtype=torch.int32, device=scores.device)
-    shares = torch.empty(num_pairs, dtype=torch.float32, device=scores.device)
-    _choose[(num_rows,)](
-        scores,
-        scores if bias is None else bias,
-        index,
-        shares,
-        count,
-        PARTS=len(scores),
-        K=experts.num_chosen,
-        NORMALISED=experts.normalised,
-        HAS_BIAS=bias is not None,
-        BLOCK=triton.next_power_of_2(count),
-        EARLY=launch.EARLY,
-        num_warps=1 if count <= 128 else 4,
-        launch_pdl=launch.EARLY,
-    )
+    index, shares = route(scores, bias, experts, correction)
     size = 16 if num_pairs <= 16 * count else 64
     if num_rows == 1:
         return Blocks(shares, index, _one_node(num_pairs, size, scores.device))
@@ -177,40 +168,6 @@ def _multiply(
         num_stages=stages_that_fit(4, stage_bytes),
         launch_pdl=launch.EARLY,
     )
-
-
-@triton.jit
-def _choose(
-    scores, bias, index, shares, count,
-    PARTS: tl.constexpr, K: tl.constexpr, NORMALISED: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0)
-    experts = tl.arange(0, BLOCK)
-    inside = experts < count
-    begin(EARLY)
-    s = tl.load(scores + row * count + experts, mask=inside, other=float("-inf")).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        at = scores + (part * tl.num_programs(0) + row) * count + experts
-        s += tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    end(EARLY)
-    if HAS_BIAS:
-        s += tl.load(bias + experts, mask=inside, other=0.0).to(tl.float32)
-    top = tl.max(s, 0)
-    norm = tl.sum(tl.exp(s - top), 0)
-    if NORMALISED:
-        norm = 0.0
-        rest = s
-        for _ in tl.static_range(K):
-            best = tl.max(rest, 0)
-            norm += tl.exp(best - top)
-            rest = tl.where(experts == tl.argmax(rest, 0), float("-inf"), rest)
-    for place in tl.static_range(K):
-        best = tl.max(s, 0)
-        which = tl.argmax(s, 0)
-        tl.store(index + row * K + place, which.to(tl.int32))
-        tl.store(shares + row * K + place, tl.exp(best - top) / norm)
-        s = tl.where(experts == which, float("-inf"), s)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_blocks"])

@@ -10,7 +10,9 @@ SHORTEST_WINDOW = 128
 
 
 def head_dim_for(config: ModelConfig) -> int:
-    """The size of head that kernels take: a power of two, 16 at least."""
+    """The size of head that kernels take: a power of two, 16 at least; latents stay as they are."""
+    if config.latent is not None:
+        return config.head_dim
     return max(16, 1 << (config.head_dim - 1).bit_length())
 
 
@@ -19,11 +21,17 @@ def missing_features(config: ModelConfig, bits: int = 16) -> list[str]:
     wider = head_dim_for(config) != config.head_dim
     windows = [window for window in config.windows if window is not None and window < config.max_len]
     plain = config.activation == "silu" and config.gated and not config.mlp_bias and config.experts is None
+    latent = config.latent
+    sizes = (16,) if latent is None else (latent.rank, latent.rope_dim)
     found = {
+        f"latents of {sizes}, sizes that are not powers of two from 16 on": any(n < 16 or n & (n - 1) for n in sizes),
+        "layers without positions in latent attention": latent is not None and None in config.rope_of_layer,
         f"heads of {config.head_dim} with norms of their own": wider and not can_pad(config),
-        f"heads of more than 256 ({config.head_dim})": config.head_dim > 256,
+        f"heads of more than 256 ({config.head_dim})": config.head_dim > 256 and latent is None,
+        f"latents of more than 512 ({sizes[0]})": sizes[0] > 512,
         f"a window of {min(windows, default=0)}, less than {SHORTEST_WINDOW}": min(windows, default=1 << 30) < SHORTEST_WINDOW,
         "layer norms after attention and MLP": config.post_norms and config.norm_kind != "rms",
+        f"weights of {bits} bits with latent attention": bits < 16 and latent is not None,
         f"weights of {bits} bits with experts, MLP biases or another activation than SiLU": bits < 16 and not plain,
     }
     return [words for words, is_missing in found.items() if is_missing]

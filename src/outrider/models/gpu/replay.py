@@ -21,7 +21,7 @@ from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
 from outrider.models.attention.tree_tiles import Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import pack_words
-from outrider.models.gpu.arena import Arena, DeviceCache, flat_rows, rows_in
+from outrider.models.gpu.pages import flat_rows, rows_in
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 _MOST_GRAPHS = 32
@@ -59,8 +59,8 @@ class PassShape:
     num_words: int
     """0 on chains."""
     taps: tuple[int, ...]
-    num_pages: int = 0
-    """Of the table of pages; 0 where rows stand in one piece."""
+    num_pages: int
+    """Columns of the table of pages."""
 
 
 def _own_bits(shape: PassShape) -> Tensor:
@@ -72,9 +72,9 @@ def _own_bits(shape: PassShape) -> Tensor:
     return words
 
 
-def _num_columns(cache: DeviceCache | PagedCache) -> int:
+def _num_columns(cache: PagedCache) -> int:
     """Columns of the table of pages that a graph is captured for: a power of two, so that few are."""
-    return 0 if isinstance(cache, DeviceCache) else max(_FEWEST_PAGES, 1 << (max(map(len, cache.pages)) - 1).bit_length())
+    return max(_FEWEST_PAGES, 1 << (max(map(len, cache.pages)) - 1).bit_length())
 
 
 class Replayed(Protocol):
@@ -82,15 +82,11 @@ class Replayed(Protocol):
 
     device: torch.device
     traits: TargetTraits
-    page_len: int
-    arena: Arena
-
-    @property
-    def memory(self) -> Arena | PagePool: ...
+    pool: PagePool
 
     def step(self, shape: tuple[int, int], rows: Rows, sights: Sights, *, num_slots: int) -> Any: ...
 
-    def step_of(self, tree: TokenTree, cache: DeviceCache | PagedCache, start: int = 0) -> Any: ...
+    def step_of(self, tree: TokenTree, cache: PagedCache, start: int = 0) -> Any: ...
 
     def forward(self, tokens: Tensor, step: Any, *, taps: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]: ...
 
@@ -99,14 +95,12 @@ class Replayed(Protocol):
 class PassGraph:
     """A captured pass with the tensors it reads and writes."""
 
-    def __init__(
-        self, decoder: Replayed, shape: PassShape, pool: Any, *, first: tuple[TokenTree, DeviceCache | PagedCache]
-    ) -> None:
+    def __init__(self, decoder: Replayed, shape: PassShape, pool: Any, *, first: tuple[TokenTree, PagedCache]) -> None:
         """``first`` is the pass it is captured on: kernels are compiled by running them, and that writes to the rows."""
         batch_size, num_nodes, device = shape.batch_size, shape.num_nodes, decoder.device
         self.shape = shape
         self.tokens = torch.zeros(batch_size, num_nodes, dtype=torch.int64, device=device)
-        self.rows = torch.zeros(batch_size * (1 + max(1, shape.num_pages)), dtype=torch.int32, device=device)
+        self.rows = torch.zeros(batch_size * (1 + shape.num_pages), dtype=torch.int32, device=device)
         self.depths: Tensor | None = None
         self.words: Tensor | None = None
         self.paths: Tensor | None = None
@@ -119,15 +113,15 @@ class PassGraph:
         self.load(*first)
         self.graph = torch.cuda.CUDAGraph()
         sights = Sights(self.words, self.depths, shape.start, self.paths)
-        rows = rows_in(self.rows, batch_size, page_len=decoder.page_len)
-        num_slots = shape.num_pages * decoder.page_len if shape.num_pages else decoder.arena.capacity
-        step = decoder.step((batch_size, num_nodes), rows, sights, num_slots=num_slots)
+        page_len = decoder.pool.page_len
+        rows = rows_in(self.rows, batch_size, page_len)
+        step = decoder.step((batch_size, num_nodes), rows, sights, num_slots=shape.num_pages * page_len)
         decoder.forward(self.tokens, step, taps=shape.taps)  # compiles the kernels
         torch.cuda.synchronize(device)
         with capturing(self.graph, pool):
             self.logits, self.tapped = decoder.forward(self.tokens, step, taps=shape.taps)
 
-    def load(self, tree: TokenTree, cache: DeviceCache | PagedCache) -> None:
+    def load(self, tree: TokenTree, cache: PagedCache) -> None:
         """Copy a tree and the state of its rows to where the graph reads them."""
         start = self.shape.start
         count = tree.num_nodes - start
@@ -154,7 +148,7 @@ class PassGraphs:
         self._pool: Any = None
 
     def score(
-        self, decoder: Replayed, tree: TokenTree, *, cache: DeviceCache | PagedCache, taps: Sequence[int], start: int
+        self, decoder: Replayed, tree: TokenTree, *, cache: PagedCache, taps: Sequence[int], start: int
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Logits and taps of nodes ``start``.. of the tree."""
         count = tree.num_nodes - start
@@ -170,10 +164,10 @@ class PassGraphs:
         graph.load(tree, cache)
         return graph.replay(count)
 
-    def _graph(self, decoder: Replayed, shape: PassShape, *, first: tuple[TokenTree, DeviceCache | PagedCache]) -> PassGraph:
-        if self._version != decoder.memory.version:
+    def _graph(self, decoder: Replayed, shape: PassShape, *, first: tuple[TokenTree, PagedCache]) -> PassGraph:
+        if self._version != decoder.pool.version:
             self._graphs.clear()
-            self._version = decoder.memory.version
+            self._version = decoder.pool.version
         graph = self._graphs.pop(shape, None)
         if graph is None:
             if not self._graphs:  # a pool goes with the last graph that used it

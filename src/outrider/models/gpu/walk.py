@@ -97,27 +97,28 @@ def _walk_and_commit(
 
 
 def move_path(block: Tensor, rows: Rows, path: Tensor) -> None:
-    """Move the nodes of every row's ``path`` next to its root in ``block`` [L, 2, R, Hkv, S, D] of rows or pages."""
-    num_layers, _, num_places, num_heads, capacity, head_dim = block.shape
-    _move_path[(num_layers * 2 * num_heads, len(path))](
+    """Move the nodes of every row's ``path`` next to its root in ``block`` [L, sides, R, Hkv, S, D] of rows or pages."""
+    num_layers, sides, num_places, num_heads, capacity, head_dim = block.shape
+    _move_path[(num_layers * sides * num_heads, len(path))](
         block, rows.places, path, num_places, capacity, rows.places.shape[1] if rows.page_len else 0, path.shape[1],
-        HEADS=num_heads, D=head_dim, PAGED=rows.page_len > 0, num_warps=1,
+        HEADS=num_heads, D=head_dim, BLOCK=triton.next_power_of_2(head_dim), PAGED=rows.page_len > 0, num_warps=1,
     )  # fmt: skip
 
 
 @triton.jit
 def _move_path(
-    block, places, path, num_places, capacity, num_pages, width, HEADS: tl.constexpr, D: tl.constexpr, PAGED: tl.constexpr
-):
+    block, places, path, num_places, capacity, num_pages, width,
+    HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, PAGED: tl.constexpr,
+):  # fmt: skip
     part = tl.program_id(0) // HEADS
     head = tl.program_id(0) % HEADS
     row = tl.program_id(1)
     base = tl.load(path + row * width)
-    dims = tl.arange(0, D)
+    dims = tl.arange(0, BLOCK)
     memory = block + part.to(tl.int64) * num_places * HEADS * capacity * D + dims
     for index in range(tl.load(path + row * width + 1)):
         node = tl.load(path + row * width + 2 + index)
         if node != index + 1:
             source = slots_at(places, row, head, base + node, True, capacity, num_pages, HEADS, PAGED)
             to = slots_at(places, row, head, base + index + 1, True, capacity, num_pages, HEADS, PAGED)
-            tl.store(memory + to * D, tl.load(memory + source * D))
+            tl.store(memory + to * D, tl.load(memory + source * D, mask=dims < D), mask=dims < D)

@@ -62,6 +62,7 @@ def missing_features(config: ModelConfig) -> list[str]:
         "parallel layers": config.parallel,
         "residual or logit multipliers": config.residual_scale != 1.0 or config.logit_scale != 1.0,
         "attention sinks": config.sinks,
+        "latent attention": config.latent is not None,
         "mixtures of experts": config.experts is not None,
     }
     return [words for words, is_missing in found.items() if is_missing]

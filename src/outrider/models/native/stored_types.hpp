@@ -96,6 +96,8 @@ struct Scales {  // sixteen, for 16 weights
 
 template <int BITS_, int ZERO_, class S> struct Stored : S {
     static constexpr int BITS = BITS_, ZERO = ZERO_, WIDTH = S::SPANS * SPAN;
+    static constexpr bool IS_SIGNED = SIGNED_NUMBERS && (BITS == 8 || (BITS == 4 && ZERO == 8));
+    static constexpr int TIMES = IS_SIGNED && BITS == 4 ? 16 : 1;  // what is read is the number times this
     uint8_t numbers[S::SPANS][BITS * 64];
 
     void put(int j, const Unit& unit) {
@@ -111,7 +113,8 @@ template <int BITS_, int ZERO_, class S> struct Stored : S {
             return;
         }
         const Bytes both = load_bytes(from + v * 64);
-        if constexpr (BITS == 4) low = low_halves(both), high = high_halves(both);
+        if constexpr (IS_SIGNED) low = signed_low_halves(both), high = signed_high_halves(both);
+        else if constexpr (BITS == 4) low = low_halves(both), high = high_halves(both);
         if constexpr (BITS == 5) {
             const Bytes upper = load_bytes(from + 256);
             low = low_halves(both, upper_bits<v, 0x10>(upper)), high = high_halves(both, upper_bits<v + 4, 0x10>(upper));
@@ -126,7 +129,7 @@ template <int BITS_, int ZERO_, class S> struct Stored : S {
     static uint32_t word(const Unit& unit, int span, int v) {
         uint32_t four;
         memcpy(&four, unit.numbers + span * SPAN + v * 4, 4);
-        return four;
+        return IS_SIGNED ? four ^ ZERO * 0x01010101u : four;
     }
     static void add(uint8_t* to, int j, uint32_t bits) {
         uint32_t was;

@@ -5,12 +5,15 @@
 //   low_halves, high_halves of bytes; below upper bits, where some are given
 //   upper_bits<BIT, MASK>   the bits from BIT on moved to bit 4 of their bytes, those of MASK
 //   add_small<v>            sum[output] += the products with inputs 4 v .. 4 v + 3 of a span; weights of at most 127
-//   add_bytes<v>            the same with weights of at most 255 that stand for 128 less; such a sum begins with begin_bytes
+//   add_bytes<v>            the same with weights of at most 255 that stand for 128 less; such a sum begins with begin_bytes (spans.hpp)
 //   whole, floats           equal whole numbers; whole numbers as floats
 //   part                    STRIP numbers of 16 bits (IEEE), of 8 bits, or floats
 //   round_to_bytes          writes sixteen floats, at most 127, to the nearest (even) whole number; returns their sum
 //   load_half               sixteen numbers of 16 bits (IEEE); load_pair: those of an even input and of the next
-//   WHOLE_SUMS, WHOLE_ROWS  sums of sixteen that stay in registers, and rows that share one reading of the weights
+//   InputSpan               32 inputs that were rounded: their scale and what sums of products with them begin with
+//   add_strip<R>            a span of R rows times that of the outputs of a strip, scaled, added to floats
+//   SIGNED_NUMBERS          numbers of 8 bits, and those of 4 that stand for 8 less, are packed with a sign; signed_..._halves read the latter
+//   WHOLE_ROWS, strips_for  rows that share one reading of the weights, and how many strips so many rows (times groups) take at a time
 //
 // Whole numbers are added without rounding, so every instruction set finds the same sums.
 #pragma once
@@ -24,7 +27,8 @@ INLINE int32_t four_at(const int8_t* inputs, int v) {
 }
 
 #if defined(__AVX512BW__) && !defined(OUTRIDER_ISA_GENERIC)
-constexpr int WHOLE_SUMS = 8, WHOLE_ROWS = 4, STRIPS = 1;
+constexpr int WHOLE_ROWS = 4, STRIPS = 1;
+constexpr int strips_for(int sums) { return sums > 4 ? 1 : 8 / sums; }
 typedef __m512i Bytes;
 typedef I Whole;
 typedef V Part;
@@ -133,7 +137,8 @@ INLINE void load_pair(const half* from, V& even, V& odd) {
 }
 
 #if defined(__AVX2__) && !defined(OUTRIDER_ISA_GENERIC)
-constexpr int WHOLE_SUMS = 2, WHOLE_ROWS = 2;
+constexpr int WHOLE_ROWS = 2;
+constexpr int strips_for(int sums) { return sums > 1 ? STRIPS : 2 * STRIPS; }
 INLINE Whole small_products(Bytes w, int32_t four) {  // pairs fit into 16 bits
     return (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(four)), _mm256_set1_epi16(1));
 }
@@ -144,19 +149,20 @@ template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs
     sum += small_products(low_halves(w), four) + small_products(high_halves(w), four) * 16;
 }
 #elif defined(__ARM_FEATURE_DOTPROD) && !defined(OUTRIDER_ISA_GENERIC)
-constexpr int WHOLE_SUMS = 1, WHOLE_ROWS = 8;
-INLINE Whole begin_bytes(int32_t) { return Whole{}; }
-template <int v> INLINE void add_small(Whole& sum, Bytes w, const int8_t* inputs) {  // sixteen inputs are one register, four of them a lane
-    sum = (Whole)vdotq_laneq_s32((int32x4_t)sum, (int8x16_t)w, vld1q_s8(inputs + v / 4 * 16), v % 4);
-}
-template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs) { add_small<v>(sum, w ^ 0x80808080u, inputs); }
+#define OUTRIDER_NEON_DOT
 #else
-constexpr int WHOLE_SUMS = 1, WHOLE_ROWS = 1;
+constexpr int WHOLE_ROWS = 1;
+constexpr int strips_for(int) { return STRIPS; }
 INLINE Whole begin_bytes(int32_t inputs) { return whole(-128 * inputs); }
 template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs) {
     for (int j = 0; j < 4; j++) sum += (Ints)(w >> 8 * j & 255u) * int32_t(inputs[4 * v + j]);
 }
 template <int v> INLINE void add_small(Whole& sum, Bytes w, const int8_t* inputs) { add_bytes<v>(sum, w, inputs); }
 #endif
+#endif
+#if defined(OUTRIDER_NEON_DOT)
+#include "neon_dot.hpp"
+#else
+#include "spans.hpp"
 #endif
 constexpr int STRIP = LANES / STRIPS;

@@ -1,0 +1,39 @@
+"""How the trees of heads grow inside captured rounds: the twin of what ``HeadDrafter`` does on the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.core.device_round import CapturedShape
+from outrider.core.interfaces import Target
+from outrider.drafters.heads.head_drafter import HeadDrafter
+from outrider.models.heads import Head
+
+if TYPE_CHECKING:
+    from outrider.models.gpu.growers import Choose, Grower
+
+
+def device_grower(
+    drafter: HeadDrafter, head: Head, shape: CapturedShape, target: Target, *, choose: Choose | None = None
+) -> Grower | None:
+    """Grows the drafter's trees; None where they have no fixed size, or are not ranked with the noise. ``choose``
+    makes trees of what a best-first search has looked at, where it is not the usual way."""
+    if shape.nodes is None:
+        return None
+    from outrider.models.gpu.best_first import Growth, search_of  # needs triton
+    from outrider.models.gpu.growers import BestFirstGrower, Spoken, StaticGrower
+
+    whole = head.config.draft_vocab_size == head.config.vocab_size
+    size = min(head.config.draft_vocab_size, target.vocab_size) if whole else head.config.draft_vocab_size
+    spoken = Spoken(size, None if whole else head.target_ids)
+    depth, options = min(shape.depth, drafter.max_depth or shape.depth), drafter.search
+    if drafter.static_tree is not None:
+        tree = drafter.static_tree.within(shape.nodes, depth)
+        return StaticGrower(spoken, target.device, parents=tree.parents, ranks=tree.ranks)
+    if options is None:
+        return None
+    sized = CapturedShape(depth, shape.nodes)
+    search = search_of(sized, width=options.width, num_children=options.num_children, tau=options.tau)
+    if not search.fits:
+        return None
+    return BestFirstGrower(spoken, target.device, search=search, choose=choose or Growth.choose)

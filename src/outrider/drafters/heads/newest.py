@@ -1,0 +1,53 @@
+"""Heads without a memory: of the text they read the target's newest states alone, and the token after them.
+
+known at a round:  states of tokens n - 1 - K .. n - 2,  the root (token n - 1)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from outrider.core.device_round import CapturedShape, DeviceDrafter
+from outrider.core.draft import Draws
+from outrider.core.interfaces import Context, Target
+from outrider.drafters.heads.device_growers import device_grower
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadOptions, HeadState, newest
+from outrider.drafters.heads.head_growth import LevelsGrowth
+from outrider.models.heads import Head
+from outrider.models.heads.levels import HeadLevels
+
+if TYPE_CHECKING:
+    from outrider.models.gpu.growers import Grower
+
+
+class NewestDrafter(HeadDrafter, ABC):
+    """Trees from the newest states."""
+
+    def __init__(self, head: Head, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
+        super().__init__(head, options, draws=draws)
+        self._head = head
+
+    @abstractmethod
+    def _levels(self, features: Tensor, roots: Tensor) -> HeadLevels:
+        """The heads at the roots [B, 1], from the newest states [B, K, F]."""
+
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelsGrowth:
+        del max_depth
+        roots = torch.tensor(context.roots, device=context.device)[:, None]
+        return LevelsGrowth(context, self._levels(newest(state, self.num_kept), roots))
+
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        """Where the tree always has the same size."""
+        grower = self._grower(shape, target) if self._bits == 16 else None
+        if grower is None:
+            return None
+        from outrider.models.gpu.device_heads import DeviceHeads
+
+        return DeviceHeads(self._head, cast(Any, target), grower, levels=self._levels, num_kept=self.num_kept)
+
+    def _grower(self, shape: CapturedShape, target: Target) -> Grower | None:
+        return device_grower(self, self._head, shape, target)

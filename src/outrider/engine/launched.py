@@ -1,0 +1,71 @@
+"""A captured round on its way: what was planned, when it began and ended on the device, and what it noted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.core.interfaces import Plan
+from outrider.core.report import RoundReport
+from outrider.engine.device_seats import Seat, observation_of
+
+if TYPE_CHECKING:
+    from outrider.engine.round_graph import RoundGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """A round on its way."""
+
+    graph: RoundGraph
+    plan: Plan
+    number: int
+    """Of the graph's rounds."""
+    index: int
+    """Of the lane's rounds."""
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
+    is_constrained: bool
+    """Grammars forbid tokens in it, and the host has yet to say which (``engine/constrained.py``)."""
+
+    @property
+    def seconds(self) -> float:
+        """What the round took on the device, whatever was queued before and after it."""
+        return self.began.elapsed_time(self.ended) / 1e3
+
+    def add_logprobs(self, taking: Mapping[int, Seat], emitted: Sequence[list[int]]) -> None:
+        """Give the requests that asked for them the log-probabilities of what the round brought."""
+        noted = self.graph.logprobs
+        for (slot, seat), tokens in zip(taking.items(), emitted, strict=True):
+            count = seat.state.params.logprobs
+            if count is not None and noted is not None:
+                seat.state.logprobs += [
+                    noted.of(self.number, slot, place, count=count, token=token) for place, token in enumerate(tokens)
+                ]
+
+    def report(
+        self,
+        taking: Mapping[int, Seat],
+        notes: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        emitted: Sequence[list[int]],
+        *,
+        seconds: float,
+    ) -> RoundReport:
+        """The round of the seats that took part, counted. How its time splits between draft and score is not known."""
+        seen = observation_of([notes[slot] for slot in taking], self.graph.num_guesses, seconds, self.plan)
+        report = RoundReport(
+            ids=[seat.number for seat in taking.values()],
+            states=[seat.state for seat in taking.values()],
+            positions=positions,
+            seen=replace(seen, score_seconds=0.0),
+            drafted=[notes[slot][1] for slot in taking],
+            rejected=[bool(notes[slot][3]) for slot in taking],
+            emitted=emitted,
+            seconds=seconds,
+        )
+        report.count()
+        return report

@@ -1,0 +1,174 @@
+"""How a tree grows inside a captured round, whoever is asked about its nodes: of a static shape, or best-first.
+
+A grower decides which nodes a drafter is asked about, level by level, and which tokens become the tree. What the drafter says
+after them is up to its ``Answers``. The same trees as ``drafters/trees/static.py`` and ``drafters/trees/best_first.py`` grow.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.core.device_round import Frame, SlotTrees
+from outrider.models.attention.tree_tiles import Sights
+from outrider.models.gpu.adjust import Trail
+from outrider.models.gpu.best_first import Growth, Growths, Pool, Search
+from outrider.models.gpu.branches import FedTree, StaticTree
+from outrider.models.gpu.choose import Bests, Guessing, block_bests, pick_children
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The nodes of a level that a drafter is asked about. Those of the levels before were asked about in this order."""
+
+    tokens: Tensor
+    """[B, M] int64"""
+    above: Tensor
+    """[B, M] int64 number of the parent among those asked about, the root being 0."""
+    sights: Sights
+    """Which of those below the root each node sees."""
+
+
+class Answers(ABC):
+    """A drafter in one round."""
+
+    @abstractmethod
+    def root(self) -> Tensor:
+        """[B, 1, Vd] float32 logits after the roots."""
+
+    @abstractmethod
+    def below(self, asked: Asked) -> Tensor:
+        """[B, M, Vd] float32 logits after the nodes, or [B, 1, Vd] where they are all the same."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spoken:
+    """The tokens that a drafter's logits are of."""
+
+    num_tokens: int
+    ids: Tensor | None = None
+    """[Vd] int64, ascending: the target's tokens; None: the first ones."""
+
+
+class Grower(ABC):
+    """Grows trees of one size."""
+
+    def __init__(self, spoken: Spoken, tree_size: tuple[int, int]) -> None:
+        self._spoken = spoken
+        self.tree_size = tree_size
+        """Nodes, the root included, and levels of guesses."""
+
+    @abstractmethod
+    def trees(self, batch_size: int) -> SlotTrees:
+        """The shapes of what grows, fixed or written by ``grow``."""
+
+    @abstractmethod
+    def grow(self, answers: Answers, frame: Frame, nodes: Tensor) -> None:
+        """Fill columns 1.. of ``nodes`` [B, N]; column 0 holds the roots."""
+
+    def _bests(
+        self,
+        logits: Tensor,
+        frame: Frame,
+        *,
+        num_nodes: int,
+        depth: int,
+        num_best: int,
+        trail: Trail | None,
+        tau: float | None = None,
+    ) -> Bests:
+        """The best tokens after ``num_nodes`` nodes at ``depth``. Nodes with one law are looked at once, unless penalties tell
+        them apart."""
+        is_shared = logits.shape[1] < num_nodes
+        if is_shared and frame.stages:
+            logits, is_shared = logits.expand(-1, num_nodes, -1).contiguous(), False
+        guessing, count = Guessing(num_best, self._spoken.ids, tau), self._spoken.num_tokens
+        bests = block_bests(logits, frame, depths=depth, vocab_size=count, guessing=guessing, trail=trail)
+        return bests.shared_by(num_nodes) if is_shared else bests
+
+
+@final
+class StaticGrower(Grower):
+    """Trees of one shape. ``ranks[n]`` says which of its parent's best tokens node n is."""
+
+    def __init__(self, spoken: Spoken, device: torch.device, *, parents: Sequence[int], ranks: Sequence[int]) -> None:
+        self._fed, self._tree = FedTree.of(parents, ranks, device), StaticTree.of(parents, device)
+        super().__init__(spoken, (len(parents), self._fed.max_depth))
+        shape = self._fed.shape.parents.tolist()
+        self._guesses = StaticTree.of([parent - 1 for parent in shape[1:]] or [-1], device)
+        """Those that are asked about, without the root."""
+
+    def trees(self, batch_size: int) -> SlotTrees:
+        return self._tree.trees(batch_size)
+
+    def grow(self, answers: Answers, frame: Frame, nodes: Tensor) -> None:
+        for level in self._fed.levels:
+            logits = answers.below(self._asked(level.fed, level.first, nodes)) if level.first else answers.root()
+            trail = Trail(nodes, self._tree.words[level.fed].expand(frame.batch_size, -1, -1).contiguous())
+            num_nodes, num_best = level.children.shape
+            tops = self._bests(logits, frame, num_nodes=num_nodes, depth=level.depth, num_best=num_best, trail=trail)
+            pick_children(tops, nodes, level.children)
+
+    def _asked(self, fed: Tensor, number: int, nodes: Tensor) -> Asked:
+        """Nodes ``fed`` of the tree, the first of which is ``number`` among those asked about."""
+        batch_size, first, end = len(nodes), number - 1, number - 1 + len(fed)
+        above = self._fed.shape.parents[first + 1 : end + 1].expand(batch_size, -1).contiguous()
+        return Asked(nodes.index_select(1, fed), above, self._guesses.sights(batch_size, start=first, end=end))
+
+
+Choose = Callable[[Growth, Tensor], None]
+"""Makes trees of the candidates that were looked at: tokens into columns 1.. of nodes [B, N], shapes into the growth's."""
+
+
+@final
+class BestFirstGrower(Grower):
+    """Trees that follow the drafter's confidence."""
+
+    def __init__(self, spoken: Spoken, device: torch.device, *, search: Search, choose: Choose = Growth.choose) -> None:
+        super().__init__(spoken, (search.num_nodes, search.max_depth))
+        self._search, self._choose = search, choose
+        self._growths = Growths(search, device, with_root=False)
+
+    def trees(self, batch_size: int) -> SlotTrees:
+        return self._growths.of(batch_size).trees
+
+    def grow(self, answers: Answers, frame: Frame, nodes: Tensor) -> None:
+        growth, search, first = self._growths.of(frame.batch_size), self._search, 0
+        for level, count in enumerate(search.num_expanded):
+            trail = None
+            if level:
+                fed = growth.expanded.level(first, count)
+                depths = torch.full_like(fed.tokens, level - 1, dtype=torch.int32)  # below the root
+                logits = answers.below(Asked(fed.tokens, fed.above, Sights(fed.words, depths, first)))
+                trail, first = growth.trail(fed), first + count
+            else:
+                logits = answers.root()
+            tops = self._bests(
+                logits, frame, num_nodes=count, depth=level, num_best=search.num_children, trail=trail, tau=search.tau
+            )
+            growth.add(level, tops, frame)
+        self._choose(growth, nodes)
+
+
+def choose_beams(growth: Growth, nodes: Tensor) -> None:
+    """Trees of whole paths, the likeliest first, as ``drafters/heads/redrafter.py`` lays them together."""
+    growth.choose_kept(nodes, _likeliest_paths(growth.pool, growth.search))
+
+
+def _likeliest_paths(pool: Pool, search: Search) -> Tensor:
+    """[B, P] the places on as many paths of full depth, the likeliest first, as the tree of them has room for."""
+    num_places, num_ends = pool.chances.shape[1], search.num_expanded[-1] * search.num_children
+    ends = pool.chances[:, -num_ends:].sort(dim=-1, descending=True, stable=True).indices
+    place = num_places - num_ends + ends
+    on_path = torch.zeros(*place.shape, num_places, dtype=torch.int32, device=place.device)
+    for _ in range(search.max_depth + 1):
+        on_path.scatter_(2, place[..., None], 1)
+        place = pool.parents.long().gather(1, place)
+    union = on_path.cummax(1).values  # of a path and those before it
+    num_fit = (union.sum(2) <= search.num_nodes).sum(1)
+    return union.gather(1, (num_fit - 1)[:, None, None].expand(-1, 1, num_places))[:, 0] > 0

@@ -1,0 +1,40 @@
+"""Pages of keys and values on a GPU (``cache/paged.py``), as kernels read them, and how many a device has room for.
+
+Captured rounds hold the address of the pool and of the tables of pages. Both are made once, large enough: a pool that must grow
+moves, and every round is captured again while requests wait.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.cache.paged import PagedCache, PagePool
+from outrider.models.attention.tree_tiles import Rows
+
+PAGE_LEN = 64
+"""Tokens of a page: a tile of attention's keys, which the copy engine fetches at once."""
+_SHARE = 0.5
+"""Of the free memory that the keys of a model may take."""
+_MOST_ROWS, _MOST_TOKENS = 64, 1 << 19
+"""A pool need not hold more than so many of the longest texts, nor more than so many tokens, to begin with."""
+
+
+def flat_rows(cache: PagedCache, num_columns: int) -> Tensor:
+    """[B + B * columns] int32 on the host: every row's length, then its ``num_columns`` pages, padded with 0."""
+    pages = [page for row in cache.pages for page in (*row, *[0] * (num_columns - len(row)))]
+    return torch.tensor([*cache.lengths, *pages], dtype=torch.int32)
+
+
+def rows_in(flat: Tensor, batch_size: int, page_len: int) -> Rows:
+    """The same, as views for the kernels."""
+    return Rows(flat[:batch_size], flat[batch_size:].view(batch_size, -1), page_len)
+
+
+def hold_enough(pool: PagePool, *, longest: int) -> None:
+    """Make the pages of a pool that has none yet: as many as fit, for texts of at most ``longest`` tokens."""
+    device = pool.block.device
+    if pool.num_pages == 0 and device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        wanted = min(_MOST_ROWS * longest, _MOST_TOKENS)
+        pool.hold(min(pool.pages_for(wanted), int(free * _SHARE) // pool.page_bytes))

@@ -1,0 +1,180 @@
+"""A rehearsal: rounds of made-up requests, timed before real ones are served, so that a policy knows its prices.
+
+Where the host drives rounds, passes are timed with made-up chains of 1 to 64 nodes, and drafting with the method's own drafter,
+for 1, 8 and 32 rows. Where rounds are captured graphs, whole rounds of 1, 8 and 64 slots are timed (``trial.py``). The result
+is kept in the cache folder, beside the native build, under a name made of the machine, the models, the method and the version.
+A file that cannot be read is ignored and written anew. Prices that were kept are tried: where a round takes much less than they
+say, they were measured beside other work, and are measured again. A drafter that learns across requests is left out, so a
+rehearsal changes no text and no guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, final
+from weakref import ref
+
+import torch
+
+from outrider.core.errors import OutriderError
+from outrider.core.interfaces import Drafter, Target
+from outrider.core.kept_json import keep_json, read_json
+from outrider.core.method import Method
+from outrider.core.prices import Prices, PriceSource, Surface
+from outrider.core.version import VERSION
+from outrider.models.native import cache_folder, isa_here, processor
+from outrider.rehearsal.trial import Chains, Cost, DeviceTrial, HostTrial, Trial
+
+if TYPE_CHECKING:
+    from outrider.engine.graphs import RoundGraphs
+
+Wanted = Sequence[tuple[int, Sequence[int]]]
+"""Rows, and guesses that rounds of so many rows are timed with. The most telling come first, for a model that is slow."""
+Table = Mapping[int, Mapping[int, Cost]]
+"""What was timed: costs by rows and guesses."""
+
+_PASSES: Wanted = [(1, (nodes - 1,)) for nodes in (1, 8, 64, 4, 16, 32, 2)]
+_DRAFTS: Wanted = [(1, (1, 2, 4, 8)), (8, (1, 4)), (32, (1, 4))]
+_CAPTURED: Wanted = [(1, (0, 4)), (8, (0, 4)), (64, (0, 4)), (1, (1, 8, 2)), (8, (1, 8, 2)), (64, (1, 8, 2))]
+_TRIED, _TOO_DEAR = (0, 4), 1.25
+"""Guesses of the rounds of one row that kept prices are tried with, and how many times what a round takes they may say."""
+_BUDGET = {"cpu": 0.3, "cuda": 8.0}
+"""Seconds after which no further price is measured. On a GPU most of them go by while kernels are compiled and graphs captured,
+which the first requests would have waited for."""
+_SHORTEST_CONTEXT = 256
+
+
+def expect_prices(
+    method: Method, target: Target, label: Mapping[str, Any], graphs_of: Callable[[Method], RoundGraphs | None]
+) -> None:
+    """The method's policy will find its prices. ``graphs_of`` says how a method is captured, None where the host drives it."""
+    known = ref(method)  # captured rounds hold the policy, and live as long as their method
+
+    def graphs() -> RoundGraphs | None:
+        method = known()
+        return None if method is None else graphs_of(method)
+
+    method.policy.expect(Rehearsal(target, method.drafter, label, graphs))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Rehearsal(PriceSource):
+    """The prices of a method on a target, from the cache folder or from a rehearsal."""
+
+    target: Target
+    drafter: Drafter
+    label: Mapping[str, Any]
+    """What tells the models and the method from others."""
+    graphs: Callable[[], RoundGraphs | None] = lambda: None
+    """The captured rounds; None where the host drives rounds."""
+    folder: Path = field(default_factory=cache_folder)
+    clock: Callable[[], float] = perf_counter
+
+    @property
+    def path(self) -> Path:
+        """Where these prices are kept."""
+        target, device = self.target, self.target.device
+        shape = [type(target).__name__, target.num_layers, target.vocab_size, target.max_len, str(target.dtype)]
+        machine = [processor(), isa_here().flags, torch.get_num_threads(), os.environ.get("OUTRIDER_NATIVE", "")]
+        machine += [torch.cuda.get_device_name(device)] if device.type == "cuda" else []
+        label = {name: value for name, value in self.label.items() if isinstance(value, str | int | float | list)}
+        key = json.dumps([VERSION, torch.__version__, machine, shape, type(self.drafter).__name__, label], default=str)
+        return self.folder / f"prices-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
+
+    def read(self, nodes_of: Callable[[int], int]) -> Prices | None:
+        if self.target.traits.reads_whole or self.target.max_len < _SHORTEST_CONTEXT:
+            return None
+        graphs, known = self.graphs(), _stored(self.path)
+        passes = HostTrial(self.target, Chains()) if graphs is None else DeviceTrial(graphs)
+        if known is None or self._are_too_dear(known, passes):
+            known = self._measured(passes) if graphs is not None else self._measured_apart(passes, nodes_of)
+            if known is not None:
+                keep_json(self.path, known.to_json())
+        return known
+
+    def doubt(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def _budget(self) -> float:
+        return _BUDGET.get(self.target.device.type, _BUDGET["cpu"])
+
+    def _measured(self, rounds: Trial) -> Prices | None:
+        """Of whole rounds."""
+        table = self._timed(rounds, _CAPTURED)
+        drafts = {rows: {place: cost for place, cost in row.items() if place} for rows, row in table.items()}
+        return _prices(table, drafts)
+
+    def _measured_apart(self, passes: Trial, nodes_of: Callable[[int], int]) -> Prices | None:
+        """Of passes, and of the drafter. One that finds nothing in made-up text, or refuses it, has no price."""
+        table = self._timed(passes, _PASSES)
+        if self.drafter.memories or self.drafter.never_guesses:
+            return _prices(table, {})
+        try:
+            return _prices(table, self._timed(HostTrial(self.target, self.drafter, nodes_of), _DRAFTS))
+        except OutriderError:
+            return _prices(table, {})
+
+    def _timed(self, trial: Trial, wanted: Wanted) -> Table:
+        """As many of the costs as there is time for. The first takes at most half of it, or serving will tell."""
+        end, table = self.clock() + self._budget, dict[int, dict[int, Cost]]()
+        for rows, guesses in wanted:
+            for length, cost in _until(trial.rounds(rows, guesses), lambda: self.clock() < end):
+                table.setdefault(rows, {})[length] = cost
+            if self.clock() > end - (0 if sum(map(len, table.values())) > 1 else self._budget / 2):
+                break
+        return table
+
+    def _are_too_dear(self, known: Prices, trial: Trial) -> bool:
+        """Whether rounds take much less than these prices say. A slow model is not asked: it would begin late."""
+        if len(_TRIED) * sum(known.passing(1, length) for length in _TRIED) > self._budget / 2:
+            return False
+        return any(known.passing(1, length) > _TOO_DEAR * cost.rest for length, cost in trial.rounds(1, _TRIED))
+
+
+def _until(costs: Iterator[tuple[int, Cost]], has_time: Callable[[], bool]) -> Iterator[tuple[int, Cost]]:
+    """As long as there is time, and one more."""
+    for cost in costs:
+        yield cost
+        if not has_time():
+            return
+
+
+def _prices(passes: Table, drafts: Table) -> Prices | None:
+    """None where not even two passes could be timed in the time there was."""
+    if sum(map(len, passes.values())) < 2:
+        return None
+    rest = {rows: {place: cost.rest for place, cost in row.items()} for rows, row in passes.items()}
+    draft = {rows: {place: cost.draft for place, cost in row.items()} for rows, row in drafts.items() if len(row) > 1}
+    return Prices(_surface(rest), _surface(draft))
+
+
+def _surface(seconds: Mapping[int, Mapping[int, float]]) -> Surface:
+    return tuple((rows, _points(seconds[rows])) for rows in sorted(seconds))
+
+
+def _points(curve: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
+    """By rising place. More work never takes less time, so a place takes at most what later ones do."""
+    places = sorted(curve)
+    return tuple((float(place), min(curve[later] for later in places[i:])) for i, place in enumerate(places))
+
+
+def weight_of(name: str) -> str:
+    """What tells a model's files from others of another size: their bytes, or the name where there are none here."""
+    path = Path(name).expanduser()
+    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.bin")]
+    return str(sum(file.stat().st_size for file in files)) if files else name
+
+
+def _stored(path: Path) -> Prices | None:
+    try:
+        return Prices.of_json(read_json(path))
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,175 @@
+"""Heads in a captured round against their twins: the same trees, in later rounds too, from what the earlier ones left."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from test_device_tree import frame_of
+from tiny_heads import CHANGES
+from triton_interpreter import DEVICE
+
+from outrider.core.device_round import PIECE_LEN, CapturedShape, DeviceDrafter, Pieces
+from outrider.core.interfaces import Context, Plan
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request, RequestState
+from outrider.core.rng import Noise
+from outrider.core.sampling import Sampler
+from outrider.core.tree import TokenTree
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadOptions
+from outrider.methods import METHODS
+from outrider.models.attention.tree_triton import pack_words
+from outrider.models.decoder import Decoder
+from outrider.models.gpu.choose import Bests
+from outrider.models.gpu.walk import NOTE, RING, walk_and_commit
+from outrider.models.heads.ends import Ends
+from outrider.models.heads.folder import new_config, new_head
+from outrider.models.heads.head import Head
+from outrider.models.random_decoder import tiny_config, tiny_weights
+
+SHAPE = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+RAW = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "vocab_size": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+}
+TEMPERATURES = [0.0, 0.9]
+KINDS = ["eagle1", "eagle3", "medusa", "hydra", "l-mtp", "mlp-speculator", "redrafter"]
+OWN: dict[str, dict[str, Any]] = {"hydra": {"prefix": False}}
+
+
+def small_head(kind: str) -> Head:
+    torch.manual_seed(1)
+    config = new_config(
+        kind, {**RAW, **SHAPE, "max_position_embeddings": 256, "rope_theta": 1e4}, **{**CHANGES[kind], **OWN.get(kind, {})}
+    )
+    ends = Ends(torch.randn(64, 32), torch.ones(32), torch.randn(64, 32) / 3, tied=False)
+    head = new_head(config, ends, ids=torch.randperm(64)[: config.draft_vocab_size].sort().values)
+    with torch.no_grad():  # parts that start at zero would hide mistakes
+        for parameter in head.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.2)
+    return head.to(DEVICE).requires_grad_(False)
+
+
+def expected(drafter: HeadDrafter, target: Decoder, rows: list[list[int]], noise: Noise, plan: Plan) -> TokenTree:
+    """What the drafter proposes for rows it has just met."""
+    states = [RequestState.of(Request(r[:-1], SamplingParams(temperature=t))) for r, t in zip(rows, TEMPERATURES, strict=True)]
+    for state, row in zip(states, rows, strict=True):
+        state.output_ids.append(row[-1])
+    context = Context(rows, Sampler(states, 64, DEVICE), noise, DEVICE)
+    taps = target.prefill([row[:-1] for row in rows], target.new_cache(2), taps=drafter.taps)
+    with torch.inference_mode():
+        return drafter.propose(drafter.start(rows, taps), context, plan).tree
+
+
+def drafters(kind: str, target: Decoder, shape: str) -> tuple[HeadDrafter, DeviceDrafter, Plan]:
+    """A drafter, the twin it declares, and what both are asked for."""
+    options = HeadOptions(branching="3,1,1") if shape == "static" else HeadOptions(width=3, num_children=4)
+    new_drafter: Any = METHODS[kind].drafter
+    drafter, num_nodes = new_drafter(small_head(kind), options), 9 if shape == "static" else 11
+    twin = drafter.device_twin(CapturedShape(3, num_nodes), target)
+    assert twin is not None
+    return drafter, twin, Plan((3, 3), (num_nodes, num_nodes))
+
+
+@pytest.mark.parametrize("shape", ["static", "best-first"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_grow_the_tree_of_their_twin(kind: str, shape: str) -> None:
+    config = tiny_config(**SHAPE)
+    target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
+    drafter, twin, plan = drafters(kind, target, shape)
+    assert twin.tree_size is not None
+    rows = [[5, 9, 1, 33, 7, 2], [2, 8]]  # the second is shorter than what is read again
+    twin.seat([0, 1], rows, batch_size=2, capacity=64)
+    for _ in range(3):
+        frame = frame_of(rows, TEMPERATURES)
+        nodes = torch.zeros(2, twin.tree_size[0], dtype=torch.int64, device=DEVICE)
+        nodes[:, 0] = torch.tensor([row[-1] for row in rows])
+        with torch.inference_mode():
+            twin.propose(frame, nodes)
+        noise = Noise(frame.seeds, frame.lengths - frame.prompt_lens)
+        tree, trees = expected(drafter, target, rows, noise, plan), twin.trees(2)
+        assert trees is not None
+        for row, size in enumerate(tree.sizes):
+            assert torch.equal(nodes[row, :size], tree.tokens[row, :size]) and (nodes[row, size:] == -1).all()
+            assert torch.equal(trees.parents[row, :size], tree.parents[row, :size])
+            assert torch.equal(trees.words[row, :size], pack_words(tree.ancestors)[row, :size])
+            assert torch.equal(trees.depths[row, :size], tree.depths[row, :size].int())
+            for node in range(size):
+                assert trees.paths[row, node, : int(tree.depths[row, node]) + 1].tolist() == [0, *tree.path(row, node)]
+        before, ring = frame.lengths - 1, torch.zeros(RING, 2, NOTE + 4, dtype=torch.int64, device=DEVICE)
+        choices = torch.randint(0, 64, nodes.shape, device=DEVICE)
+        follow(choices[0], nodes[0], tree, 0, 2)  # two accepted, one accepted
+        follow(choices[1], nodes[1], tree, 1, 1)
+        bests = Bests(torch.ones(*choices.shape, 1, device=DEVICE), choices[..., None].contiguous())
+        rounds = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+        path = walk_and_commit(bests, nodes, frame, parents=trees.parents, ring=ring, rounds=rounds)
+        parents = [tuple(row) for row in trees.parents.tolist()]
+        found = [
+            states_of(target, row, nodes[slot].clamp(min=0).tolist(), parents[slot], twin.taps) for slot, row in enumerate(rows)
+        ]
+        twin.take(frame, before, torch.stack(found), path)
+        rows = [frame.tokens[slot, : int(frame.lengths[slot])].tolist() for slot in range(2)]
+        assert len(rows[0]) >= int(before[0]) + 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_reads_prompts_in_pieces(kind: str) -> None:
+    config = tiny_config(**SHAPE)
+    target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
+    rows = [[2, 8, 4], [(7 * place) % 61 for place in range(40)]]
+    found: list[list[list[int]]] = []
+    for in_pieces in (False, True):
+        _, drafter, _ = drafters(kind, target, "static")
+        assert drafter.tree_size is not None
+        frame = frame_of(rows, TEMPERATURES, capacity=128)
+        nodes = torch.zeros(2, drafter.tree_size[0], dtype=torch.int64, device=DEVICE)
+        nodes[:, 0] = torch.tensor([row[-1] for row in rows])
+        drafter.seat([0], rows[:1], batch_size=2, capacity=96)
+        states = target.prefill([rows[1][:-1]], target.new_cache(1), taps=drafter.taps)
+        features = torch.cat([states[tap][0] for tap in drafter.taps], -1)
+        still = torch.zeros(2, 5, dtype=torch.int64, device=DEVICE)
+        with torch.inference_mode():
+            if in_pieces:
+                drafter.open([1], batch_size=2, capacity=96)
+                for start in (0, PIECE_LEN):
+                    piece = torch.zeros(2, PIECE_LEN, features.shape[-1], device=DEVICE)
+                    part = features[start : start + PIECE_LEN]
+                    piece[1, : len(part)] = part
+                    table = torch.tensor([[-1, 1], [0, start]], device=DEVICE)
+                    drafter.propose(frame, nodes.clone())  # a slot that stands still
+                    drafter.read(frame, Pieces(*table), piece)
+                    drafter.take(frame, frame.lengths - 1, torch.randn(2, nodes.shape[1], features.shape[-1]), still)
+            else:
+                drafter.seat([1], rows[1:], batch_size=2, capacity=96)
+            drafter.propose(frame, nodes)
+        found.append(nodes.tolist())
+    assert found[0] == found[1]
+
+
+def follow(choices: torch.Tensor, nodes: torch.Tensor, tree: TokenTree, row: int, count: int) -> None:
+    """Let the target choose the way to some node at depth ``count``."""
+    path = [0, *tree.path(row, int((tree.depths[row] == count).nonzero()[-1]))]
+    for above, node in pairwise(path):
+        choices[above] = nodes[node]
+
+
+def states_of(
+    target: Decoder, row: list[int], nodes: list[int], parents: tuple[int, ...], taps: tuple[int, ...]
+) -> torch.Tensor:
+    """[N, F] the target's states of a tree's nodes, each computed alone behind its ancestors."""
+    found = []
+    for node in range(len(nodes)):
+        path, at = list[int](), node
+        while at > 0:
+            path.append(nodes[at])
+            at = parents[at]
+        states = target.prefill([[*row, *path[::-1]]], target.new_cache(1), taps=taps)
+        found.append(torch.cat([states[tap][0][-1] for tap in taps], -1))
+    return torch.stack(found)

@@ -1,0 +1,67 @@
+"""Tokens that a mask forbids, on the device: in slots that have a grammar and in no other one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from test_device_tree import frame_of
+from triton_interpreter import DEVICE
+
+from outrider.core.device_sampling import Use
+from outrider.engine.constrained import packed_masks
+from outrider.models.gpu.chain import DeviceChain
+from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.masks import forbid, mask_bytes
+from outrider.models.random_decoder import tiny_config, tiny_weights
+
+
+class Table:
+    """A grammar whose states are rows of a table."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+
+    def initial(self) -> int:
+        return 0
+
+    def advance(self, state: int, token: int) -> int | None:
+        return state if self._rows[state, token] else None
+
+    def allowed(self, state: int, vocab_size: int) -> torch.Tensor:
+        return self._rows[state, :vocab_size]
+
+    def forced(self, state: int) -> tuple[int, ...]:
+        return ()
+
+
+def test_forbidden_tokens_have_no_probability() -> None:
+    vocab_size, draw = 1500, torch.Generator().manual_seed(0)
+    rows = torch.rand(3, vocab_size, generator=draw) < 0.3
+    logits = torch.randn(2, 3, vocab_size + 5, generator=draw).to(DEVICE)
+    masks = packed_masks(Table(rows), [0, 1, 2], vocab_size)
+    assert masks.shape[1] == mask_bytes(vocab_size)
+    expected = logits.clone()
+    expected[1, :, :vocab_size] = expected[1, :, :vocab_size].masked_fill(~rows.to(DEVICE), -torch.inf)
+    uses = torch.tensor([int(Use.PENALTIES), int(Use.GRAMMAR | Use.BIAS)], dtype=torch.int32, device=DEVICE)
+    forbid(logits, masks.expand(2, -1, -1).contiguous().to(DEVICE), uses, vocab_size=vocab_size)
+    assert torch.equal(logits, expected)
+
+
+def test_a_chain_whose_guesses_were_changed_is_read_again() -> None:
+    """The draft model has keys of its own guesses; what was accepted in their place is read before it goes on."""
+    config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
+    model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=4)
+    row, drafter, chains = [5, 9, 1, 33, 7], DeviceChain(model, vocab_size=64), list[list[int]]()
+    drafter.seat([0, 1], [row, row], batch_size=2, capacity=64)
+    for added in ([], [3, 4, 6]):
+        row = [*row, *added]
+        frame = replace(frame_of([row, row], [0.0, 0.9]), is_constrained=True)
+        chain = torch.full((2, 4), row[-1], device=DEVICE)
+        drafter.propose(frame, chain)
+        fresh, expected = DeviceChain(model, vocab_size=64), torch.full_like(chain, row[-1])
+        fresh.seat([0, 1], [row, row], batch_size=2, capacity=64)
+        fresh.propose(replace(frame, is_constrained=False), expected)
+        chains.append(chain.flatten().tolist())
+        assert torch.equal(chain, expected)
+    assert chains[0][1:4] != [3, 4, 6]
