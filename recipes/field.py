@@ -103,6 +103,11 @@ def prompts_of(llm: LLM, text: Path, *, smoke: bool) -> dict[str, list[list[int]
     }
 
 
+def accepted(rates: Sequence[float], depth: int) -> float:
+    """Tokens per pass of a chain so long, from its acceptance by position: heads of different depths compare by it."""
+    return round(1 + float(np.cumprod(rates[:depth]).sum()), 3)
+
+
 def row_of(llm: LLM, kind: str, folder: Path, prompts: dict[str, list[list[int]]], plain: Sequence[Any]) -> dict[str, Any]:
     """One head: what it learned, and what the engine gets from it."""
     notes = json.loads((folder / "provenance.json").read_text())
@@ -115,6 +120,7 @@ def row_of(llm: LLM, kind: str, folder: Path, prompts: dict[str, list[list[int]]
         "steps": last["step"],
         "accepted_length": last["accepted_length"],
         "by_position": last["by_depth"],
+        "accepted_of_3": accepted(last["by_depth"], 3),
     }
     texts, params = [prompt for many in prompts.values() for prompt in many], SamplingParams(max_tokens=96)
     for shape, options in (
