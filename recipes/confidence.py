@@ -68,17 +68,18 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=256)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    rows = list[dict[str, Any]]()
+    rows, bins = list[dict[str, Any]](), list[dict[str, Any]]()
     for depth, (sure, chance, hits) in facts_of(arguments.heads, arguments.text, arguments.held_out).items():
         means = {"confidence": sure.mean(), "chance": chance.mean(), "hits": hits.mean()}
         row: dict[str, Any] = {"depth": depth, **{name: round(float(mean), 4) for name, mean in means.items()}}
         row |= {"error": round(calibration_error(sure, chance), 4), "error_greedy": round(calibration_error(sure, hits), 4)}
         print(row, flush=True)
-        rows.append({**row, "bins": reliability(sure, chance), "bins_greedy": reliability(sure, hits)})
+        rows.append(row)
+        bins.append({"depth": depth, "chance": reliability(sure, chance), "hits": reliability(sure, hits)})
     if arguments.json:
         what = "DSpark's confidence against the chance that a guess is accepted, sampled and greedy, by depth, in ten bins"
         head = results_head(what, script="recipes/confidence.py")
-        arguments.json.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({**head, "bins": bins, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -103,6 +103,11 @@ def prompts_of(llm: LLM, text: Path, *, smoke: bool) -> dict[str, list[list[int]
     }
 
 
+def accepted(rates: Sequence[float], depth: int) -> float:
+    """Tokens per pass of a chain so long, from its acceptance by position: heads of different depths compare by it."""
+    return round(1 + float(np.cumprod(rates[:depth]).sum()), 3)
+
+
 def row_of(llm: LLM, kind: str, folder: Path, prompts: dict[str, list[list[int]]], plain: Sequence[Any]) -> dict[str, Any]:
     """One head: what it learned, and what the engine gets from it."""
     notes = json.loads((folder / "provenance.json").read_text())
@@ -115,7 +120,7 @@ def row_of(llm: LLM, kind: str, folder: Path, prompts: dict[str, list[list[int]]
         "steps": last["step"],
         "accepted_length": last["accepted_length"],
         "by_position": last["by_depth"],
-        "history": [[each["step"], each["accepted_length"]] for each in notes["history"]],
+        "accepted_of_3": accepted(last["by_depth"], 3),
     }
     texts, params = [prompt for many in prompts.values() for prompt in many], SamplingParams(max_tokens=96)
     for shape, options in (
@@ -140,18 +145,19 @@ def judge_stage(out: Path, kinds: Sequence[str], *, smoke: bool) -> dict[str, An
     llm = LLM(bundled_path("target"), method="plain", fast=False, dtype="float32", max_batch_size=32)
     prompts = prompts_of(llm, out / "own.npy", smoke=smoke)
     plain = llm.generate([prompt for many in prompts.values() for prompt in many], SamplingParams(max_tokens=96))
-    rows = []
+    rows, histories = list[dict[str, Any]](), dict[str, Any]()
     for group, members in GROUPS.items():
         for kind in members:
             folder = out / group / "heads" / kind
             if kind in kinds and (folder / "provenance.json").is_file():
                 rows.append(row_of(llm, kind, folder, prompts, plain))
+                histories[kind] = json.loads((folder / "provenance.json").read_text())["history"]
                 print(json.dumps(rows[-1]), flush=True)
     tokens = int(np.load(out / "own.npy", mmap_mode="r").size)
     what = (
         "heads of the bundled target after equal training: acceptance by position, and tokens per pass with the engine, greedy"
     )
-    return {**results_head(what, script="recipes/field.py"), "text_tokens": tokens, "rows": rows}
+    return {**results_head(what, script="recipes/field.py"), "text_tokens": tokens, "histories": histories, "rows": rows}
 
 
 def main() -> None:

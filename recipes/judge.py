@@ -5,7 +5,7 @@ mostly "and", and the draft also makes mistakes. A swapped word is harmless, a w
 apart. The second task is the failing case: ``c so and then so :`` asks for a copy, in which a swapped word is an error.
 Neither the head nor the draft ever saw it. Prints a table and, as its last line, one JSON document.
 
-    python recipes/judge.py [--out build/judge] [--steps 2400] [--questions 300] [--device cuda]
+    python recipes/judge.py [--out build/judge] [--steps 2400] [--questions 300] [--device cuda] [--json FILE]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from outrider.api import LLM
+from outrider.bench.provenance import results_head
 from outrider.core.params import SamplingParams
 from outrider.models.heads.ends import read_target
 from outrider.models.judge_head import basis_of
@@ -148,15 +149,24 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path)
     chosen = parser.parse_args(words)
     chosen.out.mkdir(parents=True, exist_ok=True)
     for name, favourite, share in (("target", "so", 1.0), ("draft", "and", 0.1)):
         build(chosen.out, name, num_steps=max(1, round(share * chosen.steps)), favourite=favourite, device=chosen.device)
     found = study(chosen.out, num_questions=chosen.questions)
-    for task in ("sums", "copies"):
-        for name, row in found[task].items():
-            print(f"{task:<8}{name:<8}accuracy {row['accuracy']:.3f}  tokens per pass {row['tokens_per_pass']:.2f}")
+    rows = [{"task": task, "rule": name, **row} for task in ("sums", "copies") for name, row in found[task].items()]
+    for row in rows:
+        rates = f"accuracy {row['accuracy']:.3f}  tokens per pass {row['tokens_per_pass']:.2f}"
+        print(f"{row['task']:<8}{row['rule']:<8}{rates}")
     print(json.dumps(found))
+    if chosen.json:
+        what = (
+            "judge decoding on running sums, which its head was taught, and on copies, which it never saw; four guesses a round"
+        )
+        head = results_head(what, script="recipes/judge.py")
+        verdicts = {name: found[name] for name in ("held_out", "copies_held_out")}
+        chosen.json.write_text(json.dumps({**head, "verdicts": verdicts, "rows": rows}, indent=1) + "\n")
     return found
 
 
