@@ -72,6 +72,8 @@ SHAPES: dict[str, Raw] = {
         num_experts_per_tok=6,
     ),
     "deepseek-v3": raw_config("deepseek_v3", (7168, 18432, 128, 128, 129280), **LITE),
+    "glm4-lite": raw_config("glm4_moe_lite", (2048, 10240, 20, 20, 154880)),
+    "minicpm3": raw_config("minicpm3", (2560, 6400, 40, 40, 73448)),
 }
 
 

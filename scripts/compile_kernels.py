@@ -36,6 +36,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {"head_dim": 64, "num_local_experts": 16, "intermediate_size": 320}),
     "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "num_experts_per_tok": 6}),
     "deepseek-v3": ("deepseek_v3", {**LATENT, "num_attention_heads": 128}),
+    "glm4-moe-lite": ("glm4_moe_lite", {**LATENT, "num_attention_heads": 20}),
+    "minicpm3": ("minicpm3", {}),
 }
 SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -70,15 +72,17 @@ def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
 
 
 def sampler() -> None:
-    """Choice, adjustments, cuts and walk, on chains and trees, for targets and drafts."""
+    """Choice, masks, adjustments, cuts and walk, on chains and trees, for targets and drafts."""
     from outrider.core.device_round import Frame
     from outrider.core.device_sampling import Shaping, Stages
     from outrider.models.gpu.adjust import Trail
     from outrider.models.gpu.choose import Guessing, block_bests
+    from outrider.models.gpu.masks import forbid, mask_bytes
     from outrider.models.gpu.walk import NOTE, RING, chain_parents, walk_and_commit
 
     rows, nodes, vocab, cpu = 2, 4, 128_256, torch.device("cpu")
-    whole = replace(Frame.empty(rows, 1024, cpu), shaping=Shaping.empty(rows, vocab, cpu))
+    shaping = Shaping.empty(rows, vocab, cpu)
+    whole = replace(Frame.empty(rows, 1024, cpu), shaping=shaping)
     guesses, logits = torch.zeros(rows, nodes, dtype=torch.int64), torch.zeros(rows, nodes, vocab)
     words, depths = torch.ones(rows, nodes, 1, dtype=torch.int64), torch.zeros(rows, nodes, dtype=torch.int32)
     ring = torch.zeros(RING, rows, NOTE + nodes, dtype=torch.int64)
@@ -93,6 +97,7 @@ def sampler() -> None:
         few = torch.arange(32_000)
         fewer = Guessing(8, few, tau=1.0)
         block_bests(torch.zeros(rows, nodes, len(few)), frame, vocab_size=len(few), depths=2, guessing=fewer, trail=below)
+        forbid(logits, torch.zeros(rows, nodes, mask_bytes(vocab), dtype=torch.uint8), shaping.uses, vocab_size=vocab)
         rounds = torch.zeros(rows, dtype=torch.int64)
         walk_and_commit(bests, guesses, frame, parents=chain_parents(rows, nodes, cpu), ring=ring, rounds=rounds)
 

@@ -61,6 +61,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {"head_dim": 64, "num_local_experts": 16, "intermediate_size": 320}),
     "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "n_routed_experts": 32, "num_experts_per_tok": 6}),
     "deepseek-v3": ("deepseek_v3", {**LATENT, "q_lora_rank": 384, "n_routed_experts": 64, "attention_bias": True}),
+    "glm4-moe-lite": ("glm4_moe_lite", {**LATENT, "q_lora_rank": 384, "n_routed_experts": 32, "num_attention_heads": 20}),
+    "minicpm3": ("minicpm3", {"q_lora_rank": 384}),
     "deepseek-dense": ("deepseek_v3", {**LATENT, "q_lora_rank": 384, "first_k_dense_replace": 3}),
 }
 CASES = [(name, "narrow", "fast") for name in FAMILIES]

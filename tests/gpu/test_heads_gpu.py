@@ -27,6 +27,8 @@ TREES: list[dict[str, Any]] = [
 ]
 CHANGES: dict[str, dict[str, Any]] = {
     "hydra": {"num_heads": 4, "num_blocks": 2, "prefix": False},
+    "dflash": {"num_heads": 4, "num_layers": 2, "mask_token_id": 3},
+    "dspark": {"num_heads": 4, "num_layers": 2, "mask_token_id": 3, "markov_rank": 16, "markov_head_type": "rnn"},
     "l-mtp": {"num_heads": 4, "stride": 2},
     "mlp-speculator": {"num_heads": 4},
     "redrafter": {"num_blocks": 2},
@@ -47,13 +49,13 @@ def untrained(kind: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "shaped"])
 @pytest.mark.parametrize("options", TREES, ids=["static", "best-first"])
-@pytest.mark.parametrize("kind", ["medusa", *CHANGES])
+@pytest.mark.parametrize("kind", ["medusa", "hydra++", *CHANGES])
 def test_heads_in_captured_rounds_say_what_plain_decoding_says(
     llm: LLM, kind: str, options: dict[str, Any], params: SamplingParams, tmp_path: Path
 ) -> None:
     expected = [llm.generate(p, params, method=llm.compose("plain"))[0].token_ids for p in PROMPTS]
     own = {"heads": untrained(kind, tmp_path)} if kind in CHANGES else {}
-    method = llm.compose(kind, **options, **own)
+    method = llm.compose(kind.rstrip("+"), **options, **own)  # the bundled Hydra has a prefix layer
     assert captured(method, llm.target) is not None
     assert llm.generate(PROMPTS[0], params, method=method)[0].token_ids == expected[0]
     batch = llm.generate(PROMPTS, params, method=method)
@@ -64,11 +66,12 @@ def test_heads_in_captured_rounds_say_what_plain_decoding_says(
     assert abs(ours - theirs) <= 0.05 * theirs + 3  # the same trees, walked the same way
 
 
-def test_heads_read_prompts_inside_rounds(llm: LLM) -> None:
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_heads_read_prompts_inside_rounds(llm: LLM, kind: str) -> None:
     """More requests than slots, of 2 to 300 tokens."""
     words = llm.codec.encode(" ".join(PROMPTS) + " ") * 12
     prompts = [words[start : start + size] for start, size in enumerate((2, 300, 33, 65, 7, 150, 32, 34))]
-    params, method = SamplingParams(max_tokens=20), llm.compose("medusa", **TREES[1])
+    params, method = SamplingParams(max_tokens=20), llm.compose(kind, **TREES[1])
     expected = [llm.generate(p, params, method=llm.compose("plain"))[0].token_ids for p in prompts]
     alone = sum(llm.generate(p, params, method=method)[0].stats.num_accepted for p in prompts)
     llm.max_batch_size, old = 2, llm.max_batch_size

@@ -39,15 +39,26 @@ RAW = {
     "rope_theta": 1e4,
 }
 TEMPERATURES = [0.0, 0.9]
-KINDS = ["eagle1", "eagle3", "medusa", "hydra", "l-mtp", "mlp-speculator", "redrafter"]
+GROWN = [
+    ("eagle1", "best-first"),
+    ("eagle3", "static"),
+    ("medusa", "best-first"),
+    ("hydra", "static"),
+    ("hydra++", "best-first"),  # with a prefix layer
+    ("l-mtp", "static"),
+    ("mlp-speculator", "best-first"),
+    ("redrafter", "best-first"),
+    ("dflash", "static"),
+    ("dspark", "best-first"),
+]
+READING = ["eagle3", "l-mtp", "hydra++", "dflash"]
 OWN: dict[str, dict[str, Any]] = {"hydra": {"prefix": False}}
 
 
 def small_head(kind: str) -> Head:
     torch.manual_seed(1)
-    config = new_config(
-        kind, {**RAW, **SHAPE, "max_position_embeddings": 256, "rope_theta": 1e4}, **{**CHANGES[kind], **OWN.get(kind, {})}
-    )
+    changes, kind = {**CHANGES[kind.rstrip("+")], **OWN.get(kind, {})}, kind.rstrip("+")
+    config = new_config(kind, {**RAW, **SHAPE, "max_position_embeddings": 256, "rope_theta": 1e4}, **changes)
     ends = Ends(torch.randn(64, 32), torch.ones(32), torch.randn(64, 32) / 3, tied=False)
     head = new_head(config, ends, ids=torch.randperm(64)[: config.draft_vocab_size].sort().values)
     with torch.no_grad():  # parts that start at zero would hide mistakes
@@ -71,15 +82,14 @@ def expected(drafter: HeadDrafter, target: Decoder, rows: list[list[int]], noise
 def drafters(kind: str, target: Decoder, shape: str) -> tuple[HeadDrafter, DeviceDrafter, Plan]:
     """A drafter, the twin it declares, and what both are asked for."""
     options = HeadOptions(branching="3,1,1") if shape == "static" else HeadOptions(width=3, num_children=4)
-    new_drafter: Any = METHODS[kind].drafter
+    new_drafter: Any = METHODS[kind.rstrip("+")].drafter
     drafter, num_nodes = new_drafter(small_head(kind), options), 9 if shape == "static" else 11
     twin = drafter.device_twin(CapturedShape(3, num_nodes), target)
     assert twin is not None
     return drafter, twin, Plan((3, 3), (num_nodes, num_nodes))
 
 
-@pytest.mark.parametrize("shape", ["static", "best-first"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "shape"), GROWN)
 def test_heads_grow_the_tree_of_their_twin(kind: str, shape: str) -> None:
     config = tiny_config(**SHAPE)
     target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
@@ -87,7 +97,7 @@ def test_heads_grow_the_tree_of_their_twin(kind: str, shape: str) -> None:
     assert twin.tree_size is not None
     rows = [[5, 9, 1, 33, 7, 2], [2, 8]]  # the second is shorter than what is read again
     twin.seat([0, 1], rows, batch_size=2, capacity=64)
-    for _ in range(3):
+    for _ in range(2):
         frame = frame_of(rows, TEMPERATURES)
         nodes = torch.zeros(2, twin.tree_size[0], dtype=torch.int64, device=DEVICE)
         nodes[:, 0] = torch.tensor([row[-1] for row in rows])
@@ -119,7 +129,7 @@ def test_heads_grow_the_tree_of_their_twin(kind: str, shape: str) -> None:
         assert len(rows[0]) >= int(before[0]) + 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", READING)
 def test_a_head_reads_prompts_in_pieces(kind: str) -> None:
     config = tiny_config(**SHAPE)
     target = Decoder(config, tiny_weights(config, device=str(DEVICE)))

@@ -161,6 +161,9 @@ class FakeGraphs:
     def fits(self, capacity: int) -> bool:
         return capacity < 1000
 
+    def has_pages(self, num_tokens: int, num_rows: int) -> bool:
+        return num_tokens >= num_rows
+
     def has_room(self, size: int, states: Mapping[int, RequestState]) -> bool:
         return len(states) <= size
 

@@ -121,6 +121,9 @@ def test_every_option_has_a_help_line() -> None:
         (["bench", "--secnds=60"], ("did you mean '--seconds'",)),
         (["methods", "prompt-lokup"], ("unknown method, rule or policy", "did you mean 'prompt-lookup'")),
         (["datastore"], ("ACTION",)),
+        (["--verson"], ("unknown option '--verson'", "did you mean '--version'")),
+        (["bench", "--seconds", "-1"], ("--seconds -1", "positive")),
+        (["serve", "--port", "99999"], ("port = 99999", "at most 65535")),
     ],
 )
 def test_wrong_words_are_one_line_with_the_nearest_right_one(capsys, words: list[str], expected: tuple[str, ...]) -> None:
@@ -128,6 +131,11 @@ def test_wrong_words_are_one_line_with_the_nearest_right_one(capsys, words: list
     assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("outrider: ")
     for text in expected:
         assert text in err
+
+
+def test_nothing_near_is_no_hint(capsys) -> None:
+    assert "did you mean" not in run(capsys, "analyse", "--model", "x")[2]
+    assert "did you mean" not in run(capsys, "methods", "nope")[2]
 
 
 @pytest.mark.parametrize("name", [*METHODS, *RULES, *POLICIES])
@@ -203,6 +211,30 @@ def test_waits_that_follow_one_another_are_one_silence(monkeypatch: pytest.Monke
     assert silence.before(9.0) == 0.0
     monkeypatch.setattr("outrider.cli.progress._NEXT", 5.0)
     assert silence.before(9.0) == 9.0
+
+
+def test_the_end_of_a_wait_leaves_nothing_of_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Screen()
+    monkeypatch.setenv("OUTRIDER_QUIET", "0")
+    with waiting("loading a model", patience=0.0, out=out):
+        while " ... " not in out.getvalue():
+            time.sleep(0.001)
+    assert re.search(r"\r\x1b\[Kloading a model: \d+ s\n$", out.getvalue())
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {broken!r}", name=broken)
+
+    real, broken = import_module, "tqdm"
+    monkeypatch.setattr(
+        "outrider.cli.main.import_module", lambda name: missing(name) if name == "outrider.cli.info" else real(name)
+    )
+    assert main(["info"]) == 2
+    assert capsys.readouterr().err == "outrider: the package 'tqdm' is not installed here; run `pip install outrider` again\n"
+    broken = "outrider.models.gone"
+    with pytest.raises(ModuleNotFoundError):  # a defect of ours is no mistake of the user's
+        main(["info"])
 
 
 def test_the_process_ends_without_a_search_for_garbage(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -269,6 +269,19 @@ def test_the_end_is_allowed_exactly_where_the_grammar_may_end(llm: LLM, compiler
     assert grammar.advance(over, token) is None and grammar.advance(over, end[0]) is not None
 
 
+def test_forced_text_is_known_as_tokens_that_follow_each_other(llm: LLM, compiler: GrammarCompiler) -> None:
+    grammar, encode = compiler.regex("(Tom|Mia) went to the park\\."), llm.codec.encode
+    state: Any = grammar.initial()
+    assert grammar.forced(state) == (), "there is a choice"
+    for token in encode("Tom"):
+        state = grammar.advance(state, token)
+    forced = grammar.forced(state)
+    assert llm.codec.decode([*encode("Tom"), *forced]).endswith("Tom went to the park.")
+    for token in forced:
+        state = grammar.advance(state, token)
+    assert grammar.forced(state) == () and grammar.may_end(state)
+
+
 def test_states_die_with_their_request(compiler: GrammarCompiler, llm: LLM) -> None:
     grammar, token = compiler.regex("a*"), llm.codec.tokenizer.token_to_id("a")
     state: Any = grammar.initial()

@@ -101,6 +101,6 @@ def test_what_transformers_cannot_run_is_drawn_again(monkeypatch: pytest.MonkeyP
     assert random_exactness.outcome_of("gpt2", seed=0).startswith("equal") and draws == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("deepseek_v2", 2), ("codegen", 0), ("diffllama", 1)])
-def test_architectures_with_sizes_of_their_own_are_built(kind: str, seed: int) -> None:
-    assert random_exactness.outcome_of(kind, seed).startswith("equal: ")
+@pytest.mark.parametrize("kind", ["deepseek_v2", "codegen", "falcon_h1"])
+def test_architectures_with_sizes_of_their_own_are_built(kind: str, tmp_path: Path) -> None:
+    assert random_exactness.saved_model(kind, 0, str(tmp_path)).config.model_type == kind

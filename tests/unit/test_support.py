@@ -9,7 +9,7 @@ import torch
 from tiny_pair import VOCAB, tiny_model
 
 from outrider.core.draft import Draws
-from outrider.core.errors import RequestError
+from outrider.core.errors import OptionError, RequestError
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
@@ -108,6 +108,8 @@ def test_an_output_says_whether_its_bits_depend_on_company(tmp_path, capsys) -> 
     assert not HFModel(model).traits.is_invariant
     model.save_pretrained(tmp_path)
     assert main(["info", str(tmp_path)]) == 0 and "same bits     nowhere" in capsys.readouterr().out
+    with pytest.raises(OptionError, match="method='plain' with max_batch_size=1"):
+        LLM(str(tmp_path), method="plain", numerics="invariant")
     assert main(["info"]) == 0 and "same bits     on a CPU in float32" in capsys.readouterr().out
 
 

@@ -99,6 +99,8 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
         METHODS[name]
     if arguments.rounds < 1:
         raise OptionError(f"--rounds {arguments.rounds} is not valid; use at least 1, and 3 or more for an interval")
+    if arguments.seconds is not None and arguments.seconds <= 0:
+        raise OptionError(f"--seconds {arguments.seconds:g} is not valid; use a positive number, or leave it out for no limit")
     config = RunConfig(
         num_rounds=arguments.rounds,
         max_tokens=arguments.max_tokens,

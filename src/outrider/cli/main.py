@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 
 from outrider.cli.parser import Parser
 from outrider.cli.progress import waiting
@@ -58,9 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         chosen = parser.read(words)
-        with waiting("loading PyTorch"):
-            command = import_module(f"outrider.cli.{chosen.command}")
-        return command.run(chosen)
+        return _command(chosen.command).run(chosen)
     except OutriderError as error:
         print(f"outrider: {error}", file=sys.stderr)
         return 2
@@ -72,6 +71,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _command(name: str) -> ModuleType:
+    """What a command does; a package that it needs and that is not installed is named."""
+    try:
+        with waiting("loading PyTorch"):
+            return import_module(f"outrider.cli.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "outrider":
+            raise
+        raise OptionError(f"the package {error.name!r} is not installed here; run `pip install outrider` again") from None
 
 
 def console() -> int:

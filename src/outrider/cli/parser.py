@@ -37,13 +37,18 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The arguments; one that nobody knows is refused with the nearest option."""
+        first = arguments[0].partition("=")[0] if arguments else ""
+        if first.startswith("-") and not any(option.startswith(first) for option in self.options()):
+            self._refuse(first)  # argparse would miss a command first
         chosen, unknown = self.parse_known_args(list(arguments))
         if unknown:
-            word = next((word for word in unknown if word.startswith("-")), unknown[0])
-            name = word.partition("=")[0]
-            hint = closest(name, self.options()) if word.startswith("-") else ""
-            raise OptionError(f"unknown {'option' if name.startswith('-') else 'argument'} {name!r}; {hint}see --help")
+            self._refuse(next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0])
         return chosen
+
+    def _refuse(self, name: str) -> NoReturn:
+        is_option = name.startswith("-")
+        hint = closest(name, self.options()) if is_option else ""
+        raise OptionError(f"unknown {'option' if is_option else 'argument'} {name!r}; {hint}see --help")
 
     def options(self) -> list[str]:
         """Every option of this parser and of its subcommands."""

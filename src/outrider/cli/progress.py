@@ -61,7 +61,7 @@ def waiting(what: str, *, patience: float | None = None, out: TextIO | None = No
         now = time.perf_counter()
         _silence.since, _silence.until = now if shown.is_set() else began - silent, now
         if shown.is_set():
-            line_start = "\r" if stream.isatty() else ""
+            line_start = "\r\x1b[K" if stream.isatty() else ""  # the line that counts is longer than its end
             print(f"{line_start}{what}: {now - began:.0f} s", file=stream, flush=True)
 
 

@@ -40,6 +40,8 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    GROUPINGS[arguments.grouping]  # a wrong name is refused before anything is loaded
+    settings = _settings(arguments)
     try:
         with waiting("loading the server"):
             from outrider.server.logs import log_as_json
@@ -48,8 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
             from outrider.server.spans import exported_to
     except ImportError as error:
         raise OptionError(f"serving needs the package {error.name!r}; pip install 'outrider[serve]'") from None
-    GROUPINGS[arguments.grouping]  # a wrong name is refused before anything is loaded
-    settings = _settings(arguments)
     listener = bind(settings.host, settings.port)
     if not settings.is_local and not settings.api_keys and not settings.api_key_file:
         print("outrider: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)

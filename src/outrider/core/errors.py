@@ -63,5 +63,6 @@ def check_one_of(option: str, value: str, valid: Iterable[str]) -> None:
 
 def closest(name: str, valid: Iterable[str]) -> str:
     """``did you mean 'x'? ``, or nothing where no valid name is near."""
-    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
-    return f"did you mean {found[0]!r}? " if found else ""
+    bare = {one.lstrip("-"): one for one in valid}  # the dashes of options are no likeness
+    found = difflib.get_close_matches(name.lstrip("-"), list(bare), n=1, cutoff=0.6)
+    return f"did you mean {bare[found[0]]!r}? " if found else ""

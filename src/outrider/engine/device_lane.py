@@ -168,7 +168,7 @@ class DeviceLane:
         began, size = time.perf_counter(), len(self._seats)
         free = [slot for slot, seat in enumerate(self._seats) if seat is None]
         pairs = list(zip(free, self._joining, strict=False))
-        while len(pairs) > (not self._taken) and not self._graphs.has_room(size, {slot: one.state for slot, one in pairs}):
+        while len(pairs) > (not self._taken) and not self._has_room(pairs):
             pairs.pop()  # waits for pages
         self._joining = self._joining[len(pairs) :]
         read = [(slot, one) for slot, one in pairs if one.is_read]
@@ -184,6 +184,10 @@ class DeviceLane:
             else:
                 self._graphs.open(size, slot, one.state, one.cache)
         self._clock += time.perf_counter() - began
+
+    def _has_room(self, pairs: Sequence[tuple[int, Joining]]) -> bool:
+        """Whether there are pages for those who join, and for those who are here to go on."""
+        return self._graphs.has_room(len(self._seats), self._states | {slot: one.state for slot, one in pairs})
 
     def _start_read(self) -> None:
         """Those whose last piece is in a round that was started run from the next one on."""

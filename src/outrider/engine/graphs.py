@@ -103,11 +103,12 @@ class RoundGraphs:
     def has_pages(self, num_tokens: int, num_rows: int) -> bool:
         """Whether there are free pages for rows that hold so many tokens in all, and for a round behind each."""
         pool = self.target.pool
-        return pool.has_room(pool.pages_for(num_tokens) + num_rows * (1 + pool.pages_for(2 * self._slack)))
+        return pool.has_room(pool.pages_for(num_tokens) + num_rows * (1 + pool.pages_for(3 * self._slack)))
 
     def has_room(self, batch_size: int, states: Mapping[int, RequestState]) -> bool:
-        """Whether there are free pages for what the next rounds write to slots, or for a text that is to be read there."""
-        reaches = {slot: self._reach(state) for slot, state in states.items()}
+        """Whether there are free pages for what the next rounds write to slots, or for a text that is to be read there. It asks
+        for more than ``grow`` takes: until then a round in flight may end."""
+        reaches = {slot: self._reach(state, rounds=3) for slot, state in states.items()}
         drafter = self.drafter
         return self.seats.has_room(reaches, batch_size=batch_size) and (
             drafter is None or drafter.has_room(reaches, batch_size=batch_size)
@@ -116,7 +117,7 @@ class RoundGraphs:
     def grow(self, batch_size: int, states: Mapping[int, RequestState]) -> None:
         """Give slots the pages that the next rounds may write."""
         for slot, state in states.items():
-            reach = self._reach(state)
+            reach = self._reach(state, rounds=2)
             self.seats.grow(batch_size, slot, reach)
             if self.drafter is not None:
                 self.drafter.grow(slot, batch_size=batch_size, reach=reach)
@@ -149,9 +150,9 @@ class RoundGraphs:
     def _capacity(self, state: RequestState) -> int:
         return self._limit(state) + self._slack
 
-    def _reach(self, state: RequestState) -> int:
-        """Where the next round may write: the one in flight, which is not known yet, may have lengthened the text."""
-        return min(len(state.tokens) + 2 * self._slack, self._capacity(state))
+    def _reach(self, state: RequestState, *, rounds: int) -> int:
+        """Where rounds may write behind what is known of a text: at least the one in flight and the next."""
+        return min(len(state.tokens) + rounds * self._slack, self._capacity(state))
 
     def _fill(self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
         """Fill in the columns of a frame. Nobody moves yet."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.core.errors import ModelError
-from outrider.models.families import DEFAULTS, FULL, ROUTING, SLIDING, TRAITS, WINDOW_RULES, Raw, without_rope
-from outrider.models.features import Experts, Latent, ModelConfig
+from outrider.models.config_parts import experts_of, latent_of
+from outrider.models.families import DEFAULTS, FULL, SLIDING, TRAITS, WINDOW_RULES, Raw, without_rope
+from outrider.models.features import Experts, ModelConfig
 from outrider.models.quantised.formats import unknown_method
 from outrider.models.rope import ROPE_KINDS, Rope, score_factor
 
@@ -59,7 +60,7 @@ def why_not_lean(raw: Raw) -> str | None:
     gate = (text.get("swiglu_alpha", _ALPHA), text.get("swiglu_limit", _LIMIT))
     if family == "gpt_oss" and gate != (_ALPHA, _LIMIT):
         return f"the gate of its experts is not that of alpha {_ALPHA} and limit {_LIMIT}"
-    if read.latent is not None and text.get("mlp_bias"):
+    if read.own("n_shared_experts") and text.get("mlp_bias"):
         return "its MLPs have biases beside experts (mlp_bias)"
     if family == "deepseek_v2" and read.raw["topk_method"] not in ("greedy", "group_limited_greedy"):
         return f"its router chooses by {read.raw['topk_method']!r} (topk_method)"
@@ -117,7 +118,7 @@ class _Reader:
         self.family = str(raw["model_type"])
         self.is_gemma = self.family.startswith("gemma")
         self.num_layers = self.whole("num_hidden_layers")
-        self.latent = self._latent()
+        self.latent = latent_of(self)
         if self.latent is None:
             self.head_dim = int(raw.get("head_dim") or self.whole("hidden_size") // self.whole("num_attention_heads"))
         else:
@@ -157,7 +158,7 @@ class _Reader:
             "rope_of_layer": self.rope_of_layer,
             "windows": self._windows(),
             "latent": self.latent,
-            "experts": self._experts(),
+            "experts": experts_of(self),
             "tied_head": bool(raw["tie_word_embeddings"]),
             "eos_ids": _ids(raw.get("eos_token_id")),
             "dtype": raw.get("dtype") or raw.get("torch_dtype"),
@@ -183,17 +184,6 @@ class _Reader:
             return 1
         return int((self.family != "gpt_neox" and self.raw.get("num_key_value_heads")) or num_heads)
 
-    def _latent(self) -> Latent | None:
-        if not self.own("kv_lora_rank"):
-            return None
-        return Latent(
-            rank=self.whole("kv_lora_rank"),
-            query_rank=None if self.raw["q_lora_rank"] is None else self.whole("q_lora_rank"),
-            nope_dim=self.whole("qk_nope_head_dim"),
-            rope_dim=self.whole("qk_rope_head_dim"),
-            value_dim=self.whole("v_head_dim"),
-        )
-
     def _numbers(self) -> dict[str, Any]:
         raw = self.raw
         size = self.head_dim if self.latent is None else self.latent.query_dim
@@ -201,37 +191,19 @@ class _Reader:
         if self.latent is not None:
             scale *= score_factor(self.ropes[0])
         eps = self.own("layer_norm_eps") or self.own("norm_epsilon") or raw["rms_norm_eps"]
-        root = self.whole("hidden_size") ** 0.5 if self.is_gemma else 1.0
+        hidden = self.whole("hidden_size")
+        root = hidden**0.5 if self.is_gemma else 1.0
+        depth, base = self.own("scale_depth"), self.own("dim_model_base")  # of MiniCPM
+        scales = depth and depth / self.num_layers**0.5, base and base / hidden
         return {
             "norm_eps": float(eps),
             "attention_softcap": raw.get("attn_logit_softcapping"),
             "final_softcap": raw.get("final_logit_softcapping"),
             "query_scale": float(self.own("attention_multiplier") or scale),
-            "embedding_scale": float(self.own("embedding_multiplier") or root),
-            "residual_scale": float(self.own("residual_multiplier") or 1.0),
-            "logit_scale": float(self.own("logit_scale") or 1.0) / float(self.own("logits_scaling") or 1.0),
+            "embedding_scale": float(self.own("embedding_multiplier") or self.own("scale_emb") or root),
+            "residual_scale": float(self.own("residual_multiplier") or scales[0] or 1.0),
+            "logit_scale": float(self.own("logit_scale") or scales[1] or 1.0) / float(self.own("logits_scaling") or 1.0),
         }
-
-    def _experts(self) -> Experts | None:
-        raw = self.raw
-        if not self.own("usual_experts"):
-            return None
-        names = ("num_experts", "num_local_experts", "n_routed_experts", "usual_experts")
-        step, dense = int(self.own("decoder_sparse_step") or 1), raw.get("mlp_only_layers") or ()
-        first = int(self.own("first_k_dense_replace") or 0)
-        grouped = (self.own("topk_method") or "greedy") != "greedy"
-        return Experts(
-            count=int(next(raw[name] for name in names if raw.get(name))),
-            num_chosen=self.whole("num_experts_per_tok"),
-            size=self.whole("moe_intermediate_size" if self.own("moe_intermediate_size") else "intermediate_size"),
-            normalised=bool(self.own("norm_topk_prob")),
-            layers=tuple(layer >= first and layer not in dense and (layer + 1) % step == 0 for layer in range(self.num_layers)),
-            groups=self.whole("n_group") if grouped else 1,
-            chosen_groups=self.whole("topk_group") if grouped else 1,
-            scale=float(self.own("routed_scaling_factor") or 1.0),
-            shared_size=int(self.own("n_shared_experts") or 0) * int(self.own("moe_intermediate_size") or 0),
-            **ROUTING.get(self.family, {}),
-        )
 
     def _layer_types(self) -> list[str]:
         given = self.raw.get("layer_types")

@@ -228,6 +228,41 @@ _FAMILIES |= {
         "eos_token_id": 1,
     },
 }
+_FAMILIES |= {
+    "glm4_moe_lite": {
+        **_FAMILIES["deepseek_v3"],
+        "max_position_embeddings": 202_752,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "usual_experts": 64,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1536,
+        "first_k_dense_replace": 1,
+        "mlp_layer_types": None,
+        "routed_scaling_factor": 1.8,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "youtu": {**_LATENT, "max_position_embeddings": 131_072, "tie_word_embeddings": True, "eos_token_id": 128_001},
+    "minicpm3": {
+        **_LATENT,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "kv_lora_rank": 256,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": None,
+        "rope_interleave": False,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+        "tie_word_embeddings": True,
+        "eos_token_id": 2,
+    },
+}
 DEFAULTS: dict[str, Raw] = {name: {**_BASE, **row} for name, row in _FAMILIES.items()}
 
 _POST: Raw = {"post_norms": True, "pre_norms": False, "qk_norm": True, "qk_norm_span": "whole"}
@@ -249,5 +284,6 @@ TRAITS: dict[str, Raw] = {
     "starcoder2": {"norm_kind": "layer", "norm_bias": True, "gated": False},
     "gpt_oss": {"sinks": True, "activation": "clamped"},
 }
-ROUTING: dict[str, Raw] = {"deepseek_v3": {"scoring": "sigmoid", "corrected": True, "group_best": 2}}
+_CORRECTED: Raw = {"scoring": "sigmoid", "corrected": True, "group_best": 2}
+ROUTING: dict[str, Raw] = dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), _CORRECTED)
 """Fields of ``Experts`` that a family's name alone decides."""

@@ -25,11 +25,14 @@ class Speed:
 def refuse(speed: Speed) -> None:
     """Weights of few bits and invariant numerics are those of the GPU's fast decoder and of the CPU's native pass. A CPU has
     8 bits without it, too."""
-    wanted = f"numerics = {speed.numerics!r}" if speed.numerics == "invariant" else ""
-    wanted = wanted or ("" if speed.bits == 16 else f"dtype = 'int{speed.bits}'")
-    if wanted:
+    if speed.numerics == "invariant":
+        raise OptionError(
+            "numerics = 'invariant' is not available for this model here: `outrider info MODEL` says under \"same bits\" where "
+            "scores do not depend on what shares a pass; elsewhere method='plain' with max_batch_size=1 scores every text alone"
+        )
+    if speed.bits != 16:
         on_cpu = "; on a CPU it needs the native pass, and dtype = 'int8' does not" if speed.bits == 4 else ""
         raise OptionError(
-            f"{wanted} is not available for this model here; it needs fast=True, a CUDA device, a 16-bit type and a model "
-            f"whose gpu path in `outrider info` is the fast decoder (few bits: with SiLU gates, without experts){on_cpu}"
+            f"dtype = 'int{speed.bits}' is not available for this model here; it needs fast=True, a CUDA device and a model "
+            f"whose gpu path in `outrider info` is the fast decoder, with SiLU gates and without experts{on_cpu}"
         )

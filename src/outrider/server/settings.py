@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from outrider.core.errors import OptionError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LAST_PORT = 65_535
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise OptionError("TLS needs both --tls-cert and --tls-key; give the other one too")
+        if self.port > LAST_PORT:
+            raise OptionError(f"port = {self.port} is not valid; use at most {LAST_PORT}, or 0 for any that is free")
         for item in fields(self):
             value = vars(self)[item.name]
             low = 0 if item.name in ("port", "prefix_bytes") else 1e-9

@@ -150,6 +150,7 @@ class DraftLM(Student):
 
 
 def _is_plain(config: ModelConfig) -> bool:
-    extras = config.qk_norm or config.post_norms or config.mlp_bias or config.norm_offset or config.parallel or config.experts
+    switches = (config.qk_norm, config.post_norms, config.mlp_bias, config.norm_offset, config.parallel)
+    extras = any(switches) or config.experts is not None or config.latent is not None
     multipliers = {config.embedding_scale, config.residual_scale, config.logit_scale}
     return config.activation == "silu" and config.norm_kind == "rms" and not extras and multipliers == {1.0}

@@ -11,12 +11,15 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context
+from outrider.core.interfaces import Context, Target
 from outrider.core.tree import TokenTree
+from outrider.drafters.heads.device_growers import device_grower, device_heads
 from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns
-from outrider.drafters.trees.levels import LevelGrowth
+from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.models.heads.block_head import BlockHead
+from outrider.models.heads.levels import HeadLevels
 
 
 class BlockDrafter(HeadDrafter, ABC):
@@ -26,15 +29,27 @@ class BlockDrafter(HeadDrafter, ABC):
         super().__init__(head, options, draws=draws, num_layers=len(head.layers))
         self._backbone = head
 
-    def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelGrowth:
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelsGrowth:
         del max_depth
         for columns in read_columns(state, context):
             self._remember(state, columns)
-        return self._grown(context, self._block(state, context))
+        roots = torch.tensor(context.roots, device=context.device)[:, None]
+        return LevelsGrowth(context, self._levels(self._block(state, roots), roots))
 
     @abstractmethod
-    def _grown(self, context: Context, places: Tensor) -> LevelGrowth:
-        """How a tree grows from the states [B, P, H] of a block's places."""
+    def _levels(self, places: Tensor, roots: Tensor) -> HeadLevels:
+        """The heads at the roots [B, 1], from the states [B, P, H] of a block's places."""
+
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        """Where the tree always has the same size, and the layers are ones that the kernels know."""
+        grower = device_grower(self, self._backbone, shape, target) if self._bits == 16 else None
+        if grower is None:
+            return None
+        from outrider.models.gpu.head_memory import BlockMemory, LayerMemory  # needs triton
+
+        if not LayerMemory.can_hold(self._backbone):
+            return None
+        return device_heads(self._backbone, target, grower, self._levels, BlockMemory(self._backbone))
 
     def _remember(self, state: HeadState, columns: Columns) -> None:
         """Keys and values of new features, in all layers."""
@@ -44,10 +59,10 @@ class BlockDrafter(HeadDrafter, ABC):
             attending.of_layer(layer).put(keys, values)
         state.cache.commit([range(size) for size in columns.sizes])
 
-    def _block(self, state: HeadState, context: Context) -> Tensor:
+    def _block(self, state: HeadState, roots: Tensor) -> Tensor:
         """[B, P, H] states of all places; not committed, so the next columns overwrite them."""
         assert state.cache is not None
-        head, roots = self._backbone, torch.tensor(context.roots, device=context.device)[:, None]
+        head = self._backbone
         tokens = torch.nn.functional.pad(roots, (0, head.num_places - 1), value=head.config.mask_token)
         attending = self._layer.block(head.num_places, state.cache)
         return head.block(tokens, [attending.of_layer(layer) for layer in range(len(head.layers))], self._dtype)

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
-from outrider.core.device_round import CapturedShape
+from torch import Tensor
+
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.interfaces import Target
 from outrider.drafters.heads.head_drafter import HeadDrafter
 from outrider.models.heads import Head
+from outrider.models.heads.levels import HeadLevels
 
 if TYPE_CHECKING:
     from outrider.models.gpu.growers import Choose, Grower
+    from outrider.models.gpu.head_memory import HeadMemory
+
+
+def device_heads(
+    head: Head, target: Target, grower: Grower, levels: Callable[[Tensor, Tensor], HeadLevels], memory: HeadMemory
+) -> DeviceDrafter:
+    """Heads that are asked level by level, as part of a captured round."""
+    from outrider.models.gpu.device_heads import DeviceHeads  # needs triton
+
+    return DeviceHeads(head, cast(Any, target), grower, levels=levels, memory=memory)
 
 
 def device_grower(

@@ -14,11 +14,10 @@ from typing import final
 from torch import Tensor
 
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context, Drafter
+from outrider.core.interfaces import Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.drafters.heads.block_drafter import BlockDrafter
 from outrider.drafters.heads.head_drafter import HeadOptions
-from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.dflash import KIND, DflashHead
 from outrider.models.heads.levels import SharedLevels
@@ -32,8 +31,9 @@ class Dflash(BlockDrafter):
         super().__init__(head, options, draws=draws)
         self.head = head
 
-    def _grown(self, context: Context, places: Tensor) -> LevelsGrowth:
-        return LevelsGrowth(context, SharedLevels(self.head, lambda depth: places[:, depth + 1 : depth + 2]))
+    def _levels(self, places: Tensor, roots: Tensor) -> SharedLevels:
+        del roots
+        return SharedLevels(self.head, lambda depth: places[:, depth + 1 : depth + 2])
 
 
 def build(parts: Parts) -> Drafter:

@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws
-from outrider.core.interfaces import Context, Drafter, Plan
+from outrider.core.interfaces import Drafter, Plan
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.block_drafter import BlockDrafter
 from outrider.drafters.heads.head_drafter import HeadOptions
-from outrider.drafters.heads.head_growth import HeadGrowth
+from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.trained import trained_head
 from outrider.drafters.trees.levels import LevelGrowth
 from outrider.models.heads.dspark import KIND, DsparkHead
+from outrider.models.heads.levels import HeadLevels
 
 
 @final
@@ -38,15 +39,15 @@ class Dspark(BlockDrafter):
         super().__init__(head, options, draws=draws)
         self.head = head
 
-    def _grown(self, context: Context, places: Tensor) -> DsparkGrowth:
-        return DsparkGrowth(self.head, context, places[:, self.head.skipped :])
+    def _levels(self, places: Tensor, roots: Tensor) -> DsparkLevels:
+        return DsparkLevels(self.head, places[:, self.head.skipped :], roots)
 
     def _trusted(self, draft: Draft, growth: LevelGrowth, plan: Plan) -> Draft:
         """A chain, cut where the policy no longer expects enough of it."""
         if plan.doubt is None or self.head.confidence_head is None or not growth.is_chain:
             return draft
-        assert isinstance(growth, DsparkGrowth)
-        tree, beliefs = draft.tree, growth.beliefs()
+        assert isinstance(growth, LevelsGrowth) and isinstance(growth.levels, DsparkLevels)
+        tree, beliefs = draft.tree, growth.levels.beliefs()
         known = [row[: size - 1] for row, size in zip(beliefs, tree.sizes, strict=True)]
         lengths = plan.doubt.lengths(known)
         longest = 1 + max(lengths)
@@ -56,13 +57,13 @@ class Dspark(BlockDrafter):
 
 
 @final
-class DsparkGrowth(HeadGrowth):
+class DsparkLevels(HeadLevels):
     """Keeps the Markov head's memory of the newest level, and the states it made."""
 
-    def __init__(self, head: DsparkHead, context: Context, places: Tensor) -> None:
+    def __init__(self, head: DsparkHead, places: Tensor, roots: Tensor) -> None:
         """``places`` [B, K, H] of the block, one per depth."""
-        super().__init__(head, context)
-        self._dspark, self._normed = head, head.norm(places)
+        super().__init__(head)
+        self._dspark, self._normed, self._roots = head, head.norm(places), roots
         self._base = head.read_off(self._normed)
         self._memory, self._first = head.memory(places[:, :1]), 0
         self._levels: list[Tensor] = []
@@ -72,11 +73,11 @@ class DsparkGrowth(HeadGrowth):
         return torch.sigmoid(self._dspark.confidence(torch.cat(self._levels, 1)).float()).tolist()
 
     def _root_states(self) -> Tensor:
-        return self._followed(self.tokens, self._memory)
+        return self._followed(self._roots, self._memory)
 
     def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
         above = (parents - self._first)[..., None]
-        self._first = self.num_expanded - tokens.shape[1]
+        self._first = self._num_asked
         return self._followed(tokens, self._memory.gather(1, above.expand(-1, -1, self._memory.shape[2])))
 
     def _followed(self, tokens: Tensor, memory: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Drafter, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
+from outrider.drafters.heads.device_growers import device_heads
 from outrider.drafters.heads.head_drafter import Columns, HeadOptions, HeadState, read_columns, read_pending
 from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.newest import NewestDrafter
@@ -49,8 +50,20 @@ class Hydra(NewestDrafter):
         return LevelsGrowth(context, HydraLevels(self.head, read, torch.tensor(context.roots, device=context.device)[:, None]))
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the heads read the target's states without a layer of their own."""
-        return super().device_twin(shape, target) if self._memory is None else None
+        """Where the tree always has the same size; with a prefix layer, one that the kernels know."""
+        if self._memory is None:
+            return super().device_twin(shape, target)
+        grower = self._grower(shape, target) if self._bits == 16 else None
+        if grower is None:
+            return None
+        from outrider.models.gpu.head_memory import LayerMemory, PrefixMemory
+
+        levels = partial(HydraLevels, self.head)
+        return (
+            device_heads(self.head, target, grower, levels, PrefixMemory(self.head))
+            if LayerMemory.can_hold(self.head)
+            else None
+        )
 
     def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
         assert state.cache is not None

@@ -6,7 +6,7 @@ known at a round:  states of tokens n - 1 - K .. n - 2,  the root (token n - 1)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Target
-from outrider.drafters.heads.device_growers import device_grower
+from outrider.drafters.heads.device_growers import device_grower, device_heads
 from outrider.drafters.heads.head_drafter import HeadDrafter, HeadOptions, HeadState, newest
 from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.models.heads import Head
@@ -45,9 +45,9 @@ class NewestDrafter(HeadDrafter, ABC):
         grower = self._grower(shape, target) if self._bits == 16 else None
         if grower is None:
             return None
-        from outrider.models.gpu.device_heads import DeviceHeads
+        from outrider.models.gpu.head_memory import NoMemory
 
-        return DeviceHeads(self._head, cast(Any, target), grower, levels=self._levels, num_kept=self.num_kept)
+        return device_heads(self._head, target, grower, self._levels, NoMemory(self._head, self.num_kept))
 
     def _grower(self, shape: CapturedShape, target: Target) -> Grower | None:
         return device_grower(self, self._head, shape, target)

@@ -237,3 +237,27 @@ def origin_of(length, start, CHAIN: tl.constexpr, WINDOW: tl.constexpr, BK: tl.c
     if WINDOW == 0:
         return 0
     return tl.maximum(length + (start if CHAIN else 0) + 1 - WINDOW, 0) // BK * BK
+
+
+@triton.jit
+def in_window(seen, depths, query, node, slots, length, start, is_query, CHAIN: tl.constexpr, WINDOW: tl.constexpr):
+    """What is left of [BQ, BK] ``seen`` in the window; nodes of a tree see one another whatever it is."""
+    if WINDOW == 0:
+        return seen
+    if CHAIN:
+        return seen & ((length + start + node)[:, None] - slots[None, :] < WINDOW)
+    depth = tl.load(depths + query, mask=is_query, other=0)
+    return seen & ((slots >= length)[None, :] | ((length + depth)[:, None] - slots[None, :] < WINDOW))
+
+
+@triton.jit
+def seen_among(words, query, node, other, start, is_query, WORDS: tl.constexpr):
+    """[BQ, BK] whether queries see slots that hold nodes ``other`` (below 0: committed tokens). ``query`` numbers the words."""
+    if WORDS == 0:
+        return other[None, :] <= start + node[:, None]
+    safe = tl.minimum(tl.maximum(other, 0), WORDS * 64 - 1)
+    if WORDS == 1:
+        word = tl.load(words + query, mask=is_query, other=0)[:, None]
+    else:
+        word = tl.load(words + (query * WORDS)[:, None] + (safe // 64)[None, :], mask=is_query[:, None], other=0)
+    return (other < 0)[None, :] | (((word >> (safe % 64)[None, :].to(tl.int64)) & 1) != 0)

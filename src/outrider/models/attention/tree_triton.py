@@ -38,9 +38,11 @@ from outrider.models.attention.tree_tiles import (
     attend_block,
     fold_len_of,
     folded_at,
+    in_window,
     nothing_seen,
     origin_of,
     piece_len_of,
+    seen_among,
     slots_at,
     store_block,
     store_part,
@@ -158,30 +160,6 @@ def _launch_pieces(
 
 
 @triton.jit
-def _in_window(seen, depths, query, node, slots, length, start, is_query, CHAIN: tl.constexpr, WINDOW: tl.constexpr):
-    """What is left of [BQ, BK] ``seen`` in the window; nodes of a tree see one another whatever it is."""
-    if WINDOW == 0:
-        return seen
-    if CHAIN:
-        return seen & ((length + start + node)[:, None] - slots[None, :] < WINDOW)
-    depth = tl.load(depths + query, mask=is_query, other=0)
-    return seen & ((slots >= length)[None, :] | ((length + depth)[:, None] - slots[None, :] < WINDOW))
-
-
-@triton.jit
-def _seen(words, query, node, other, start, is_query, WORDS: tl.constexpr):
-    """[BQ, BK] whether queries see slots that hold nodes ``other`` (below 0: committed tokens). ``query`` numbers the words."""
-    if WORDS == 0:
-        return other[None, :] <= start + node[:, None]
-    safe = tl.minimum(tl.maximum(other, 0), WORDS * 64 - 1)
-    if WORDS == 1:
-        word = tl.load(words + query, mask=is_query, other=0)[:, None]
-    else:
-        word = tl.load(words + (query * WORDS)[:, None] + (safe // 64)[None, :], mask=is_query[:, None], other=0)
-    return (other < 0)[None, :] | (((word >> (safe % 64)[None, :].to(tl.int64)) & 1) != 0)
-
-
-@triton.jit
 def _over_masked(
     q, keys, values, places, words, depths, of, between, asking, numbers, top, norm, sums, peak, weight, total,
     HEADS: tl.constexpr, D: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
@@ -199,8 +177,8 @@ def _over_masked(
         at = slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS, PAGED)
         k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
         v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
-        seen = _seen(words, query, node, slots - length, start, is_query, WORDS) & inside[None, :]
-        seen = _in_window(seen, depths, query, node, slots, length, start, is_query, WORDS == 0, WINDOW)
+        seen = seen_among(words, query, node, slots - length, start, is_query, WORDS) & inside[None, :]
+        seen = in_window(seen, depths, query, node, slots, length, start, is_query, WORDS == 0, WINDOW)
         peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
         if PIECE_LEN > 0:
             top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)

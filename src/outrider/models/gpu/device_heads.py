@@ -1,8 +1,9 @@
-"""Heads without a memory inside a captured round: of the text they read the target's newest states alone, and the root.
+"""Heads that are asked level by level inside a captured round: Medusa, Hydra, L-MTP, recurrent heads, blocks.
 
-Those states are kept for every slot, at addresses that stay. A round hands over the states of its nodes; those of the accepted
-ones follow what is kept, and the last few of both are kept next. A slot that stood still keeps what it had. From them the tree
-grows as on the host, by the same code (``models/heads/levels.py``): Medusa, Hydra, L-MTP, MLP speculators and ReDrafter.
+What a head makes of the newest columns is kept for every slot, at addresses that stay; for heads without a memory that is the
+target's states themselves (``models/gpu/head_memory.py``). A round hands over the states of its nodes. Those of the accepted
+ones follow what is kept, and the last few of both are kept next. A slot that stood still keeps what it had. From there the tree
+grows as on the host, by the same code (``models/heads/levels.py``).
 
     kept' = last K of  [kept ; h(root) ; h(accepted 1) ; ..]
 """
@@ -18,36 +19,39 @@ from torch import Tensor
 from outrider.core.device_round import DeviceDrafter, Frame, Pieces, SlotTrees, followed
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.growers import Answers, Asked, Grower
+from outrider.models.gpu.head_memory import Columns, HeadMemory
 from outrider.models.gpu.uploads import sent
 from outrider.models.heads.head import Head
 from outrider.models.heads.levels import HeadLevels
 
+_CHUNK = 512
+"""Most columns read in one pass."""
 NewLevels = Callable[[Tensor, Tensor], HeadLevels]
-"""Heads at the roots [B, 1], from the newest states [B, K, F]."""
+"""Heads at the roots [B, 1], from what their memory begins with [B, .., S]."""
 
 
 @final
 class DeviceHeads(DeviceDrafter):
-    """Trees from the newest states."""
+    """Trees from what heads make of the newest columns."""
 
-    def __init__(self, head: Head, target: FastDecoder, grower: Grower, *, levels: NewLevels, num_kept: int) -> None:
-        self._target, self._grower, self._levels, self._num_kept = target, grower, levels, num_kept
-        self.taps, self.tree_size = head.config.taps, grower.tree_size
+    def __init__(self, head: Head, target: FastDecoder, grower: Grower, *, levels: NewLevels, memory: HeadMemory) -> None:
+        self._target, self._grower, self._levels, self._memory = target, grower, levels, memory
+        self.taps, self.tree_size, self._num_kept = head.config.taps, grower.tree_size, memory.num_kept
         self._like = next(head.parameters())
-        self._width = len(self.taps) * head.config.hidden_size
         self._kept: dict[int, Tensor] = {}
-        """[B + 1, K, F] by slots; the last row is no slot's."""
+        """[B + 1, K, S] by slots; the last row is no slot's."""
 
     @property
     def version(self) -> int:
-        return 0
+        return self._memory.version
 
     def trees(self, batch_size: int) -> SlotTrees:
         return self._grower.trees(batch_size)
 
     def propose(self, frame: Frame, nodes: Tensor) -> None:
-        levels = self._levels(self._of(frame.batch_size)[:-1], nodes[:, :1])
-        self._grower.grow(LevelAnswers(levels), frame, nodes)
+        roots = nodes[:, :1]
+        begun = self._memory.at_roots(self._of(frame.batch_size)[:-1], roots, frame.lengths)
+        self._grower.grow(LevelAnswers(self._levels(begun, roots)), frame, nodes)
 
     def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
         self.open(slots, batch_size=batch_size, capacity=capacity)
@@ -55,36 +59,52 @@ class DeviceHeads(DeviceDrafter):
         with torch.inference_mode():
             found = self._target.prefill([row[:-1] for row in rows], self._target.new_cache(len(rows)), taps=self.taps)
             for index, slot in enumerate(slots):
-                newest = torch.cat([found[tap][index][-self._num_kept :] for tap in self.taps], -1)
-                kept[slot, -len(newest) :] = newest.to(kept.dtype)
+                features = torch.cat([found[tap][index] for tap in self.taps], -1).to(kept.dtype)[None]
+                newest = self._read_all(batch_size, slot, features)[0, -self._num_kept :]
+                kept[slot, -len(newest) :] = newest
+
+    def _read_all(self, batch_size: int, slot: int, features: Tensor) -> Tensor:
+        """[1, K, S] what the heads make of all columns of a slot, of the last ones."""
+        place, device, read = sent([slot], torch.int64, features.device), features.device, features[:, :0]
+        for first in range(0, features.shape[1], _CHUNK):
+            part = features[:, first : first + _CHUNK]
+            columns = Columns(place, torch.full((1,), first, device=device), part.shape[1])
+            new = self._memory.read(batch_size, columns, part)
+            read = new if not first else torch.cat([read, new], 1)[:, -self._num_kept :]
+        return read
 
     def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
-        del capacity
+        self._memory.make_room(batch_size, capacity)
         kept = self._of(batch_size)
         kept.index_fill_(0, sent(list(slots), torch.int64, kept.device), 0.0)
 
     def read(self, frame: Frame, pieces: Pieces, features: Tensor | None) -> None:
         assert features is not None, "heads read the target's states"
-        kept = self._of(frame.batch_size)
+        kept, spare = self._of(frame.batch_size), frame.batch_size
+        owners = torch.where(pieces.slots >= 0, pieces.slots, spare)
+        columns = Columns(owners, pieces.starts, features.shape[1])
+        states = self._memory.read(spare, columns, features.to(kept.dtype))
         lengths = pieces.of_slots(frame.lengths, frame.lengths.new_zeros(()))
         places = pieces.columns() + 1 + self._num_kept - lengths[:, None]  # the last column read is that before the root
         is_kept = (places >= 0) & (places < self._num_kept)
-        slots = torch.where(is_kept & (pieces.slots >= 0)[:, None], pieces.slots[:, None], frame.batch_size)
-        kept[slots, places.clamp(0, self._num_kept - 1)] = features.to(kept.dtype)
+        kept[torch.where(is_kept, owners[:, None], spare), places.clamp(0, self._num_kept - 1)] = states
 
     def take(self, frame: Frame, before: Tensor, features: Tensor, path: Tensor | None) -> None:
-        kept = self._of(frame.batch_size)
-        known = torch.cat([kept[:-1], followed(features, path).to(kept.dtype)], 1)
+        kept, size = self._of(frame.batch_size), frame.batch_size
+        features = followed(features, path).to(kept.dtype)
+        columns = Columns(torch.arange(size, device=before.device), before, features.shape[1])
+        known = torch.cat([kept[:-1], self._memory.read(size, columns, features)], 1)
         num_new = frame.lengths - 1 - before
         places = num_new[:, None] + torch.arange(self._num_kept, device=before.device)
-        kept[:-1] = known.gather(1, places[..., None].expand(-1, -1, self._width))
+        kept[:-1] = known.gather(1, places[..., None].expand(-1, -1, known.shape[2]))
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         """Rounds without guesses hand over their states too."""
         del slots, rows, batch_size, known
 
     def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
-        del capacity
+        self._memory.make_room(new_size, capacity)
+        self._memory.move(old_size, new_size, slots)
         old, new = self._of(old_size), self._of(new_size)
         new[: len(slots)] = old.index_select(0, sent(list(slots), torch.int64, old.device))
 
@@ -93,13 +113,12 @@ class DeviceHeads(DeviceDrafter):
         del batch_size
 
     def fits(self, capacity: int) -> bool:
-        del capacity
-        return True
+        return self._memory.fits(capacity)
 
     def _of(self, batch_size: int) -> Tensor:
         if batch_size not in self._kept:
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
-                self._kept[batch_size] = self._like.new_zeros(batch_size + 1, self._num_kept, self._width)
+                self._kept[batch_size] = self._like.new_zeros(batch_size + 1, self._num_kept, self._memory.width)
         return self._kept[batch_size]
 
 

@@ -1,12 +1,15 @@
-// Attention of one node over its own past: the committed slots of its row, then its ancestors' slots, itself last.
-// No mask exists. Keys are taken in order of position, so the additions are those of plain decoding whatever the tree.
+// Attention of nodes over their own past: the committed slots of their row, then their ancestors' slots, themselves last.
+// No mask exists. Keys are taken in order of position, so the additions are those of plain decoding whatever the tree. Nodes of one
+// tree see much the same keys and values, which are read once for all of their queries.
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "vector.hpp"
 
-constexpr int MAX_TOGETHER = 4;  // query heads that share one reading of the values
+constexpr int MAX_TOGETHER = 4;   // queries that share one reading of the values
+constexpr int MOST_LOOKING = 64;  // queries of a piece of work, at most
 
 template <class T> struct Past {
     const T* keys;  // [slots][dim] of one row and head
@@ -19,15 +22,30 @@ template <class T> struct Past {
     int size() const { return committed - begin + num_ancestors; }
     int slot(int i) const { return begin + i < committed ? begin + i : ancestors[begin + i - committed]; }
     size_t at(int i) const { return size_t(slot(i)) * dim; }
+    int run(int i, int to) const {  // keys from i on that lie one after the other end there
+        int end = std::max(i + 1, std::min(to, committed - begin));
+        while (end < to && slot(end) == slot(end - 1) + 1) end++;
+        return end;
+    }
 };
 
-// scores[i] = scale * q . key_i, sixteen keys at a time; past the end the last key again
-template <class T> static void score_keys(const Past<T>& past, const float* query, float scale, float* scores) {
-    const int size = past.size();
-    for (int i = 0; i < size; i += LANES) {
+// scores[n][i] = scale * query_n . key_i for keys [from, to), sixteen at a time; past the end the last key again
+template <class T>
+static void score_keys(const Past<T>& past, int from, int to, const float* const* queries, int count, float scale, float* scores, int stride) {
+    for (int i = from; i < to; i += LANES) {
         const T* keys[LANES];
-        for (int j = 0; j < LANES; j++) keys[j] = past.keys + past.at(std::min(i + j, size - 1));
-        store(scores + i, scale * dots(query, keys, past.dim));
+        for (int j = 0; j < LANES; j++) keys[j] = past.keys + past.at(std::min(i + j, to - 1));
+        int n = 0;
+        for (; n + QUERIES_AT_ONCE <= count; n += QUERIES_AT_ONCE) {
+            V found[QUERIES_AT_ONCE];
+            dots<QUERIES_AT_ONCE>(queries + n, keys, past.dim, found);
+            for (int q = 0; q < QUERIES_AT_ONCE; q++) store(scores + size_t(n + q) * stride + i, scale * found[q]);
+        }
+        for (; n < count; n++) {
+            V found;
+            dots<1>(queries + n, keys, past.dim, &found);
+            store(scores + size_t(n) * stride + i, scale * found);
+        }
     }
 }
 
@@ -52,48 +70,87 @@ static float soften(float* scores, int size, float cap) {
     return sum(total);
 }
 
-// out[h] = sum_i weights[h][i] value_i / total[h] for N heads, 16 * C dimensions at a time
+// out[n] += sum of weights[n][i] value_i over keys [from, to), for N queries, 16 * C dimensions at a time
 template <class T, int N, int C>
-static void blend(const Past<T>& past, const float* weights, int stride, const float* totals, int from, float* out) {
-    V acc[N][C] = {};
-    int i = 0;
-    const auto add = [&](int slot) __attribute__((always_inline)) {
-        const T* value = past.values + size_t(slot) * past.dim + from;
-        V part[C];
-        for (int c = 0; c < C; c++) part[c] = load(value + c * LANES);
-        for (int n = 0; n < N; n++)
-            for (int c = 0; c < C; c++) acc[n][c] += weights[size_t(n) * stride + i] * part[c];
-        i++;
-    };
-    for (int slot = past.begin; slot < past.committed; slot++) add(slot);
-    for (int a = 0; a < past.num_ancestors; a++) add(past.ancestors[a]);
+static void blend(const Past<T>& past, int from, int to, const float* weights, int stride, int first, float* out) {
+    V acc[N][C];
     for (int n = 0; n < N; n++)
-        for (int c = 0; c < C; c++) store(out + size_t(n) * past.dim + from + c * LANES, acc[n][c] / totals[n]);
+        for (int c = 0; c < C; c++) acc[n][c] = load(out + size_t(n) * past.dim + first + c * LANES);
+    for (int i = from; i < to; i++) {
+        const T* value = past.values + past.at(i) + first;
+        V parts[C];
+        for (int c = 0; c < C; c++) parts[c] = load(value + c * LANES);
+        for (int n = 0; n < N; n++)
+            for (int c = 0; c < C; c++) acc[n][c] += weights[size_t(n) * stride + i] * parts[c];
+    }
+    for (int n = 0; n < N; n++)
+        for (int c = 0; c < C; c++) store(out + size_t(n) * past.dim + first + c * LANES, acc[n][c]);
 }
-template <class T, int N>
-static void blend_all(const Past<T>& past, const float* weights, int stride, const float* totals, float* out) {
+template <class T, int N> static void blend_some(const Past<T>& past, int from, int to, const float* weights, int stride, float* out) {
     constexpr int C = std::max(1, std::min(4, std::max(ACCUMULATORS, MOST_TOGETHER) / N));
-    int from = 0;
-    for (; from + C * LANES <= past.dim; from += C * LANES) blend<T, N, C>(past, weights, stride, totals, from, out);
-    for (; from < past.dim; from += LANES) blend<T, N, 1>(past, weights, stride, totals, from, out);
+    int first = 0;
+    for (; first + C * LANES <= past.dim; first += C * LANES) blend<T, N, C>(past, from, to, weights, stride, first, out);
+    for (; first < past.dim; first += LANES) blend<T, N, 1>(past, from, to, weights, stride, first, out);
 }
-
-// All query heads of one key head: queries [heads][dim] in, [heads][dim] out. `space` holds heads * stride floats.
-template <class T>
-static void attend(const Past<T>& past, const float* queries, int heads, float scale, float cap, float* space, int stride, float* out) {
-    for (int first = 0; first < heads; first += MAX_TOGETHER) {
-        const int count = heads - first < MAX_TOGETHER ? heads - first : MAX_TOGETHER;
-        float totals[MAX_TOGETHER];
-        for (int n = 0; n < count; n++) {
-            score_keys(past, queries + size_t(first + n) * past.dim, scale, space + size_t(n) * stride);
-            totals[n] = soften(space + size_t(n) * stride, past.size(), cap);
-        }
-        float* to = out + size_t(first) * past.dim;
-        switch (count) {
-            case 4: blend_all<T, 4>(past, space, stride, totals, to); break;
-            case 3: blend_all<T, 3>(past, space, stride, totals, to); break;
-            case 2: blend_all<T, 2>(past, space, stride, totals, to); break;
-            default: blend_all<T, 1>(past, space, stride, totals, to);
+// The same for four queries: keys that lie one after the other are the rows of a matrix
+static void blend_panels(const Past<float>& past, int from, int to, const float* weights, int stride, float* out) {
+    for (int i = from, end = 0; i < to; i = end) {
+        end = past.run(i, to);
+        const int whole = (end - i) / 4 * 4;
+        for (int d = 0; whole && d < past.dim; d += LANES)
+            multiply_panel(weights + i, stride, past.values + past.at(i) + d, past.dim, whole, out + d, past.dim, {reinterpret_cast<const char*>(out), 0});
+        if (i + whole < end) blend_some<float, 4>(past, i + whole, end, weights, stride, out);
+    }
+}
+template <class T> static void blend_all(const Past<T>& past, int from, int to, int count, const float* weights, int stride, float* out) {
+    if (from == to) return;
+    for (int n = 0; n < count; n += MAX_TOGETHER) {
+        const float* some = weights + size_t(n) * stride;
+        float* at = out + size_t(n) * past.dim;
+        switch (std::min(MAX_TOGETHER, count - n)) {
+            case 4:
+                if constexpr (HAS_PANELS && std::is_same_v<T, float>) blend_panels(past, from, to, some, stride, at);
+                else blend_some<T, 4>(past, from, to, some, stride, at);
+                break;
+            case 3: blend_some<T, 3>(past, from, to, some, stride, at); break;
+            case 2: blend_some<T, 2>(past, from, to, some, stride, at); break;
+            default: blend_some<T, 1>(past, from, to, some, stride, at);
         }
     }
+}
+
+// The queries of one key head at some nodes of a tree
+template <class T> struct Looking {
+    const Past<T>* pasts;         // [rows]
+    const float* const* queries;  // [rows][heads]
+    int rows, heads;
+    // Keys at the beginning of all pasts: they are read once for all queries.
+    int shared() const {
+        const Past<T>& one = pasts[0];
+        int same = one.num_ancestors;
+        for (int r = 1; r < rows; r++) {
+            const Past<T>& other = pasts[r];
+            if (other.begin != one.begin || other.origin != one.origin) return 0;
+            same = std::min(same, other.num_ancestors);
+            for (int i = 0; i < same; i++)
+                if (other.ancestors[i] != one.ancestors[i]) same = i;
+        }
+        return one.committed - one.begin + same;
+    }
+};
+// out: [rows][heads][dim]. `space` holds rows * heads * stride floats; a stride is at least sixteen more than the longest past.
+template <class T> static void attend(const Looking<T>& looking, float scale, float cap, float* space, int stride, float* out) {
+    const int heads = looking.heads, count = looking.rows * heads, dim = looking.pasts[0].dim, shared = looking.shared();
+    const auto own = [&](auto work) {
+        for (int r = 0; r < looking.rows; r++) work(looking.pasts[r], r * heads, space + size_t(r) * heads * stride);
+    };
+    score_keys(looking.pasts[0], 0, shared, looking.queries, count, scale, space, stride);
+    own([&](const Past<T>& past, int n, float* scores) { score_keys(past, shared, past.size(), looking.queries + n, heads, scale, scores, stride); });
+    float totals[MOST_LOOKING];
+    for (int n = 0; n < count; n++) totals[n] = soften(space + size_t(n) * stride, looking.pasts[n / heads].size(), cap);
+    std::fill(out, out + size_t(count) * dim, 0.0f);
+    blend_all(looking.pasts[0], 0, shared, count, space, stride, out);
+    own([&](const Past<T>& past, int n, float* weights) { blend_all(past, shared, past.size(), heads, weights, stride, out + size_t(n) * dim); });
+    for (int n = 0; n < count; n++)
+        for (int i = n * dim; i < (n + 1) * dim; i += LANES) store(out + i, load(out + i) / totals[n]);
 }

@@ -7,13 +7,6 @@
 #include "blocks.hpp"
 #include "isa/tiles.hpp"
 
-// What is multiplied later, brought into the second-level cache meanwhile: `step` bytes for each input
-struct Later {
-    const char* at;
-    int step;
-    void bring(int k) const { __builtin_prefetch(at + size_t(k) * step, 0, 2); }
-};
-
 // Rows that are multiplied together, and where what is found goes: sums[row * wide + block * 16]
 struct Some {
     const float* x;
@@ -58,6 +51,14 @@ constexpr int blocks_for(int rows) { return std::max(1, std::min(GROUP, ACCUMULA
 // R rows times `count` blocks, B at a time
 template <int R, int B, class W> static void multiply_some(Some of, Blocks<W> w, int count, Later later) {
     int b = 0;
+    if constexpr (HAS_PANELS && R == MOST_TOGETHER && std::is_same_v<W, float>) {
+        for (; b < count; b++) {
+            const Some one = of.from(0, b);
+            for (int r = 0; r < R; r++) memset(one.from(r, 0).sums, 0, BLOCK * sizeof(float));
+            multiply_panel(one.x, one.stride, w.after(b).at, BLOCK, w.width, one.sums, one.wide, later);
+        }
+        return;
+    }
     for (; b + B <= count; b += B) multiply<R, B>(of.from(0, b), w.after(b), later);
     if constexpr (B > 1)
         if (b < count) multiply_some<R, B - 1>(of.from(0, b), w.after(b), count - b, later);
@@ -95,7 +96,8 @@ template <class W> static Blocks<float> widened(Blocks<W> w, int count) {
 template <int B, class W> static void multiply_shared(int rows, Some of, Blocks<W> w, int count, Later later) {
     const int num_groups = up(rows, MOST_TOGETHER) / MOST_TOGETHER, step = later.step / num_groups;
     for (int group = 0; group < num_groups; group++) {
-        const int first = rows * group / num_groups, num = rows * (group + 1) / num_groups - first;
+        const int first = HAS_PANELS ? group * MOST_TOGETHER : rows * group / num_groups;
+        const int num = HAS_PANELS ? std::min(MOST_TOGETHER, rows - first) : rows * (group + 1) / num_groups - first;
         multiply_up_to<MOST_TOGETHER, B>(num, of.from(first, 0), w, count, {later.at + size_t(group) * w.width * step, step});
     }
 }

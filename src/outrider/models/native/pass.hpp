@@ -68,7 +68,7 @@ template <class T> class Runner {
         b.spaces.resize(pool.size());
         b.queries.grow(has_tile_attention() ? rows.size() * m.heads * m.head_dim : 0);
         tile_look.prepare(*this);
-        score_stride = up(list.longest + p.nodes, LANES);
+        score_stride = up(list.longest + p.nodes, LANES) + LANES;
         counters = std::vector<std::atomic<int64_t>>(size_t(16) * (p.last_layer - p.first_layer + 2) * pool.size());
         pool.run([this](int thread) { work(thread); });
     }
@@ -304,15 +304,29 @@ template <class T> class Runner {
         const LayerWeights& w = m.layer[index];
         const int dim = m.head_dim, group = m.heads / m.kv_heads;
         if (has_tile_attention()) return tile_look.look(*this, phase, index);
+        const int most = list.most_rows * group;
+        std::vector<const float*> queries;
         auto& space = b.spaces[thread];
-        grow(space, size_t(MAX_TOGETHER) * score_stride + size_t(group) * dim);
-        float* seen = space.data() + size_t(MAX_TOGETHER) * score_stride;
-        share(phase, int(rows.size()) * m.kv_heads, [&](int piece) {
-            const int r = piece / m.kv_heads, head = piece % m.kv_heads;
-            attend(past_of(w, index, rows[r], head), heads_of(head, r), group,
-                   m.query_scale, m.attention_cap, space.data(), score_stride, seen);
-            for (int i = 0; i < group * dim; i += LANES) b.narrow.put(r, head * group * dim + i, load(seen + i));
-            if (head == m.kv_heads - 1) b.narrow.clear(r, m.heads * dim);
+        grow(space, size_t(most) * (score_stride + dim));
+        float* seen = space.data() + size_t(most) * score_stride;
+        share(phase, int(list.tiles.size()) * m.kv_heads, [&](int piece) {
+            const auto [first, last] = list.tiles[piece / m.kv_heads];
+            const int head = piece % m.kv_heads;
+            Past<T> pasts[16];
+            queries.resize(size_t(last - first) * group);
+            for (int r = first; r < last; r++) {
+                pasts[r - first] = past_of(w, index, rows[r], head);
+                for (int i = 0; i < group; i++) queries[(r - first) * group + i] = heads_of(head, r) + i * dim;
+            }
+            for (int h = 0; h < group; h += MOST_LOOKING) {  // a tile has several rows only where these are all heads
+                const int heads = std::min(MOST_LOOKING, group - h);
+                attend<T>({pasts, queries.data() + h, last - first, heads}, m.query_scale, m.attention_cap, space.data(), score_stride, seen + size_t(h) * dim);
+            }
+            for (int r = first; r < last; r++) {
+                const float* from = seen + size_t(r - first) * group * dim;
+                for (int i = 0; i < group * dim; i += LANES) b.narrow.put(r, head * group * dim + i, load(from + i));
+                if (head == m.kv_heads - 1) b.narrow.clear(r, m.heads * dim);
+            }
         });
     }
     Past<T> past_of(const LayerWeights& w, int index, const Row& row, int head) {

@@ -18,9 +18,10 @@ class RowList {
     std::vector<std::pair<int, int>> tiles;  // rows of one tree whose queries are looked at together
     std::vector<std::pair<int, int>> spans;  // tiles of one tree that are a piece of work
     int longest = 0;                         // past
+    int most_rows = 1;                       // of a tile
 
     RowList(const Model& m, const Pass& p, int num_threads) {
-        const int per_row = p.nodes - p.start;
+        const int per_row = p.nodes - p.start, together = std::max(1, 16 / (m.heads / m.kv_heads));
         for (int batch = 0; batch < p.batch; batch++) {
             longest = std::max(longest, int(p.lengths[batch]));
             const int64_t* parents = p.parents ? p.parents + size_t(batch) * p.nodes : nullptr;
@@ -31,10 +32,10 @@ class RowList {
                 row.position = p.lengths[batch] + int(row.ancestors.size()) - 1;
                 rows.push_back(std::move(row));
                 if (!p.last_only || node == p.sizes[batch] - 1) speaking.push_back(int(rows.size()) - 1);
-                const int together = std::max(1, 16 / (m.heads / m.kv_heads));
                 if (tiles.empty() || rows[tiles.back().first].batch != batch || tiles.back().second - tiles.back().first == together)
                     tiles.emplace_back(int(rows.size()) - 1, int(rows.size()));
                 else tiles.back().second++;
+                most_rows = std::max(most_rows, tiles.back().second - tiles.back().first);
             }
         }
         // A head's tiles stay together unless there are too few pieces for the threads.

@@ -78,10 +78,14 @@ template <int R, class W> static void multiply_stored_rows(Rounded x, const W* w
             for (; strip < count * STRIPS; strip += STRIPS) multiply_stored<R, STRIPS>(x, w, units, strip, begin, end, found, wide);
     }
 }
-// At most R rows
+// At most R rows of a panel: all of R where one is missing (what is found for it is not used), or half of them, then the rest
 template <int R, class W> static void multiply_stored_up_to(int rows, Rounded x, const W* w, int count, int units, float* found, int wide) {
     if constexpr (R > 1)
-        if (rows < R) return multiply_stored_up_to<R - 1>(rows, x, w, count, units, found, wide);
+        if (rows < R && (R < 4 || rows < R - 1)) {
+            multiply_stored_up_to<R / 2>(std::min(rows, R / 2), x, w, count, units, found, wide);
+            if (rows > R / 2) multiply_stored_up_to<R / 2>(rows - R / 2, {x.spans + R / 2, x.num_spans}, w, count, units, found + size_t(R / 2) * wide, wide);
+            return;
+        }
     multiply_stored_rows<R>(x, w, count, units, found, wide);
 }
 

@@ -59,7 +59,7 @@ template <class T> class Memory {
     }
 
   private:
-    static constexpr size_t LARGE = 1 << 16, LARGE_PAGE = 1 << 21;
+    static constexpr size_t LARGE = 1 << 20, LARGE_PAGE = 1 << 21;
     T* begin = nullptr;
     size_t room = 0;
 };

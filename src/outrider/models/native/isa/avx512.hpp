@@ -9,6 +9,7 @@ typedef int32_t I __attribute__((vector_size(64)));
 typedef uint32_t U __attribute__((vector_size(64)));
 typedef uint16_t H __attribute__((vector_size(32)));
 
+constexpr int QUERIES_AT_ONCE = 1;
 constexpr int ACCUMULATORS = 16, MOST_TOGETHER = 4;  // of 32 registers
 constexpr int MANY_ROWS = 12, MANY_BLOCKS = 2;
 constexpr bool WIDENS_FIRST = false;
@@ -117,8 +118,11 @@ template <int C, class T> static inline V dots_of(const float* query, const T* c
     }
     return sums(products);
 }
-template <class T> static inline V dots(const float* query, const T* const* keys, int dim) {
-    if (dim == 4 * LANES) return dots_of<4>(query, keys, 4);
-    if (dim == 8 * LANES) return dots_of<8>(query, keys, 8);
-    return dots_of<0>(query, keys, dim / LANES);
+template <int Q, class T> static inline void dots(const float* const* queries, const T* const* keys, int dim, V* found) {
+    for (int q = 0; q < Q; q++) {
+        if (dim == 4 * LANES) found[q] = dots_of<4>(queries[q], keys, 4);
+        else if (dim == 8 * LANES) found[q] = dots_of<8>(queries[q], keys, 8);
+        else found[q] = dots_of<0>(queries[q], keys, dim / LANES);
+    }
 }
+#include "no_panel.hpp"

@@ -4,10 +4,11 @@
 //   load, store   from and to float, bfloat16 and 8 bits (load only), and load_pair: bfloat16 weights of an even input and the next
 //   rounded       to bfloat16 and back
 //   exp, inverse, exp_of_minus<T> (as exact as T needs), max, select
-//   dots          products of a query with sixteen keys, each added up in a fixed order
+//   dots<Q>       products of Q queries with sixteen keys, each added up in a fixed order; best with QUERIES_AT_ONCE of them
 //   ACCUMULATORS  vectors V that stay in registers while a product or a blend adds to them
 //   MOST_TOGETHER rows that are multiplied together with one reading of the weights
 //   MANY_ROWS     rows times MANY_BLOCKS where there are so many (a prompt): each reading of the weights serves more; 0: none
+//   HAS_PANELS    multiply_panel: MOST_TOGETHER rows times a block of floats, better than the compiler does it
 //   WIDENS_FIRST  for more rows than MOST_TOGETHER, weights of fewer than 32 bits are written out as floats once
 //   HAS_TILES     bfloat16 is multiplied by tiles (tiles.hpp)
 //   ISA_NAME

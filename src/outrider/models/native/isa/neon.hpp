@@ -3,6 +3,7 @@
 #include <arm_neon.h>
 
 constexpr int PART_BYTES = 16;
+constexpr int QUERIES_AT_ONCE = 4;
 constexpr int ACCUMULATORS = 2, MOST_TOGETHER = 4;  // at most 16 of 32 registers for sums: with more, GCC spills
 constexpr bool WIDENS_FIRST = true;
 constexpr const char* ISA_NAME = "neon";
@@ -10,6 +11,7 @@ constexpr const char* ISA_NAME = "neon";
 
 // The next four halves as words; GCC would take __builtin_convertvector apart number by number
 INLINE Words words_at(const uint16_t* p) { return (Words)vmovl_u16(vld1_u16(p)); }
+INLINE Words upper_words_at(const uint16_t* p) { return (Words)vshll_n_u16(vld1_u16(p), 16); }
 // The next four numbers of 8 bits
 INLINE Ints whole_numbers(const int8_t* p) {
     int32_t four;
@@ -22,3 +24,4 @@ template <class I> INLINE I sixteen_numbers(const int8_t* p) {
     return {(Ints)vmovl_s16(vget_low_s16(low)), (Ints)vmovl_high_s16(low), (Ints)vmovl_s16(vget_low_s16(high)), (Ints)vmovl_high_s16(high)};
 }
 #include "split.hpp"
+#include "neon_panel.hpp"

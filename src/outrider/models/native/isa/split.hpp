@@ -38,7 +38,7 @@ INLINE Floats floats_at(const float* p) {
     memcpy(&some, p, sizeof some);
     return some;
 }
-INLINE Floats floats_at(const bf16* p) { return (Floats)(words_at(p) << 16); }
+INLINE Floats floats_at(const bf16* p) { return (Floats)upper_words_at(p); }
 INLINE V load(const float* p) { return each<V>([&](int i) { return floats_at(p + i * WIDE); }); }
 INLINE void store(float* p, V v) {
     for (int i = 0; i < PARTS; i++) memcpy(p + i * WIDE, &v.part[i], sizeof v.part[i]);
@@ -115,19 +115,22 @@ INLINE Quad sums(const Floats* v) {
     const Quad cd = shuffled<0, 4, 1, 5>(c, d) + shuffled<2, 6, 3, 7>(c, d);
     return shuffled<0, 1, 4, 5>(ab, cd) + shuffled<2, 3, 6, 7>(ab, cd);
 }
-// Eight keys at a time: their sums stay in registers.
-template <class T> INLINE V dots(const float* query, const T* const* keys, int dim) {
-    constexpr int AT_ONCE = 8;
-    Quad found[LANES / 4];
+// Q queries times sixteen keys, a few keys at a time: their sums stay in registers.
+template <int Q, class T> INLINE void dots(const float* const* queries, const T* const* keys, int dim, V* found) {
+    constexpr int AT_ONCE = Q == 1 ? 8 : 4;
+    Quad all[Q][LANES / 4];
     for (int first = 0; first < LANES; first += AT_ONCE) {
-        Floats acc[AT_ONCE] = {};
+        Floats acc[Q][AT_ONCE] = {};
         for (int d = 0; d < dim; d += WIDE) {
-            const Floats some = floats_at(query + d);
-            for (int j = 0; j < AT_ONCE; j++) acc[j] += some * floats_at(keys[first + j] + d);
+            Floats some[Q];
+            for (int q = 0; q < Q; q++) some[q] = floats_at(queries[q] + d);
+            for (int j = 0; j < AT_ONCE; j++) {
+                const Floats key = floats_at(keys[first + j] + d);
+                for (int q = 0; q < Q; q++) acc[q][j] += some[q] * key;
+            }
         }
-        found[first / 4] = sums(acc), found[first / 4 + 1] = sums(acc + 4);
+        for (int q = 0; q < Q; q++)
+            for (int j = 0; j < AT_ONCE; j += 4) all[q][(first + j) / 4] = sums(acc[q] + j);
     }
-    V all;
-    memcpy(&all, found, sizeof all);
-    return all;
+    for (int q = 0; q < Q; q++) memcpy(&found[q], all[q], sizeof found[q]);
 }
