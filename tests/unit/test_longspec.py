@@ -23,6 +23,7 @@ from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.drafters.heads.head_drafter import HeadState
 from outrider.drafters.heads.longspec import LongSpec
+from outrider.drafters.heads.token_window import TokenWindow
 from outrider.methods import compose
 from outrider.models.attention.parts import attend_part, merged
 from outrider.models.decoder import Decoder
@@ -59,6 +60,18 @@ def test_what_the_draft_remembers_does_not_grow_with_the_context() -> None:
         sizes.append(state.window.num_bytes)
         assert all(part.untyped_storage().nbytes() == part.numel() * 4 for part in state.window.keys)  # no larger block behind
     assert len(set(sizes)) == 1 and sizes[0] == 2 * 16 * 2 * 8 * 4
+
+
+def test_the_window_takes_the_same_bytes_behind_1k_and_32k_tokens() -> None:
+    """All that the draft keeps is made from the text, so no target has to read it."""
+    head, sizes = new_head(draft_window=512), set[int]()
+    for length in (1024, 8192, 32768):
+        window = TokenWindow.empty(head, 1, torch.float32, torch.device("cpu"))
+        with torch.inference_mode():
+            near = window.read(head, [[token % VOCAB for token in range(length)]], torch.float32)
+        assert near.positions.tolist() == [[*range(length - 512, length)]]
+        sizes.add(window.num_bytes)
+    assert sizes == {2 * 512 * 2 * 8 * 4}
 
 
 def test_parts_of_attention_are_merged_exactly() -> None:
