@@ -71,6 +71,9 @@ def _built(kind: str, given: dict[str, Any], seed: int) -> Any:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.25)
+        for module in model.modules():  # as PyTorch makes it, and as some architectures make it again when they are opened
+            if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+                module.weight[module.padding_idx].zero_()
         model(input_ids=torch.tensor([[1, 2, 3]]))  # sizes that do not fit each other are found here
     _fits.add(kind)
     return model

@@ -104,3 +104,9 @@ def test_what_transformers_cannot_run_is_drawn_again(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("kind", ["deepseek_v2", "codegen", "falcon_h1"])
 def test_architectures_with_sizes_of_their_own_are_built(kind: str, tmp_path: Path) -> None:
     assert random_exactness.saved_model(kind, 0, str(tmp_path)).config.model_type == kind
+
+
+def test_the_padding_row_is_empty_as_transformers_makes_it() -> None:
+    """Some architectures empty it when a folder is opened, so a filled one would not be what was saved."""
+    model = small_model("youtu", 111)
+    assert not model.model.embed_tokens.weight[0].any() and model.model.embed_tokens.weight[1].any()
