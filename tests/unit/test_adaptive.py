@@ -15,6 +15,7 @@ from policy_rounds import Machine, constant, observation, play
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Plan, Policy
 from outrider.core.tree import TokenTree
+from outrider.engine.device_seats import observation_of
 from outrider.policies.adaptive import Adaptive
 from outrider.policies.chooser import Outlook
 from outrider.policies.tuning import AdaptiveOptions
@@ -264,6 +265,19 @@ def test_a_pass_with_nodes_beside_the_path_is_priced_by_its_plan() -> None:
     policy.learn(state)
     rest = policy.costs.of(1).rest
     assert rest.knows(8) and not rest.knows(1)
+
+
+def test_a_captured_round_is_priced_by_its_places_whatever_was_found() -> None:
+    """Four guesses were asked for and two rows found none: the graph took the time of four all the same."""
+    policy, notes = Adaptive(), [[1, 0, 0, 1, 5], [1, 0, 0, 1, 7]]
+    state = policy.start(2)
+    for _ in range(3):
+        policy.update(state, observation_of(notes, 4, 2.0, Plan((4, 4), (4, 4))))
+        policy.update(state, observation_of(notes, 0, 1.0, Plan((0, 0), (0, 0))))
+    policy.learn(state)
+    rest = policy.costs.of(2).rest
+    assert rest.cells[0].value == pytest.approx(1.0) and rest.cells[4].value == pytest.approx(2.0)
+    assert not policy.known.found.means and policy.known.accepted.means[0] == 0.0
 
 
 def test_a_better_drafter_gets_its_chance() -> None:

@@ -43,8 +43,11 @@ class Note(NamedTuple):
 
     @property
     def found(self) -> list[int]:
-        """Guesses along a path that each row got."""
-        return depths_of(self.seen.draft.tree)
+        """Guesses along a path that each row got. A captured round has places for all that were asked for, found or not, and
+        takes the time of all."""
+        tree, depths = self.seen.draft.tree, depths_of(self.seen.draft.tree)
+        is_wider = self.seen.padded and tree.is_chain and tree.num_nodes - 1 > max(depths)
+        return [tree.num_nodes - 1] * len(depths) if is_wider else depths
 
     def timing(self, rows: Sequence[Belief]) -> Timing:
         """What the round took."""
