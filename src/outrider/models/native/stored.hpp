@@ -56,11 +56,15 @@ static void multiply_stored(Rounded x, const W* w, int units, int first, int beg
     w += size_t(first / STRIPS) * units;
     const int strip = first % STRIPS;
     const InputSpan* at = x.at(begin * W::SPANS);
-    for (int unit = begin; unit < end; unit++)
+    constexpr int SHARE = N < STRIPS ? sizeof(W) * N / STRIPS : 0;  // of the next block, brought near by every pass over this one
+    const char* later = reinterpret_cast<const char*>(w + units) + size_t(strip / N) * units * SHARE;
+    for (int unit = begin; unit < end; unit++) {
+        for (int line = 0; line < SHARE; line += 64) __builtin_prefetch(later + size_t(unit) * SHARE + line, 0, 3);
         for (int span = 0; span < W::SPANS; span++, at += WHOLE_ROWS)
             [&]<int... i>(std::integer_sequence<int, i...>) {
                 (add_strip<R>(at, w[size_t(i / STRIPS) * units + unit], strip + i % STRIPS, span, &acc[0][i], N), ...);
             }(std::make_integer_sequence<int, N>());
+    }
     for (int r = 0; r < R; r++)
         for (int i = 0; i < N; i++) {
             const Part one = acc[r][i];
