@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -46,8 +47,12 @@ PROMPTS = [[5, 9, 33, 4, 17, 8, 44, 21, 3, 11, 2, 40, 6], [7, 7, 12], [50, 4, 29
 STORIES = ["Once upon a time", "One day, a girl", "The dog said: the dog said:"]
 MODEL_METHODS = ("plain", "prompt-lookup", "token-recycling", "draft-tree")
 SAMPLER_METHODS = ("draft-model", "draft-tree", "best-first", "rsd-s", "spectr", "prompt-lookup", "token-recycling", "suffix")
-_hopeless: dict[str, str] = {}
-"""Architectures of which no draw could be run, with the reason."""
+_runs: set[str] = set()
+"""Architectures of which some draw could be run."""
+_failed: dict[str, list[str]] = defaultdict(list)
+"""Why no draw of a seed could be run, seed after seed."""
+_GIVE_UP = 2
+"""Such seeds before an architecture is given up that never ran."""
 OUTCOMES = ("equal", "refused", "cannot be built", "unfinished", "DIFFERENT", "FAILED")
 
 
@@ -108,8 +113,10 @@ def parts(model: Any, expected: list[list[int]], found: list[list[int]], max_len
 
 def saved_model(kind: str, seed: int, folder: str) -> Any:
     """A random model in a folder, as transformers opens it: some are not saved as they were. Drawn until it can be run."""
+    if kind not in _runs and len(_failed[kind]) >= _GIVE_UP:
+        raise BuildError(_failed[kind][-1])
     reason = ""
-    for draw in range(DRAWS if kind not in _hopeless else 0):
+    for draw in range(DRAWS):
         shutil.rmtree(folder, ignore_errors=True)
         try:
             small_model(kind, seed, draw).save_pretrained(folder)
@@ -118,9 +125,10 @@ def saved_model(kind: str, seed: int, folder: str) -> Any:
         except Exception as error:  # transformers raises many kinds
             reason = " ".join(str(error).split())[:120]
         else:
+            _runs.add(kind)
             return model
-    _hopeless.setdefault(kind, reason)
-    raise BuildError(_hopeless[kind])
+    _failed[kind].append(reason)
+    raise BuildError(reason)
 
 
 def try_model(kind: str, seed: int) -> str:
@@ -281,7 +289,8 @@ def join(paths: list[Path], out: Path) -> dict[str, Any]:
     documents = [json.loads(path.read_text()) for path in paths]
     result = merged([read(document) for document in documents])
     head = {name: documents[0][name] for name in ("command", "machine", "date", "commit", "what")}
-    write(out, result, head | {"command": "; ".join(document["command"] for document in documents)})
+    commands = [re.sub(r"(--out )\S*/", r"\1", document["command"]) for document in documents]
+    write(out, result, head | {"command": "; ".join(commands)})
     return result
 
 

@@ -76,12 +76,14 @@ def _built(kind: str, given: dict[str, Any], seed: int) -> Any:
     return model
 
 
-def _known(default: PretrainedConfig, wanted: dict[str, Any]) -> dict[str, Any]:
+def _known(default: PretrainedConfig, wanted: dict[str, Any], *, is_inner: bool = False) -> dict[str, Any]:
     """What of ``wanted`` this architecture has a name for; configurations inside it get the same."""
-    found: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    found: dict[str, Any] = {}
+    if not is_inner or "vocab_size" in vars(default):
+        found |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     for name, value in vars(default).items():
         if isinstance(value, PretrainedConfig):
-            found[name] = type(value)(**_known(value, wanted)).to_dict()
+            found[name] = type(value)(**_known(value, wanted, is_inner=True)).to_dict()
         elif name in wanted:
             found[name] = wanted[name]
     if "rope_parameters" in found and not _takes_flat(default):
@@ -141,7 +143,7 @@ def _rare_sizes(heads: int, head_dim: int, layers: int, length: int) -> dict[str
         **dict.fromkeys(("index_topk", "indexer_budget", "local_attn_chunk_length", "lsh_attn_chunk_length"), 4),
         **dict.fromkeys(("indexer_compress_ratio", "indexer_kv_heads", "n_groups", "attn_layer_offset"), 1),
         **dict.fromkeys(("state_size", "mamba_d_state", "hc_lowrank", "adapter_rank"), 8),
-        **dict.fromkeys(("mamba_d_ssm", "attention_hidden_size"), 2 * size),
+        "mamba_d_ssm": 2 * size,
         **dict.fromkeys(("pronunciation_embed_dim", "shape_embed_dim", "nemo_conv_channels"), 16),
         **dict.fromkeys(("pronunciation_vocab_size", "shape_vocab_size", "encoder_hash_byte_group_vocab"), VOCAB),
         **dict.fromkeys(("ext_pw_out_channel", "depthwise_separable_out_channel"), size),
@@ -164,10 +166,11 @@ def _rare_sizes(heads: int, head_dim: int, layers: int, length: int) -> dict[str
 
 def _particular(kind: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """What a single architecture needs under a name that means something else elsewhere."""
-    heads = sizes["num_attention_heads"]
+    heads, size = sizes["num_attention_heads"], sizes["hidden_size"]
     rotary = {"rope_type": "default", "rope_theta": 1e4}
     found: dict[str, dict[str, Any]] = {
         "mamba2": {"num_heads": 2 * heads},
+        "zamba": {"attention_hidden_size": 2 * size},
         "dbrx": {"attn_config": {"kv_n_heads": sizes["num_key_value_heads"], "rope_theta": 1e4, "clip_qkv": 8.0}},
         "cohere_compass_text": {"rope_parameters": {"full_attention": rotary, "sliding_attention": rotary}},
     }

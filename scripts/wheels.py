@@ -18,7 +18,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "src" / "outrider" / "models" / "native"
-FLAGS = ("-std=c++20", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread", "-Wno-psabi", "-static-libstdc++", "-static-libgcc")
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-ffp-contract=fast",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-Wno-psabi",
+    "-static-libstdc++",
+    "-static-libgcc",
+)
 SETS = {
     "x86_64": {
         "amx": ("-march=sapphirerapids",),

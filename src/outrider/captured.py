@@ -2,7 +2,7 @@
 
 Target, drafter, rule and policy each declare whether they can be part of a captured round. A method whose parts all can takes
 whole rounds as one graph (``engine/device_lane.py``). Everything else, and every request whose sampling needs the host (a
-grammar, a processor), takes the engine, whose passes are graphs too. The text is the same either way.
+logits processor), takes the engine, whose passes are graphs too. The text is the same either way.
 """
 
 from __future__ import annotations

@@ -121,13 +121,16 @@ def test_scores_are_those_of_the_lean_decoder(name: str, size: str, numerics: st
     chain = TokenTree.chain(torch.tensor([[draw.randrange(VOCAB) for _ in range(4)] for _ in texts], device=DEVICE))
     one = TokenTree.chain(torch.tensor([[7]] * 3, device=DEVICE))
     steps = [trees(draw, 13, 9, 1), chain, one]
-    for expected, theirs, ours in zip(*(scores(model, texts, steps) for model in (exact, lean, fast)), strict=True):
+    found = [scores(model, texts, steps) for model in (exact, lean, fast)]
+    is_dense = config.experts is None or not any(config.experts.layers)
+    if not is_dense:  # the median of three nodes is one node, which may have chosen otherwise
+        found = [[torch.cat(of_steps)] for of_steps in found]
+    for expected, theirs, ours in zip(*found, strict=True):
         assert ours.isfinite().all()
         spread = float(expected.std())
-        far, near = ((found - expected).abs().mean(-1) for found in (ours, theirs))
+        far, near = ((logits - expected).abs().mean(-1) for logits in (ours, theirs))
         bound = 2 * float(near.median()) + 0.004 * spread
         assert float(far.median()) <= bound, (float(far.median()), bound, spread)
-        is_dense = config.experts is None or not any(config.experts.layers)
         assert not is_dense or float(far.max()) <= 2 * float(near.max()) + 0.01 * spread
 
 

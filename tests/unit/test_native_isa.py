@@ -24,18 +24,9 @@ EMULATED_X86 = ("x86_64-linux-gnu-g++", "qemu-x86_64")
 
 
 def _compile(compiler: str, flags: tuple[str, ...], program: Path) -> None:
-    command = [
-        compiler,
-        "-std=c++20",
-        "-O3",
-        "-ffp-contract=fast",
-        "-Wno-psabi",
-        *flags,
-        f"-I{NATIVE}",
-        str(CHECK),
-        "-o",
-        str(program),
-    ]
+    """With the flags of the library: the compiler joins products and sums as it does there."""
+    wanted = [flag for flag in build._FLAGS if flag not in ("-fPIC", "-shared")]
+    command = [compiler, *wanted, *flags, f"-I{NATIVE}", str(CHECK), "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
 
 

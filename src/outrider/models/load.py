@@ -56,13 +56,14 @@ def load_model(
     rounded to 8 bits. ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than
     its original length; ``fast`` False takes the plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant"
     insists on scores that do not depend on what shares a pass (``models.gpu.NUMERICS``); ``page_len`` keeps keys and values in
-    pages of so many tokens, which rows can share (on a CPU the plain PyTorch decoder has them)."""
+    pages of so many tokens, which rows can share (0: 64 on a GPU; on a CPU none, and only the plain PyTorch decoder has
+    them)."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     check_numerics(numerics)
     place = device_of(device)
     if page_len < 0 or page_len & (page_len - 1):
-        raise OptionError(f"page_len = {page_len} is not valid; use a power of two, or 0 for one block per row")
+        raise OptionError(f"page_len = {page_len} is not valid; use a power of two, or 0 to leave it to the device")
     speed = Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len)
     source = name if isinstance(name, Source) else Source(name)
     if dtype == STORED:
