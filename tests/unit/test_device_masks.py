@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from test_device_tree import frame_of
 from triton_interpreter import DEVICE
@@ -48,20 +49,24 @@ def test_forbidden_tokens_have_no_probability() -> None:
     assert torch.equal(logits, expected)
 
 
-def test_a_chain_whose_guesses_were_changed_is_read_again() -> None:
+def test_a_chain_whose_guesses_were_changed_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model has keys of its own guesses; what was accepted in their place is read before it goes on."""
     config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
     model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=4)
-    row, drafter, chains = [5, 9, 1, 33, 7], DeviceChain(model, vocab_size=64), list[list[int]]()
-    drafter.seat([0, 1], [row, row], batch_size=2, capacity=64)
-    for added in ([], [3, 4, 6]):
-        row = [*row, *added]
-        frame = replace(frame_of([row, row], [0.0, 0.9]), is_constrained=True)
-        chain = torch.full((2, 4), row[-1], device=DEVICE)
-        drafter.propose(frame, chain)
-        fresh, expected = DeviceChain(model, vocab_size=64), torch.full_like(chain, row[-1])
-        fresh.seat([0, 1], [row, row], batch_size=2, capacity=64)
-        fresh.propose(replace(frame, is_constrained=False), expected)
-        chains.append(chain.flatten().tolist())
-        assert torch.equal(chain, expected)
-    assert chains[0][1:4] != [3, 4, 6]
+    rows, drafter, fresh = [[7, 2], [2, 8]], DeviceChain(model, vocab_size=64), DeviceChain(model, vocab_size=64)
+    drafter.seat([0, 1], rows, batch_size=2, capacity=16)
+    drafter.grow(0, batch_size=2, reach=16)
+    drafter.grow(1, batch_size=2, reach=16)
+    chain = torch.tensor([[row[-1], 0, 0] for row in rows], device=DEVICE)
+    drafter.propose(frame_of(rows, [0.0, 0.9]), chain)
+    accepted = [(int(first) + 1) % 64 for first in chain[:, 1]]
+    rows = [[*row, token, 4, 9] for row, token in zip(rows, accepted, strict=True)]  # not what was guessed
+    fresh.seat([0, 1], rows, batch_size=2, capacity=16)
+    fresh.grow(0, batch_size=2, reach=16)
+    fresh.grow(1, batch_size=2, reach=16)
+    frame, chain = frame_of(rows, [0.0, 0.9]), torch.tensor([[row[-1], 0, 0] for row in rows], device=DEVICE)
+    expected, hidden, fed = chain.clone(), model.hidden, list[list[int]]()
+    fresh.propose(frame, expected)
+    monkeypatch.setattr(model, "hidden", lambda tokens, *more: fed.append(tokens[0].tolist()) or hidden(tokens, *more))
+    drafter.propose(replace(frame, is_constrained=True), chain)
+    assert torch.equal(chain, expected) and fed[0] == rows[0][2:]
