@@ -260,8 +260,9 @@ def test_pages_are_counted_by_the_row() -> None:
 @pytest.mark.parametrize("budget", [None, 700 * _KAPPA])
 def test_on_pages_texts_are_the_same_and_beginnings_share_memory(budget: int | None) -> None:
     rng, target = random.Random(6), _paged_target()
-    pool, prefixes = target.pool, PageStore(60 * 16 * _KAPPA)
+    pool = target.pool
     assert pool is not None
+    prefixes = PageStore(pool, 60 * 16 * _KAPPA)
     methods = {name: compose(name, target, draft=tiny_decoder(noise=0.3)) for name in ("draft-tree", "prompt-lookup")}
     slots, memory = Slots(8, 64), MemoryModel(_KAPPA, 0, budget, page_len=16)
     scheduler = Scheduler(target, lambda name: methods[str(name)], slots=slots, memory=memory, prefixes=prefixes)
@@ -284,8 +285,9 @@ def test_on_pages_texts_are_the_same_and_beginnings_share_memory(budget: int | N
 
 
 def test_a_lent_beginning_costs_no_page_until_it_is_written() -> None:
-    target, store = _paged_target(), PageStore(1 << 20)
+    target = _paged_target()
     assert target.pool is not None
+    store = PageStore(target.pool, 1 << 20)
     cache = target.new_cache(1)
     target.prefill([list(range(1, 41))], cache)
     store.keep(list(range(1, 41)), cache, 0)
@@ -349,3 +351,20 @@ def _prefilled(tokens: list[int]) -> Any:
     cache = _target().new_cache(1)
     _target().prefill([tokens], cache)
     return cache
+
+
+def test_a_full_pool_gets_back_the_beginnings_that_nobody_runs_on() -> None:
+    target = _paged_target()
+    assert target.pool is not None
+    pool, store = target.pool, PageStore(target.pool, 1 << 30)
+    cache = target.new_cache(2)
+    target.prefill([list(range(1, 41)), list(range(2, 42))], cache)
+    for row in range(2):
+        store.keep(list(range(1 + row, 41 + row)), cache, row)
+    pages, running = pool.num_pages, cache.fork([1])
+    assert isinstance(running, PagedCache)
+    del cache
+    gc.collect()
+    kept = [page for row in running.pages for page in row]
+    assert pool.has_room(pool.num_free + 3) and pool.num_pages == pages  # the row that nobody runs on went
+    assert not pool.has_room(pages) and all(pool.uses(page) == 1 for page in kept)  # the other stays where it is

@@ -31,7 +31,7 @@ from outrider.models.native.prebuilt import prebuilt_library
 _FOLDER = Path(__file__).parent
 _SOURCE = _FOLDER / "decoder.cpp"
 _FLAGS = ("-std=c++20", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
-_SECONDS = 300
+_SECONDS = 900
 
 
 class Build:
