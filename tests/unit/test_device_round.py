@@ -111,7 +111,7 @@ def test_look_up_copies_what_the_index_copies(seed: int) -> None:
         assert chain[row, 1:].tolist() == (index.continuation(history, 6) or [-1] * 6)
 
 
-@pytest.mark.parametrize("page_len", [0, 4])
+@pytest.mark.parametrize("page_len", [4, 64])
 def test_the_chain_of_a_draft_model(page_len: int) -> None:
     config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
     model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=page_len)
@@ -133,22 +133,26 @@ def test_the_chain_of_a_draft_model(page_len: int) -> None:
         assert choices_of(logits, alone)[0].tolist() == chain[slot, 1:].tolist()
 
 
-def test_slots_hold_pages_for_the_whole_text_and_give_them_back() -> None:
+def test_slots_take_pages_as_their_texts_grow_and_give_them_back() -> None:
     config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
     model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=4)
-    assert model.pool is not None
     seats = Seats(model)
-    seats.seat([1], [[5, 9, 1, 33, 7]], batch_size=2, capacity=14)
-    table, version = seats.places(2), seats.version
-    own, spare = table[1].tolist(), table[0].tolist()
-    assert len(set(own)) == 4 and len(set(spare)) == 1 and spare[0] not in own  # an empty slot's tokens go nowhere
-    assert model.pool.num_used == 5 and seats.num_slots(2) == 16
-    seats.seat([0], [[5, 9]], batch_size=2, capacity=14)
-    assert seats.places(2) is table and seats.version == version and not set(table[0].tolist()) & set(own)
+    seats.seat([1], [[5, 9, 1, 33, 7]], batch_size=2)
+    table, version = seats.table(2), seats.version
+    spare = table[0, 0].item()
+    assert table.shape == (2, model.most_slots // 4) and set(table[0].tolist()) == {spare}  # an empty slot's tokens go nowhere
+    held = model.pool.num_used
+    seats.grow(2, 1, 14)
+    own = table[1, :4].tolist()
+    assert len({*own, spare}) == 5 and set(table[1, 4:].tolist()) == {spare} and model.pool.num_used == held + 2
+    seats.grow(2, 1, 9)  # it reaches that far
+    assert table[1, :4].tolist() == own and model.pool.num_used == held + 2
+    assert seats.has_room({1: 16, 0: 4 * model.pool.num_free}, batch_size=2)
+    assert not seats.has_room({1: 17, 0: 4 * model.pool.num_free}, batch_size=2)
+    seats.seat([0], [[5, 9]], batch_size=2)
+    assert seats.table(2) is table and seats.version == version and not set(table[0].tolist()) & set(own)
     seats.leave(2)
-    assert model.pool.num_used == 1 and set(table.flatten().tolist()) == {spare[0]}
-    seats.seat([0], [[5, 9]], batch_size=2, capacity=20)  # a longer text: captured rounds hold another table
-    assert seats.places(2).shape == (2, 5) and seats.version != version
+    assert model.pool.num_used == 1 and set(table.flatten().tolist()) == {spare}
 
 
 def scored(model: FastDecoder, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
@@ -163,7 +167,7 @@ def pieces_of(*pieces: tuple[int, int]) -> Pieces:
     return Pieces(*torch.tensor(list(zip(*pieces, strict=True)), device=DEVICE))
 
 
-@pytest.mark.parametrize("page_len", [0, 16])
+@pytest.mark.parametrize("page_len", [16, 64])
 def test_prompts_are_read_in_pieces_beside_the_trees_of_others(page_len: int) -> None:
     config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256)
     model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=page_len)
@@ -171,8 +175,9 @@ def test_prompts_are_read_in_pieces_beside_the_trees_of_others(page_len: int) ->
     rows = [[5, 9, 1, 33, 7], [generator.randrange(64) for _ in range(50)]]
     frame = frame_of(rows, prompt_lens=[3, 50], temperatures=[0.0, 0.0], capacity=128)
     seats = Seats(model)
-    seats.seat([0], [rows[0]], batch_size=2, capacity=96)
-    seats.open([1], batch_size=2, capacity=96)
+    seats.seat([0], [rows[0]], batch_size=2)
+    seats.open([1], batch_size=2)
+    seats.grow(2, 1, 96)
     nodes = torch.tensor([[7, 3, 8], [rows[1][-1], 0, 0]], device=DEVICE)
     for pieces in (pieces_of((1, 0), (-1, 0)), pieces_of((-1, 0), (1, PIECE_LEN))):  # the second sees the first's keys
         trees = model.step((2, 3), seats.rows(frame.lengths - 1), Sights(None, None), num_slots=96)
