@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.bench.provenance import results_head
+from outrider.bench.provenance import keep_results
 from outrider.bundled import bundled_path
 from outrider.codecs.load import load_codec
 from outrider.core.interfaces import Target
@@ -68,10 +68,7 @@ def main() -> None:
         rows.append(compared(name, exact, laws(load_model(arguments.model, dtype=name, device="cpu"), texts), following))
         print(rows[-1], flush=True)
     what = f"next-token laws against float32, {len(following)} positions of {len(texts)} held-out stories"
-    document = {**results_head(what, script="benchmarks/few_bits.py"), "rows": rows}
-    if arguments.out:
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
+    print(json.dumps(keep_results(arguments.out, what, rows, script="benchmarks/few_bits.py")))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / "recipes"), str(ROOT / "benchmarks")]
 from serving_goodput import STORIES, models, of_length  # noqa: E402  # pyright: ignore
 
 from outrider import SamplingParams  # noqa: E402
-from outrider.bench.provenance import results_head  # noqa: E402
+from outrider.bench.provenance import keep_results  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
 from outrider.captured import Rounds  # noqa: E402
 from outrider.codecs.load import load_codec  # noqa: E402
@@ -82,10 +82,8 @@ def main() -> None:
         ("draft-model", {"draft": draft, "options": {"num_draft_tokens": 4}}),
     )
     rows = [measure(rounds, target, name, options, captures) for name, options in kinds]
-    found = {**results_head("keys of one long text and many short ones", script=__file__), "rows": rows}
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1))
-    print(json.dumps(found))
+    what = "the bundled pair in 8B shapes: one prompt of 15,000 tokens, then 64 prompts of 1,000, 64 new tokens each"
+    print(json.dumps(keep_results(arguments.out, what, rows, script="benchmarks/gpu_pages.py")))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ that captured rounds use. All three are replayed as graphs, in turns; the figure
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.bench.provenance import results_head
+from outrider.bench.provenance import keep_results
 from outrider.core.tree import ancestors_of
 from outrider.models.attention.parts import attend_part, merged
 
@@ -119,8 +118,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     if arguments.json:
         what = "attention of tree nodes behind a context, one layer of 8B shapes, bfloat16: dense mask, two parts, kernel"
-        head = results_head(what, script="benchmarks/gpu_parts.py")
-        arguments.json.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+        keep_results(arguments.json, what, rows, script="benchmarks/gpu_parts.py")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from outrider.bench.provenance import results_head
+from outrider.bench.provenance import keep_results
 
 KINDS = {
     "float32 multiply-add": ("fmla v{i}.4s, v30.4s, v31.s[1]", 4),
@@ -107,10 +107,8 @@ def main() -> None:
         for kind in TYPES:
             floors = {nodes: round(floor_ms(weights, kind, nodes, rates), 2) for nodes in (1, 4, 16, 64)}
             rows.append({"model": model, "type": kind, "floor_ms": floors, "16_over_1": round(floors[16] / floors[1], 1)})
-    document = results_head("rates of one aarch64 core, and floors of passes by them", script="benchmarks/neon_rates.py")
-    document["rows"] = rows
-    if args.json:
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    what = "rates of one aarch64 core, and floors of passes by them"
+    document = keep_results(args.json, what, rows, script="benchmarks/neon_rates.py")
     print(*map(json.dumps, rows), json.dumps(document), sep="\n")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.api import LLM
-from outrider.bench.provenance import results_head
+from outrider.bench.provenance import keep_results
 from outrider.bundled import bundled_path
 from outrider.core.params import SamplingParams
 
@@ -58,8 +58,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     if arguments.json:
         what = "a sorted draft of the bundled target: each exit alone and the exit chosen by confidence, greedy, chains of four"
-        head = results_head(what, script="recipes/s2d.py")
-        arguments.json.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+        keep_results(arguments.json, what, rows, script="recipes/s2d.py")
 
 
 if __name__ == "__main__":

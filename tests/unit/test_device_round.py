@@ -9,6 +9,7 @@ import pytest
 import torch
 from triton_interpreter import DEVICE
 
+from outrider.cache.paged import PagedCache
 from outrider.core.device_round import PIECE_LEN, Frame, Pieces
 from outrider.core.rng import Noise
 from outrider.core.tree import TokenTree
@@ -191,6 +192,32 @@ def test_prompts_are_read_in_pieces_beside_the_trees_of_others(page_len: int) ->
     model.prefill([rows[1][:-1]], read)
     ending = torch.tensor([[rows[1][-1], 4]], device=DEVICE)
     assert torch.allclose(scored(model, ending, found), scored(model, ending, read), atol=1e-5)
+
+
+def test_a_slot_begins_with_lent_pages_and_leaves_them_as_they_are() -> None:
+    """Two slots go on from one prompt, each in its own way; whoever lent it reads what it read before."""
+    config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256)
+    model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=16)
+    prompt = [(7 * place) % 61 + 1 for place in range(37)]
+    lender = model.new_cache(1)
+    model.prefill([prompt], lender)
+    held = lender.pages[0], model.pool.block[:, :, lender.pages[0]].clone()
+    rows = [[*prompt, 5, 9, 2], [*prompt, 8, 8, 4]]
+    frame = frame_of(rows, prompt_lens=[40, 40], temperatures=[0.0, 0.0], capacity=128)
+    seats = Seats(model)
+    seats.adopt([0, 1], [PagedCache.of_runs(model.pool, [lender.run(0)]) for _ in rows], batch_size=2)
+    for slot in range(2):
+        seats.grow(2, slot, 96)
+    pieces, nodes = pieces_of((0, 37), (1, 37)), torch.tensor([[2], [4]], device=DEVICE)
+    trees = model.step((2, 1), seats.rows(frame.lengths - 1), Sights(None, None), num_slots=96)
+    beside = model.step((2, PIECE_LEN), seats.piece_rows(pieces, 2), Sights(None, None), num_slots=96)
+    model.forward_beside([(nodes, trees), (pieces.tokens(frame), beside)])
+    assert lender.pages[0] == held[0] and torch.equal(model.pool.block[:, :, lender.pages[0]], held[1])
+    for slot, row in enumerate(rows):
+        found, read = seats.cache_of(2, slot, len(row) - 1), model.new_cache(1)
+        model.prefill([row[:-1]], read)
+        ending = torch.tensor([[row[-1], 4]], device=DEVICE)
+        assert torch.allclose(scored(model, ending, found), scored(model, ending, read), atol=1e-5)
 
 
 def test_a_draft_model_reads_prompts_in_pieces() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -45,6 +46,14 @@ def results_head(what: str, *, script: str) -> dict[str, Any]:
     place = made["gpu"] or made["cpu"]
     machine = f"{place}, {made['cores']} cores, torch {made['torch']}, load {made['load']}"
     return {"command": made["command"], "machine": machine, "date": made["date"][:10], "commit": made["commit"], "what": what}
+
+
+def keep_results(path: Path | None, what: str, rows: list[dict[str, Any]], *, script: str) -> dict[str, Any]:
+    """A file of ``benchmarks/results`` as a document, written where a path is given."""
+    document = {**results_head(what, script=script), "rows": rows}
+    if path is not None:
+        path.write_text(json.dumps(document, indent=1) + "\n")
+    return document
 
 
 def describe_target(name: str, target: Target) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Launching the three hundred kernels of a pass takes the host longer than running them takes the device. A captured pass is one
 launch. Shapes are rounded up to a few sizes, so that trees that differ by a node share a graph; the padding is cut off.
-Graphs are made when first needed, share one pool of memory, and are forgotten when the arena has moved.
+Graphs are made when first needed, share one pool of memory, and are forgotten when the pool of pages has moved.
 """
 
 from __future__ import annotations

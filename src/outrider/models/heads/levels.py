@@ -17,13 +17,31 @@ from torch import Tensor
 from outrider.models.heads.head import Head
 
 
-class HeadLevels(ABC):
+class LevelStates(ABC):
+    """States of the newest level of a tree, which a head reads off."""
+
+    head: Head
+    depth: int
+    """Of the newest level."""
+
+    def _read_off(self, states: Tensor) -> Tensor:
+        """[B, M, Vd] logits of the newest nodes' states."""
+        return self.head.readout(self.depth, states)
+
+    @abstractmethod
+    def _root_states(self) -> Tensor:
+        """[B, 1, H] states at the root."""
+
+    @abstractmethod
+    def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """[B, M, H] states at the newest nodes, or [B, 1, H] where they are all the same."""
+
+
+class HeadLevels(LevelStates, ABC):
     """The nodes that heads were asked about in one round, without attention to the text."""
 
     def __init__(self, head: Head) -> None:
-        self.head = head
-        self.depth = 0
-        """Of the newest level."""
+        self.head, self.depth = head, 0
         self._num_asked = 1
 
     @final
@@ -39,18 +57,6 @@ class HeadLevels(ABC):
         states = self._states(tokens, parents)
         self._num_asked += tokens.shape[1]
         return self._read_off(states)
-
-    def _read_off(self, states: Tensor) -> Tensor:
-        """[B, M, Vd] logits of the newest nodes' states."""
-        return self.head.readout(self.depth, states)
-
-    @abstractmethod
-    def _root_states(self) -> Tensor:
-        """[B, 1, H] states at the root."""
-
-    @abstractmethod
-    def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """[B, M, H] states at the newest nodes, or [B, 1, H] where they are all the same."""
 
 
 @final
