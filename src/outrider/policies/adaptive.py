@@ -116,7 +116,7 @@ class Adaptive(Policy):
             state.decision, state.plan, state.is_probe, state.num_more = None, None, False, 0
 
     def captured_shape(self) -> CapturedShape:
-        return CapturedShape(self.options.num_draft_tokens, None)
+        return captured_lengths(self.options.num_draft_tokens, self.options.num_tree_nodes)
 
     def _nodes_of(self, length: int) -> int:
         return plan_of([length], self.options.num_draft_tokens, self.options.num_tree_nodes).max_nodes[0]

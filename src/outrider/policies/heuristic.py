@@ -80,7 +80,7 @@ class Heuristic(Policy):
         ]
 
     def captured_shape(self) -> CapturedShape:
-        return CapturedShape(self.options.num_draft_tokens, None)
+        return captured_lengths(self.options.max_draft_tokens, self.options.num_tree_nodes)
 
     def _next(self, length: int, drafted: int, accepted: int) -> int:
         if drafted == 0:
