@@ -50,8 +50,13 @@ GROWN = [
     ("redrafter", "best-first"),
     ("dflash", "static"),
     ("dspark", "best-first"),
+    ("fspad", "best-first"),
+    ("p-eagle", "static"),
+    ("mtp", "best-first"),
+    ("mtp-parallel", "static"),
+    ("chimera", "best-first"),
 ]
-READING = ["eagle3", "l-mtp", "hydra++", "dflash"]
+READING = ["eagle3", "l-mtp", "hydra++", "dflash", "fspad", "p-eagle", "mtp", "chimera"]
 OWN: dict[str, dict[str, Any]] = {"hydra": {"prefix": False}}
 
 

@@ -49,7 +49,7 @@ class BlockDrafter(HeadDrafter, ABC):
 
         if not LayerMemory.can_hold(self._backbone):
             return None
-        return device_heads(self._backbone, target, grower, self._levels, BlockMemory(self._backbone))
+        return device_heads(self._backbone, target, grower, BlockMemory(self._backbone, self._levels))
 
     def _remember(self, state: HeadState, columns: Columns) -> None:
         """Keys and values of new features, in all layers."""

@@ -58,12 +58,9 @@ class Hydra(NewestDrafter):
             return None
         from outrider.models.gpu.head_memory import LayerMemory, PrefixMemory
 
-        levels = partial(HydraLevels, self.head)
-        return (
-            device_heads(self.head, target, grower, levels, PrefixMemory(self.head))
-            if LayerMemory.can_hold(self.head)
-            else None
-        )
+        if not LayerMemory.can_hold(self.head):
+            return None
+        return device_heads(self.head, target, grower, PrefixMemory(self.head, partial(HydraLevels, self.head)))
 
     def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
         assert state.cache is not None

@@ -73,7 +73,7 @@ class DeviceEagle(DeviceDrafter):
         assert head.config.layer is not None
         self.head, self._target, self._layer = FastHead(head), target, head.config.layer
         self.taps, self.tree_size, self._grower = head.config.taps, grower.tree_size, grower
-        self._again = Again(grower.tree_size[1] + 1, target.device)
+        self._again = Again(grower.max_depth + 1, target.device)
         self._memories: dict[int, Memory] = {}
         self._version = 0
 
@@ -81,7 +81,7 @@ class DeviceEagle(DeviceDrafter):
     def version(self) -> int:
         return self._version
 
-    def trees(self, batch_size: int) -> SlotTrees:
+    def trees(self, batch_size: int) -> SlotTrees | None:
         return self._grower.trees(batch_size)
 
     def propose(self, frame: Frame, nodes: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""How a tree grows inside a captured round, whoever is asked about its nodes: of a static shape, or best-first.
+"""How a tree grows inside a captured round, whoever is asked about its nodes: of a static shape, best-first, or a chain.
 
 A grower decides which nodes a drafter is asked about, level by level, and which tokens become the tree. What the drafter says
 after them is up to its ``Answers``. The same trees as ``drafters/trees/static.py`` and ``drafters/trees/best_first.py`` grow.
@@ -19,7 +19,7 @@ from outrider.models.attention.tree_tiles import Sights
 from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.best_first import Growth, Growths, Pool, Search
 from outrider.models.gpu.branches import FedTree, StaticTree
-from outrider.models.gpu.choose import Bests, Guessing, block_bests, pick_children
+from outrider.models.gpu.choose import Bests, Guessing, block_bests, pick, pick_children
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,16 +56,18 @@ class Spoken:
 
 
 class Grower(ABC):
-    """Grows trees of one size."""
+    """Grows trees of one size, or chains."""
 
-    def __init__(self, spoken: Spoken, tree_size: tuple[int, int]) -> None:
+    def __init__(self, spoken: Spoken, tree_size: tuple[int, int] | None, max_depth: int) -> None:
         self._spoken = spoken
         self.tree_size = tree_size
-        """Nodes, the root included, and levels of guesses."""
+        """Nodes, the root included, and levels of guesses; None for chains, whose length may change from round to round."""
+        self.max_depth = max_depth
+        """Most guesses along a path."""
 
     @abstractmethod
-    def trees(self, batch_size: int) -> SlotTrees:
-        """The shapes of what grows, fixed or written by ``grow``."""
+    def trees(self, batch_size: int) -> SlotTrees | None:
+        """The shapes of what grows, fixed or written by ``grow``; None for chains."""
 
     @abstractmethod
     def grow(self, answers: Answers, frame: Frame, nodes: Tensor) -> None:
@@ -98,7 +100,7 @@ class StaticGrower(Grower):
 
     def __init__(self, spoken: Spoken, device: torch.device, *, parents: Sequence[int], ranks: Sequence[int]) -> None:
         self._fed, self._tree = FedTree.of(parents, ranks, device), StaticTree.of(parents, device)
-        super().__init__(spoken, (len(parents), self._fed.max_depth))
+        super().__init__(spoken, (len(parents), self._fed.max_depth), self._fed.max_depth)
         shape = self._fed.shape.parents.tolist()
         self._guesses = StaticTree.of([parent - 1 for parent in shape[1:]] or [-1], device)
         """Those that are asked about, without the root."""
@@ -121,6 +123,29 @@ class StaticGrower(Grower):
         return Asked(nodes.index_select(1, fed), above, self._guesses.sights(batch_size, start=first, end=end))
 
 
+@final
+class ChainGrower(Grower):
+    """Chains, as long as the round that is captured. A drafter is asked about no more levels than are wanted."""
+
+    def __init__(self, spoken: Spoken, max_depth: int) -> None:
+        super().__init__(spoken, None, max_depth)
+
+    def trees(self, batch_size: int) -> None:
+        del batch_size
+
+    def grow(self, answers: Answers, frame: Frame, nodes: Tensor) -> None:
+        nodes[:, self.max_depth + 1 :].fill_(-1)  # nobody says so many
+        for depth in range(min(nodes.shape[1] - 1, self.max_depth)):
+            logits = answers.below(self._asked(nodes, depth)) if depth else answers.root()
+            trail = Trail(nodes, length=depth)
+            tops = self._bests(logits, frame, num_nodes=1, depth=depth, num_best=1, trail=trail)
+            pick(tops, nodes, depth + 1)
+
+    def _asked(self, nodes: Tensor, depth: int) -> Asked:
+        above = torch.full_like(nodes[:, :1], depth - 1)
+        return Asked(nodes[:, depth : depth + 1].contiguous(), above, Sights(None, None, depth - 1))
+
+
 Choose = Callable[[Growth, Tensor], None]
 """Makes trees of the candidates that were looked at: tokens into columns 1.. of nodes [B, N], shapes into the growth's."""
 
@@ -130,7 +155,7 @@ class BestFirstGrower(Grower):
     """Trees that follow the drafter's confidence."""
 
     def __init__(self, spoken: Spoken, device: torch.device, *, search: Search, choose: Choose = Growth.choose) -> None:
-        super().__init__(spoken, (search.num_nodes, search.max_depth))
+        super().__init__(spoken, (search.num_nodes, search.max_depth), search.max_depth)
         self._search, self._choose = search, choose
         self._growths = Growths(search, device, with_root=False)
 
