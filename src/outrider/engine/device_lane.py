@@ -257,7 +257,8 @@ class DeviceLane:
         ]
         launched.add_logprobs(taking, emitted)
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
-        self._graphs.policy.update(self._policy_state, observation_of(everybody, depth, launched.graph.num_nodes, self._price(launched), launched.plan))
+        seen = observation_of(everybody, depth, launched.graph.num_nodes, self._price(launched), launched.plan)
+        self._graphs.policy.update(self._policy_state, seen)
         self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
         return launched.report(taking, notes, positions, emitted, seconds=seconds) if taking else None
 

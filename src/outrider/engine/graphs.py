@@ -33,9 +33,7 @@ _USUAL = 1024
 class RoundGraphs:
     """The captured rounds of a target with a drafter, and the slots their requests stand in. Serves one lane at a time."""
 
-    def __init__(
-        self, target: FastDecoder, drafter: DeviceDrafter | None, policy: Policy, shape: CapturedShape
-    ) -> None:
+    def __init__(self, target: FastDecoder, drafter: DeviceDrafter | None, policy: Policy, shape: CapturedShape) -> None:
         """``shape`` says what ``policy`` plans."""
         self.target, self.drafter, self.policy = target, drafter, policy
         shape = shape if drafter is None else shape.within(drafter.max_depth)

@@ -25,7 +25,7 @@ from outrider.policies.belief import Asked, Belief
 from outrider.policies.chooser import Outlook, Survival, look_ahead
 from outrider.policies.cost_model import BatchCosts, CostModel
 from outrider.policies.ledger import Ledger
-from outrider.policies.lengths import plan_of
+from outrider.policies.lengths import captured_lengths, plan_of
 from outrider.policies.notes import Decision, Note
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 

@@ -18,7 +18,7 @@ from typing import final
 from outrider.core.device_round import CapturedShape
 from outrider.core.interfaces import Observation, Plan, Policy, RowState
 from outrider.policies.checks import check_count, check_nodes, check_order
-from outrider.policies.lengths import depths_of, plan_of
+from outrider.policies.lengths import captured_lengths, depths_of, plan_of
 
 
 @dataclass(frozen=True)
