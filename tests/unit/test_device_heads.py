@@ -168,7 +168,7 @@ def test_a_head_reads_prompts_in_pieces(kind: str) -> None:
 
 def follow(choices: torch.Tensor, nodes: torch.Tensor, tree: TokenTree, row: int, count: int) -> None:
     """Let the target choose the way to some node at depth ``count``."""
-    path = [0, *tree.path(row, int((tree.depths[row] == count).nonzero()[-1]))]
+    path = [0, *tree.path(row, int((tree.depths[row, : tree.sizes[row]] == count).nonzero()[-1]))]
     for above, node in pairwise(path):
         choices[above] = nodes[node]
 

@@ -49,7 +49,9 @@ class Chimera(HeadDrafter):
         from outrider.models.gpu.head_memory import LayerMemory
         from outrider.models.gpu.looking_heads import TrigramMemory  # needs triton
 
-        return device_heads(self.head, target, grower, TrigramMemory(self.head)) if LayerMemory.can_hold(self.head) else None
+        if not LayerMemory.can_hold(self.head):
+            return None
+        return device_heads(self.head, target, grower, TrigramMemory(self.head))
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> ChimeraGrowth:
         del max_depth

@@ -50,11 +50,9 @@ class Mtp(HeadDrafter):
         from outrider.models.gpu.head_memory import LayerMemory
         from outrider.models.gpu.looking_heads import ChainMemory  # needs triton
 
-        return (
-            device_heads(self.head, target, grower, ChainMemory(self.head, grower.max_depth))
-            if LayerMemory.can_hold(self.head)
-            else None
-        )
+        if not LayerMemory.can_hold(self.head):
+            return None
+        return device_heads(self.head, target, grower, ChainMemory(self.head, grower.max_depth))
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         first, count = super().start(rows, taps), len(rows)

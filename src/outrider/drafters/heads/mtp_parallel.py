@@ -46,7 +46,9 @@ class ParallelPrediction(HeadDrafter):
         from outrider.models.gpu.head_memory import LayerMemory
         from outrider.models.gpu.looking_heads import ParallelMemory  # needs triton
 
-        return device_heads(self.head, target, grower, ParallelMemory(self.head)) if LayerMemory.can_hold(self.head) else None
+        if not LayerMemory.can_hold(self.head):
+            return None
+        return device_heads(self.head, target, grower, ParallelMemory(self.head))
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelsGrowth:
         del max_depth

@@ -45,11 +45,9 @@ class BlockDrafting(HeadDrafter):
         from outrider.models.gpu.head_memory import LayerMemory
         from outrider.models.gpu.looking_heads import OpenMemory  # needs triton
 
-        return (
-            device_heads(self.head, target, grower, OpenMemory(self.head, grower.max_depth))
-            if LayerMemory.can_hold(self.head)
-            else None
-        )
+        if not LayerMemory.can_hold(self.head):
+            return None
+        return device_heads(self.head, target, grower, OpenMemory(self.head, grower.max_depth))
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelsGrowth:
         *pieces, final_piece = read_columns(state, context)

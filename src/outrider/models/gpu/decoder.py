@@ -49,7 +49,6 @@ from outrider.models.weights import Weights
 
 _MOST_PLACES = 65_535
 """Rows times tokens of a pass: kernels count them in a dimension of the grid that CUDA keeps this small."""
-_CHUNK = 512
 _LONGEST, _BEYOND = 1 << 17, 512
 """Tokens of a text that captured rounds have room for, and of a tree behind it."""
 
@@ -57,6 +56,8 @@ _LONGEST, _BEYOND = 1 << 17, 512
 @final
 class FastDecoder(LayeredTarget):
     """A frozen decoder with one pool of pages for all its caches; passes of one decoder must not run side by side."""
+
+    chunk_len = 512  # most tokens of a prompt that one pass reads
 
     def __init__(
         self, config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16, page_len: int = PAGE_LEN
@@ -119,7 +120,7 @@ class FastDecoder(LayeredTarget):
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         assert isinstance(cache, PagedCache), "a FastDecoder works on the caches it made"
         pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
-        for tree in chunks_of(rows, max(1, min(_CHUNK, _MOST_PLACES // max(1, len(rows)))), self.device):
+        for tree in chunks_of(rows, max(1, min(self.chunk_len, _MOST_PLACES // max(1, len(rows)))), self.device):
             cache.reserve(tree.num_nodes)
             with torch.inference_mode():
                 _, tapped = self.hidden(tree.tokens, self.step_of(tree, cache), taps=taps)

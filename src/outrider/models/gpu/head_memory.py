@@ -1,9 +1,8 @@
 """What heads remember of the slots' texts inside captured rounds: nothing, or keys and values of the target's states.
 
-Column c of a slot is the target's state of token c, beside token c + 1. A round finds all columns up to the one before its
-root. What a round writes behind them, for open places or for nodes that were not accepted, is written over by the columns that
-come. Attention is the decoder's (``models/attention/tree_triton.py``). Heads whose guesses look at the text are in
-``looking_heads.py``.
+Column c of a slot is the target's state of token c, beside token c + 1. A round finds all columns before its root.
+What a round writes behind them, for open places or for nodes that were not accepted, is written over by the columns that come.
+Attention is the decoder's (``models/attention/tree_triton.py``). Heads whose guesses look at the text: ``looking_heads.py``.
 """
 
 from __future__ import annotations
