@@ -27,7 +27,7 @@ from outrider.models.quantised.packed_rows import PackedFolder, PackedRows, can_
 from outrider.models.weights import read_weights
 
 KEPT = ["gptq", "gptq-symmetric", "gptq-v2", "gptq-channel", "awq", "int4-asymmetric", "gptq-8bit-symmetric", "int8-channel"]
-KEPT += ["fp8-channel", "fp8-tensor", "fp8-blocks", "bnb-int8"]
+KEPT += ["fp8-channel", "fp8-tensor", "fp8-blocks", "bnb-int8", "nf4", "nf4-double"]
 """Forms whose matrices stay as they are."""
 
 
