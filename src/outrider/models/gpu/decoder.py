@@ -281,7 +281,7 @@ class FastDecoder(LayeredTarget):
         """What the MLP, or the experts, add to the stream."""
         config, rest = self.config, layer.rest
         if rest.router is not None and config.experts is not None:
-            return experts_mlp(x, rest, config.experts, activation=config.activation, exact=self.traits.is_invariant)
+            return experts_mlp(x, layer, config.experts, activation=config.activation, exact=self.traits.is_invariant)
         finish = Finish(config.activation, rest.gate_up_bias)
         inner = multiply(x, layer.gate_up, Kind.GATED, exact=self.traits.is_invariant, finish=finish, gated=config.gated)
         return self._product(inner, layer.down, Kind.NARROW)
