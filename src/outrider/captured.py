@@ -78,11 +78,13 @@ class Rounds:
         method.policy.start(1)  # it reads its prices now: memory that grows moves, and captured rounds with it
         from outrider.engine.device_lane import num_slots
         from outrider.engine.device_seats import NUM_PIECES
+        from outrider.engine.round_kind import num_kinds
 
         guesses = graphs.depths
         pieces = NUM_PIECES if batch_size > 1 else NUM_PIECES[:1]  # nobody arrives while one alone runs
+        total = num_kinds(guesses, pieces)
         for count, _ in enumerate(graphs.prepare(num_slots(batch_size), num_tokens, guesses=guesses, pieces=pieces), 1):
-            yield count, len(guesses) * len(pieces)
+            yield count, total
 
     def warm_up(self, method: Method, sizes: Collection[int], *, num_tokens: int, progress: bool) -> None:
         """Prepare rounds of so many requests, the most first: memory that grows moves."""

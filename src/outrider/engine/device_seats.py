@@ -83,12 +83,18 @@ class Seat:
         return choices[:taken]
 
 
-def next_pieces(seats: Sequence[Seat | None]) -> list[tuple[int, int]]:
-    """Slots, and tokens before the piece, of what the next round reads of prompts; first come first served."""
+def num_pieces_left(seats: Sequence[Seat | None]) -> int:
+    """Pieces of prompts that the next round should have room for: one of ``NUM_PIECES``."""
+    left = sum(-(-seat.num_left // PIECE_LEN) for seat in seats if seat is not None)
+    return next((size for size in NUM_PIECES if size >= left), NUM_PIECES[-1])
+
+
+def next_pieces(seats: Sequence[Seat | None], most: int) -> list[tuple[int, int]]:
+    """Slots, and tokens before the piece, of what the next round reads of prompts: ``most`` pieces, first come first served."""
     reading = [(slot, seat) for slot, seat in enumerate(seats) if seat is not None and seat.num_left]
     found: list[tuple[int, int]] = []
     for slot, seat in sorted(reading, key=lambda pair: pair[1].began):
-        while seat.num_left and len(found) < NUM_PIECES[-1]:
+        while seat.num_left and len(found) < most:
             found.append((slot, seat.num_read))
             seat.num_read += min(PIECE_LEN, seat.num_left)
     return found

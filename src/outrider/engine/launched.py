@@ -28,8 +28,6 @@ class Launched:
     """Of the lane's rounds."""
     began: torch.cuda.Event
     ended: torch.cuda.Event
-    is_constrained: bool
-    """Grammars forbid tokens in it, and the host has yet to say which (``engine/constrained.py``)."""
 
     @property
     def seconds(self) -> float:

@@ -83,6 +83,8 @@ class RoundGraph:
         self.notes = Notes(rounds, ring, torch.zeros(ring.shape, dtype=torch.int64, pin_memory=True))
         self.logprobs = NotedLogprobs.empty(ring) if frame.has_logprobs else None
         self.num_guesses, self.num_pieces = num_guesses, num_pieces
+        self.is_constrained = frame.is_constrained
+        """Grammars forbid tokens in it, and the host says which after it began (``engine/constrained.py``)."""
         self.num_launched = 0
         self._table = torch.tensor([[-1] * num_pieces, [0] * num_pieces], device=device)
         """Slots of the pieces, and the tokens before them."""

@@ -20,6 +20,7 @@ from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.engine.round_kind import RoundKind
 from outrider.engine.step import Engine
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class DeviceTrial(Trial):
 
 def _replayed(graphs: RoundGraphs, num_rows: int, num_guesses: int) -> float:
     """Seconds of one captured round on the device."""
-    graph = graphs.round(num_rows, num_guesses)
+    graph = graphs.round(RoundKind(num_rows, num_guesses))
     began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     began.record()
     graph.launch()
