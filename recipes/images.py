@@ -11,6 +11,7 @@ nothing, so that the same model is also the unconditional one that classifier-fr
 
 The images become tokens first: ``codebook.safetensors``, ``train.npy`` and ``test.npy`` [N, 1 + T] in the folder. Without
 ``--data`` the models learn from the tokens that are there, so the images need not be on the machine that trains.
+``--tokens-for MODEL`` writes the tokens of a model that exists, for training heads or for the benchmark, and no model.
 """
 
 from __future__ import annotations
@@ -193,16 +194,17 @@ def export(model: Llama, codebook: Codebook, folder: Path, *, num_classes: int, 
     codebook.save(folder)
 
 
-def tokenise(data: Path, out: Path, recipe: ImageRecipe) -> dict[str, float]:
-    """Codebook, and the images as tokens."""
+def tokenise(data: Path, out: Path, recipe: ImageRecipe, codebook: Codebook | None = None) -> dict[str, float]:
+    """The images as tokens, of a new codebook where none is given."""
     out.mkdir(parents=True, exist_ok=True)
     images, labels = read_images(data, "train")
-    codebook = fit_codebook(images[: recipe.num_fitted], recipe.num_codes, patch=recipe.patch, seed=recipe.seed)
+    if codebook is None:
+        codebook = fit_codebook(images[: recipe.num_fitted], recipe.num_codes, patch=recipe.patch, seed=recipe.seed)
     test_images, test_labels = (part[:2000] for part in read_images(data, "test"))
     parts = {"train": (images[: recipe.num_trained], labels[: recipe.num_trained]), "test": (test_images, test_labels)}
     rows: dict[str, Tensor] = {}
     for name, (pictures, classes) in parts.items():
-        rows[name] = torch.cat([recipe.num_codes + classes[:, None], codebook.encode(pictures)], 1)
+        rows[name] = torch.cat([codebook.num_codes + classes[:, None], codebook.encode(pictures)], 1)
         Tokens(rows[name], codebook).save(out / f"{name}.npy")
     error = float((codebook.decode(rows["test"][:, 1:]) - test_images).square().mean())
     return {"reconstruction_rmse": error**0.5, "codes_used": float(len(rows["train"][:, 1:].unique()))}
@@ -228,6 +230,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, help="an .npz file of images and labels (default: the tokens in the folder)")
     parser.add_argument("--out", type=Path, default=Path("build/images"))
+    parser.add_argument(
+        "--tokens-for", type=Path, metavar="MODEL", help="write the images as this model's tokens, and no model"
+    )
     parser.add_argument("--preset", choices=sorted(PRESETS), default="mnist")
     parser.add_argument("--target-steps", type=int, help="steps of the target (default: the preset's)")
     parser.add_argument("--draft-steps", type=int, help="steps of the draft (default: the preset's)")
@@ -239,8 +244,9 @@ def main() -> None:
         draft_steps=arguments.draft_steps or recipe.draft_steps,
     )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    report = tokenise(arguments.data, arguments.out, recipe) if arguments.data else {}
-    print(json.dumps(report | make(arguments.out, recipe, device)))
+    book = None if arguments.tokens_for is None else Codebook.load(arguments.tokens_for)
+    report = tokenise(arguments.data, arguments.out, recipe, book) if arguments.data else {}
+    print(json.dumps(report | ({} if book else make(arguments.out, recipe, device))))
 
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ def test_the_frechet_distance() -> None:
 
 
 def test_the_plot_has_a_point_per_row() -> None:
-    row = {"label": "sjd", "window": 4, "lossless": True, "fewer": 2.0, "tv_mean": 0.0, "fid": 30.0}
-    lossy = {**row, "label": "sjd + lantern (k 1)", "lossless": False, "tv_mean": 0.2, "fid": 60.0}
+    row = {"method": "sjd", "window": 4, "lossless": True, "codes_per_pass": 2.0, "tv_mean": 0.0, "cnn_fid": 30.0}
+    lossy = {**row, "method": "sjd + lantern (k 1)", "lossless": False, "tv_mean": 0.2, "cnn_fid": 60.0}
     text = _benchmark("images_plot").plot([row, lossy])
     assert text.count('r="5"') == 4 + 6 and "lantern (k 1), window 4: 2.00 codes per pass" in text
