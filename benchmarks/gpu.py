@@ -330,10 +330,10 @@ def round_parts(bench: Bench, num_guesses: int) -> None:
         drafting = torch.cuda.CUDAGraph()
         assert graphs.drafter is not None
         frame.lengths.copy_(held)
-        graphs.drafter.propose(frame, chain)
+        graphs.drafter.propose(frame, chain, num_guesses)
         torch.cuda.synchronize()
         with torch.cuda.graph(drafting):
-            graphs.drafter.propose(frame, chain)
+            graphs.drafter.propose(frame, chain, num_guesses)
         draft = median_ms(drafting.replay)
     graphs.leave(1)
     running = bench.run(bench.method("draft-model", num_draft_tokens=num_guesses), bench.prompts[:1], 200)[0].stats

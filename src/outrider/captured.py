@@ -56,7 +56,7 @@ class Rounds:
         if self._target.device.type != "cuda" or not self._target.traits.can_be_captured:
             return _ON_A_CPU
         lengths = [min(len(one.prompt_ids) + one.params.max_tokens, self._target.max_len) + _SPARE for one in requests] or [1]
-        room = cast(Any, self._target).room * len(lengths) // sum(lengths)
+        room = cast(Any, self._target.captured_as).room * len(lengths) // sum(lengths)
         return max(1, min(_MOST, 1 << max(0, room.bit_length() - 1)))
 
     def lane(self, method: Method) -> DeviceLane | None:
@@ -110,8 +110,8 @@ def captured(method: Method, target: Target) -> RoundGraphs | None:
         return None
     from outrider.engine.graphs import RoundGraphs
 
-    fast = cast(Any, target)
+    fast = cast(Any, target.captured_as)
     if method.drafter.never_guesses:
         return RoundGraphs(fast, None, method.policy, CapturedShape({}))
-    twin = method.drafter.device_twin(shape, target)
+    twin = method.drafter.device_twin(shape, fast)
     return None if twin is None else RoundGraphs(fast, twin, method.policy, shape)
