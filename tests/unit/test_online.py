@@ -283,7 +283,7 @@ def test_a_draft_with_exits_learns_at_each() -> None:
         online.observe(row.request.prompt_ids, row.output_ids, row.origins)
     model = online.maybe_update()
     assert model is not None and model.num_layers == 2
-    assert online._pupil.objective(online.module).exits == (1, 2)
+    assert online.pupil.objective(online.module).exits == (1, 2)
 
 
 def test_texts_are_read_by_the_target_once() -> None:
