@@ -161,7 +161,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=0.3)
     parser.add_argument("--held", type=int, default=60, help="requests that measure, of each kind of text")
-    parser.add_argument("--learn-share", type=float, default=0.05)
+    parser.add_argument("--learn-share", type=float, default=0.03)
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="other settings (OnlineSettings)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file for the result")

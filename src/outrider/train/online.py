@@ -91,7 +91,7 @@ class OnlineSettings:
     """Updates without a better draft after which the copy begins again from the one that serves."""
     background: bool = False
     """Learn in a thread of its own."""
-    busy_share: float = 0.05
+    busy_share: float = 0.03
     """Largest share of the time that learning takes while requests are served. Without requests it takes all."""
     state_bytes: int = 256_000_000
     """Memory for the target's states of the texts that are learned from; what does not fit is computed again."""
