@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import torch
@@ -81,7 +81,9 @@ class ReplaySource(RandomSource):
     def _cell(self, kind: str, lane: int, edges: list[float]) -> int:
         """Which of the cells between ``edges`` (rising from 0 to 1) the lane's number lies in."""
         low, high = self._known.get((kind, lane), (0.0, 1.0))
-        cells = list(pairwise(min(max(edge, low), high) for edge in edges))
+        if (low, high) != (0.0, 1.0):
+            edges = [min(max(edge, low), high) for edge in edges]
+        cells = list(pairwise(edges))
         choice = self._branch([(end - begin) / (high - low) for begin, end in cells])
         self._known[kind, lane] = cells[choice]
         return choice
@@ -98,8 +100,8 @@ class ReplaySource(RandomSource):
 
 def _edges(weights: Tensor) -> list[float]:
     """0 and the running sums, scaled to end at 1. (Dividing by the last sum gives a token of weight 0 no sliver.)"""
-    sums = weights.cumsum(0)
-    return [0.0, *(sums / sums[-1]).tolist()]
+    sums = list(accumulate(weights.tolist()))
+    return [0.0, *(total / sums[-1] for total in sums)]
 
 
 def enumerate_law(experiment: Callable[[RandomSource], Outcome]) -> dict[Outcome, float]:
