@@ -51,6 +51,7 @@ class FakeGraph:
 
     def __init__(self, graphs: FakeGraphs, size: int, num_guesses: int, num_pieces: int) -> None:
         self._graphs, self._size, self.num_guesses, self.num_pieces = graphs, size, num_guesses, num_pieces
+        self.num_nodes = num_guesses + 1
         self._notes: list[list[list[int]]] = []
 
     def launch(self, pieces: Sequence[tuple[int, int]]) -> int:
@@ -252,9 +253,7 @@ def text_of(prompt: Sequence[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("at_hand", [(2, 16), (1, 4), (0, 4)])
-def test_requests_come_and_go_and_everyone_gets_its_text(
-    world: tuple[Scheduler, FakeGraphs], at_hand: tuple[int, int]
-) -> None:
+def test_requests_come_and_go_and_everyone_gets_its_text(world: tuple[Scheduler, FakeGraphs], at_hand: tuple[int, int]) -> None:
     """Also where only rounds with fewer guesses and pieces are captured than are wanted."""
     scheduler, graphs = world
     graphs.longest_at_hand, graphs.most_pieces = at_hand

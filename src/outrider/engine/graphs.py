@@ -249,9 +249,7 @@ class RoundGraphs:
                 self.pool = torch.cuda.graph_pool_handle()
             frame = self._shaped(kind.num_slots) if kind.stages else self.frame(kind.num_slots)
             with torch.inference_mode():
-                frame = replace(
-                    frame, stages=kind.stages, has_logprobs=kind.logprobs, is_constrained=kind.constrained
-                )
+                frame = replace(frame, stages=kind.stages, has_logprobs=kind.logprobs, is_constrained=kind.constrained)
                 self._rounds[kind] = RoundGraph(self._parts, frame, kind.num_guesses, kind.num_pieces, pool=self.pool)
         return self._rounds[kind]
 
