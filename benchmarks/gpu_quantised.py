@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -225,16 +226,14 @@ def expert_layers() -> dict[str, Any]:
     for count in (1, 8, 32, 128):
         x = torch.randn(count, EXPERTS["size"], generator=torch.Generator("cuda").manual_seed(count), device="cuda").bfloat16()
         chosen = (x @ whole.rest.router.T).topk(experts.num_chosen).indices.unique().numel()
-        graphs = {
-            name: replayed(lambda layer=layer: mlp_of(x, layer, experts)) for name, layer in (("mxfp4", few), (BF16, whole))
-        }
+        layers = (("mxfp4", few), (BF16, whole))
+        graphs = {name: replayed(partial(mlp_of, x, layer, experts)) for name, layer in layers}
         times = in_turns(graphs)
         bytes_of = {"mxfp4": few.gate_up.nbytes + few.down.nbytes, BF16: whole.gate_up.nbytes + whole.down.nbytes}
         floors = {name: bytes_of[name] * chosen / experts.count / BANDWIDTH * 1e6 for name in times}
         found[str(count)] = {"experts": chosen} | {name: {"us": times[name] * 1e3, "floor_us": floors[name]} for name in times}
-        print(
-            f"experts of {count} nodes: { {n: f'{times[n] * 1e3:.0f} us, floor {floors[n]:.0f}' for n in times} }", flush=True
-        )
+        words = ", ".join(f"{name} {times[name] * 1e3:.0f} us, floor {floors[name]:.0f}" for name in times)
+        print(f"experts of {count} nodes: {words}", flush=True)
     return found
 
 
