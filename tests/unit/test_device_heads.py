@@ -55,8 +55,9 @@ GROWN = [
     ("mtp", "best-first"),
     ("mtp-parallel", "static"),
     ("chimera", "best-first"),
+    ("falcon", "best-first"),
 ]
-READING = ["eagle3", "l-mtp", "hydra++", "dflash", "fspad", "p-eagle", "mtp", "chimera"]
+READING = ["eagle3", "l-mtp", "hydra++", "dflash", "fspad", "p-eagle", "mtp", "chimera", "falcon"]
 OWN: dict[str, dict[str, Any]] = {"hydra": {"prefix": False}}
 
 

@@ -215,6 +215,10 @@ class SlotAttending(Attending):
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         self.put(keys, values)
+        return self.look(queries)
+
+    def look(self, queries: Tensor) -> Tensor:
+        """What queries [R, heads, N, D] see, the keys and values of the nodes being written."""
         asked, config = rotate(queries, self._rotation).transpose(1, 2).contiguous(), self._config
         memory, rows = (self._layer[0], self._layer[1]), Rows(self._columns.starts.int(), self._columns.slots.int())
         num_queries, capacity = asked.shape[1] * config.num_heads // config.num_kv_heads, memory[0].shape[2]
