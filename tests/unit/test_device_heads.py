@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -167,6 +167,33 @@ def test_a_head_reads_prompts_in_pieces(kind: str) -> None:
             drafter.propose(frame, nodes)
         found.append(nodes.tolist())
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "p-eagle", "mtp"])
+def test_chains_are_as_long_as_a_round_wants(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length changes from round to round, and heads answer for no more levels than it has, or than they know."""
+    config = tiny_config(**SHAPE)
+    target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
+    head, new_drafter = small_head(kind), cast(Any, METHODS[kind].drafter)
+    drafter = new_drafter(head, HeadOptions(branching="chain"))
+    twin = drafter.device_twin(CapturedShape(6, None), target)
+    assert twin is not None and twin.tree_size is None and twin.trees(2) is None
+    rows, asked = [[5, 9, 1, 33, 7, 2], [2, 8]], list[int]()
+    twin.seat([0, 1], rows, batch_size=2, capacity=64)
+    frame, readout = frame_of(rows, TEMPERATURES), type(head).readout
+    monkeypatch.setattr(type(head), "readout", lambda self, depth, x: asked.append(depth) or readout(self, depth, x))
+    for length in (1, 6, 2):
+        nodes = torch.zeros(2, 1 + length, dtype=torch.int64, device=DEVICE)
+        nodes[:, 0] = torch.tensor([row[-1] for row in rows])
+        asked.clear()
+        with torch.inference_mode():
+            twin.propose(frame, nodes)
+        known = min(length, drafter.max_depth or length)
+        assert asked == ([] if kind == "eagle3" else list(range(known)))  # its layer reads off by itself
+        noise = Noise(frame.seeds, frame.lengths - frame.prompt_lens)
+        chain = expected(drafter, target, rows, noise, Plan((length, length), (length, length)))
+        assert chain.sizes == (1 + known, 1 + known)
+        assert torch.equal(nodes[:, : 1 + known], chain.tokens) and (nodes[:, 1 + known :] == -1).all()
 
 
 def follow(choices: torch.Tensor, nodes: torch.Tensor, tree: TokenTree, row: int, count: int) -> None:
