@@ -78,7 +78,7 @@ def test_chains_of_heads_change_their_length_inside_captured_rounds(llm: LLM, ki
     own = {"heads": untrained(kind, tmp_path)} if kind in CHANGES else {}
     method = llm.compose(kind, policy="heuristic", branching="chain", num_draft_tokens=3, **own)
     graphs = captured(method, llm.target)
-    assert graphs is not None and graphs.drafter is not None and graphs.drafter.tree_size is None
+    assert graphs is not None and graphs.drafter is not None and graphs.depths == [0, 1, 2, 3]
     for params in PARAMS:
         expected = [llm.generate(p, params, method=llm.compose("plain"))[0].token_ids for p in PROMPTS]
         assert [o.token_ids for o in llm.generate(PROMPTS, params, method=method)] == expected

@@ -41,7 +41,7 @@ class BlockDrafter(HeadDrafter, ABC):
         """The heads at the roots [B, 1], from the states [B, P, H] of a block's places."""
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the tree always has the same size, and the layers are ones that the kernels know."""
+        """Where the kernels know the layers."""
         grower = device_grower(self, self._backbone, shape, target) if self._bits == 16 else None
         if grower is None:
             return None

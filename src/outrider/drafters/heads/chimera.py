@@ -42,7 +42,7 @@ class Chimera(HeadDrafter):
         self.head = head
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the tree always has the same size, or is a chain, and the kernels know the layers."""
+        """Where the kernels know the layers."""
         grower = device_grower(self, self.head, shape, target) if self._bits == 16 else None
         if grower is None:
             return None

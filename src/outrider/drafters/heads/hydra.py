@@ -50,7 +50,7 @@ class Hydra(NewestDrafter):
         return LevelsGrowth(context, HydraLevels(self.head, read, torch.tensor(context.roots, device=context.device)[:, None]))
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the tree always has the same size; with a prefix layer, one that the kernels know."""
+        """With a prefix layer, where the kernels know it."""
         if self._memory is None:
             return super().device_twin(shape, target)
         grower = self._grower(shape, target) if self._bits == 16 else None

@@ -41,7 +41,7 @@ class NewestDrafter(HeadDrafter, ABC):
         return LevelsGrowth(context, self._levels(newest(state, self.num_kept), roots))
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the tree always has the same size, or is a chain."""
+        """In 16 bits, where the tree is small enough."""
         grower = self._grower(shape, target) if self._bits == 16 else None
         if grower is None:
             return None

@@ -33,7 +33,7 @@ class DeviceHeads(DeviceDrafter):
 
     def __init__(self, head: Head, target: FastDecoder, grower: Grower, memory: HeadMemory) -> None:
         self._target, self._grower, self._memory = target, grower, memory
-        self.taps, self.tree_size, self._num_kept = head.config.taps, grower.tree_size, memory.num_kept
+        self.taps, self.max_depth, self._num_kept = head.config.taps, grower.max_depth, memory.num_kept
         self._like = next(head.parameters())
         self._kept: dict[int, Tensor] = {}
         """[B + 1, K, S] by slots; the last row is no slot's."""
@@ -42,13 +42,15 @@ class DeviceHeads(DeviceDrafter):
     def version(self) -> int:
         return self._memory.version
 
-    def trees(self, batch_size: int) -> SlotTrees | None:
-        return self._grower.trees(batch_size)
+    def num_nodes(self, depth: int) -> int:
+        return self._grower.num_nodes(depth)
 
-    def propose(self, frame: Frame, nodes: Tensor) -> None:
-        levels = min(nodes.shape[1] - 1, self._grower.max_depth)
-        roots = Roots(frame, self._of(frame.batch_size)[:-1], nodes[:, :1], levels)
-        self._grower.grow(self._memory.answers(roots), frame, nodes)
+    def trees(self, batch_size: int, depth: int) -> SlotTrees | None:
+        return self._grower.trees(batch_size, depth)
+
+    def propose(self, frame: Frame, nodes: Tensor, depth: int) -> None:
+        roots = Roots(frame, self._of(frame.batch_size)[:-1], nodes[:, :1], depth)
+        self._grower.grow(self._memory.answers(roots), frame, nodes, depth)
 
     def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
         self.open(slots, batch_size=batch_size, capacity=capacity)

@@ -23,14 +23,14 @@ from outrider.models.weights import TensorSource, read_weights
 _FEW_BITS = 4
 
 
-def stored_decoder(config: ModelConfig, folder: TensorSource) -> LayeredTarget | None:
+def stored_decoder(config: ModelConfig, folder: TensorSource, *, page_len: int = 0) -> LayeredTarget | None:
     """Multiplies the quantised matrices of a folder as they are, on a CPU; None where they are not, or it cannot."""
     if not isinstance(folder, QuantisedFolder) or not folder.form.stays or native_missing(config):
         return None
     source = StoredFolder(folder)
     weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"))
     source.warn()
-    found = native_decoder(config, replace(weights, file=source.memory))
+    found = native_decoder(config, replace(weights, file=source.memory), page_len=page_len)
     give_back()
     return found
 
