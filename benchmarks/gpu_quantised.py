@@ -108,7 +108,7 @@ FORMS: dict[str, Callable[[Tensor], Packed]] = {
     "fp8 outputs": float_outputs,
     "nf4": from_table,
 }
-EXPERTS = {"count": 32, "num_chosen": 4, "size": 2880}
+EXPERTS = Experts(count=32, num_chosen=4, size=2880, normalised=True, layers=(True,))
 """Of gpt-oss-20b, whose stream is as wide as its experts."""
 
 
@@ -203,42 +203,42 @@ def passes(target: FastDecoder) -> dict[str, float]:
     return found | {str(count): median_ms(lambda count=count: prompt(count), 5) for count in NODES if count > 64}
 
 
-def any_experts() -> tuple[Layer, Layer, Experts]:
-    """One layer's experts of gpt-oss-20b's shapes, in MXFP4 and the same numbers in bf16."""
-    experts, width = Experts(**EXPERTS, normalised=True, layers=(True,)), EXPERTS["size"]
+def any_experts() -> tuple[Layer, Layer, Tensor]:
+    """One layer's experts of gpt-oss-20b's shapes, in MXFP4 and the same numbers in bf16, and their router."""
+    width = EXPERTS.size
     draw, none = torch.Generator("cuda").manual_seed(2), torch.empty(0, 0, device="cuda")
     packed = list[Packed]()
     for outputs in (2 * width, width):
-        rows = experts.count * outputs
+        rows = EXPERTS.count * outputs
         data = torch.randint(0, 256, (rows, width // 2), generator=draw, device="cuda", dtype=torch.uint8)
         packed.append(Packed(data, torch.full((width // 32, rows), 119, device="cuda", dtype=torch.uint8)))
     gate_up, down = packed
-    router = torch.randn(experts.count, width, generator=draw, device="cuda").bfloat16()
+    router = torch.randn(EXPERTS.count, width, generator=draw, device="cuda").bfloat16()
     rest = LayerWeights(None, none, none, None, none, none, router=router)
-    whole = [each.unpacked(torch.bfloat16).unflatten(0, (experts.count, -1)) for each in packed]
-    return Layer(none, none, gate_up, down, rest), Layer(none, none, whole[0], whole[1], rest), experts
+    whole = [each.unpacked(torch.bfloat16).unflatten(0, (EXPERTS.count, -1)) for each in packed]
+    return Layer(none, none, gate_up, down, rest), Layer(none, none, whole[0], whole[1], rest), router
 
 
 def expert_layers() -> dict[str, Any]:
     """Microseconds of a layer's experts by nodes, captured, in turns; the floor reads every chosen expert once."""
-    few, whole, experts = any_experts()
+    few, whole, router = any_experts()
     found: dict[str, Any] = {}
     for count in (1, 8, 32, 128):
-        x = torch.randn(count, EXPERTS["size"], generator=torch.Generator("cuda").manual_seed(count), device="cuda").bfloat16()
-        chosen = (x @ whole.rest.router.T).topk(experts.num_chosen).indices.unique().numel()
+        x = torch.randn(count, EXPERTS.size, generator=torch.Generator("cuda").manual_seed(count), device="cuda").bfloat16()
+        chosen = (x @ router.T).topk(EXPERTS.num_chosen).indices.unique().numel()
         layers = (("mxfp4", few), (BF16, whole))
-        graphs = {name: replayed(partial(mlp_of, x, layer, experts)) for name, layer in layers}
+        graphs = {name: replayed(partial(mlp_of, x, layer)) for name, layer in layers}
         times = in_turns(graphs)
         bytes_of = {"mxfp4": few.gate_up.nbytes + few.down.nbytes, BF16: whole.gate_up.nbytes + whole.down.nbytes}
-        floors = {name: bytes_of[name] * chosen / experts.count / BANDWIDTH * 1e6 for name in times}
+        floors = {name: bytes_of[name] * chosen / EXPERTS.count / BANDWIDTH * 1e6 for name in times}
         found[str(count)] = {"experts": chosen} | {name: {"us": times[name] * 1e3, "floor_us": floors[name]} for name in times}
         words = ", ".join(f"{name} {times[name] * 1e3:.0f} us, floor {floors[name]:.0f}" for name in times)
         print(f"experts of {count} nodes: {words}", flush=True)
     return found
 
 
-def mlp_of(x: Tensor, layer: Layer, experts: Experts) -> None:
-    experts_mlp(x, layer, experts, activation="clamped", exact=False)
+def mlp_of(x: Tensor, layer: Layer) -> None:
+    experts_mlp(x, layer, EXPERTS, activation="clamped", exact=False)
 
 
 def replayed(call: Callable[[], None]) -> Callable[[], None]:

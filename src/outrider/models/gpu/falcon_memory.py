@@ -6,6 +6,7 @@ it in the same slot has carried on. Blocks are ``models/heads/falcon_levels.py``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from outrider.models.attention.tree_tiles import Sights
 from outrider.models.gpu.growers import Answers
 from outrider.models.gpu.head_memory import Columns, LayerMemory, LevelAnswers, Roots, SlotAttending
+from outrider.models.gpu.uploads import sent
 from outrider.models.heads.falcon import FalconHead
 from outrider.models.heads.falcon_levels import FalconLevels
 from outrider.models.heads.layer import Attending
@@ -31,10 +33,18 @@ class FalconMemory(LayerMemory):
         self._carried: dict[int, Tensor] = {}
         """[B + 1, 4H] by slots, after the column that was read last of a prompt."""
 
-    def read(self, batch_size: int, columns: Columns, features: Tensor) -> Tensor:
+    def make_room(self, batch_size: int, capacity: int) -> None:
+        super().make_room(batch_size, capacity)
         if batch_size not in self._carried:
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
                 self._carried[batch_size] = self._like.new_zeros(batch_size + 1, self.width)
+
+    def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
+        super().move(old_size, new_size, slots)
+        old = self._carried[old_size]
+        self._carried[new_size][: len(slots)] = old.index_select(0, sent(list(slots), torch.int64, old.device))
+
+    def read(self, batch_size: int, columns: Columns, features: Tensor) -> Tensor:
         held, found = self._carried[batch_size], list[Tensor]()
         tokens, fused, is_first = columns.tokens(), self._head.fuse(features), (columns.starts == 0)[:, None]
         for row in range(len(tokens)):  # one may begin where the one before it ended
