@@ -115,6 +115,10 @@ class HeadMemory(ABC):
         del newest
         return self.read(batch_size, columns, features)
 
+    def settle(self, roots: Roots) -> None:
+        """A round added columns, and no tree will grow from here: remember what the next tree would have read."""
+        del roots
+
     @abstractmethod
     def answers(self, roots: Roots) -> Answers:
         """The heads at the roots."""
