@@ -37,6 +37,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mtp": {"num_heads": 4},
     "mtp-parallel": {"num_heads": 4},
     "chimera": {"num_heads": 4},
+    "falcon": {"block_len": 2},
 }
 
 
@@ -83,7 +84,7 @@ def test_chains_of_heads_change_their_length_inside_captured_rounds(llm: LLM, ki
         assert [o.token_ids for o in llm.generate(PROMPTS, params, method=method)] == expected
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "fspad", "p-eagle", "mtp", "chimera"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "fspad", "p-eagle", "mtp", "chimera", "falcon"])
 def test_heads_read_prompts_inside_rounds(llm: LLM, kind: str, tmp_path: Path) -> None:
     """More requests than slots, of 2 to 300 tokens."""
     own = {"heads": untrained(kind, tmp_path)} if kind in CHANGES and kind != "hydra" else {}
