@@ -151,6 +151,7 @@ class FakeGraphs:
     drafter = None
     most_guesses = longest_at_hand = 2
     most_pieces = 16
+    slack = 3
 
     def __init__(self, target: Decoder, method: Method) -> None:
         self.target, self.policy = target, method.policy
@@ -172,8 +173,9 @@ class FakeGraphs:
     def has_room(self, size: int, states: Mapping[int, RequestState]) -> bool:
         return len(states) <= size
 
-    def grow(self, size: int, states: Mapping[int, RequestState]) -> None:
+    def grow(self, size: int, states: Mapping[int, RequestState]) -> dict[int, int]:
         assert all((size, slot) in self.slots for slot in states)
+        return {slot: len(state.tokens) + 2 * self.slack + 1 for slot, state in states.items()}
 
     def is_held_by_another(self, lane: object) -> bool:
         return self._holder not in (None, lane)
@@ -252,9 +254,7 @@ def text_of(prompt: Sequence[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("at_hand", [(2, 16), (1, 4), (0, 4)])
-def test_requests_come_and_go_and_everyone_gets_its_text(
-    world: tuple[Scheduler, FakeGraphs], at_hand: tuple[int, int]
-) -> None:
+def test_requests_come_and_go_and_everyone_gets_its_text(world: tuple[Scheduler, FakeGraphs], at_hand: tuple[int, int]) -> None:
     """Also where only rounds with fewer guesses and pieces are captured than are wanted."""
     scheduler, graphs = world
     graphs.longest_at_hand, graphs.most_pieces = at_hand

@@ -17,7 +17,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.cache.paged import PagedCache, PagePool
+from outrider.cache.page_pool import PagePool
+from outrider.cache.paged import PagedCache
 from outrider.core.interfaces import Cache
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.resume import Resume

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from outrider.cache.paged import PAGE_LEN
+from outrider.cache.page_pool import PAGE_LEN
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
 from outrider.models.joint import Joint
@@ -48,4 +48,6 @@ def native_decoder(
 ) -> NativeDecoder | None:
     """The native decoder; None where it cannot run. ``page_len`` 0 leaves the tokens of a page to it."""
     library = built_library() if can_run(config, weights.dtype, weights.embedding.device) else None
-    return None if library is None else NativeDecoder(library, config, weights, bits, joint=joint, page_len=page_len or PAGE_LEN)
+    return (
+        None if library is None else NativeDecoder(library, config, weights, bits, joint=joint, page_len=page_len or PAGE_LEN)
+    )
