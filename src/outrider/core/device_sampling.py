@@ -69,10 +69,7 @@ def use_of(params: SamplingParams) -> Use:
         (Use.TYPICAL, draws and params.typical_p < 1),
         (Use.GRAMMAR, params.grammar is not None),
     )
-    found = Use(0)
-    for use, is_asked in asked:
-        found |= use if is_asked else Use(0)
-    return found
+    return Use(sum(use.value for use, is_asked in asked if is_asked))
 
 
 def stages_for(requests: Sequence[Request]) -> Stages | None:

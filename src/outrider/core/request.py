@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Protocol
 
 from outrider.core.params import SamplingParams
@@ -54,7 +55,7 @@ class Request:
     held: object = None
     """What must live as long as the request: the embeddings that ``read_ids`` name."""
 
-    @property
+    @cached_property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end this request."""
         eos = frozenset() if self.params.ignore_eos else self.eos_ids

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.cache.paged import PagedCache, PagePool
+from outrider.cache.page_pool import PagePool
+from outrider.cache.paged import PagedCache
 from outrider.models.attention.tree_tiles import Rows
 
 PAGE_LEN = 64
