@@ -120,9 +120,8 @@ def show(family: str, found: Mapping[tuple[str, int], list[float]]) -> list[dict
         one = statistics.median(found[scan, min(width for _, width in found)])
         figures = {"ms": round(middle * 1e3, 3), "first_quartile": round(low * 1e3, 3), "third": round(high * 1e3, 3)}
         rows.append({"model": family, "scan": scan, "nodes": width, **figures, "to_one_node": round(middle / one, 3)})
-        print(
-            f"{family:<12}{scan:<9}{width:>4} nodes {middle * 1e3:8.2f} ms ({low * 1e3:.2f} - {high * 1e3:.2f}) {middle / one:6.2f}x"
-        )
+        spread = f"({low * 1e3:.2f} - {high * 1e3:.2f})"
+        print(f"{family:<12}{scan:<9}{width:>4} nodes {middle * 1e3:8.2f} ms {spread} {middle / one:6.2f}x")
     return rows
 
 

@@ -107,6 +107,13 @@ def _softplus(x):  # log(1 + e^x); the quotient gives back what 1 + e^x loses
     return tl.where(x > 20.0, x, tl.where(rounded == 1.0, small, tl.log(rounded) * lost))
 
 
+@triton.jit
+def _time(times, bias, head, valid, low, high):
+    """How far the clocks of heads move."""
+    moved = _softplus(tl.load(times + head, valid, 0.0).to(tl.float32) + tl.load(bias + head, valid, 0.0))
+    return tl.minimum(tl.maximum(moved, low), high)
+
+
 @triton.jit(do_not_specialize=["num_nodes", "first", "row_stride"])
 def _mamba_convolve(
     projected, log, mixed, windows, weight, bias, rate, time_bias, num_nodes, first, row_stride, column_stride, width,
@@ -138,22 +145,14 @@ def _mamba_convolve(
     tl.store(own + channel, tl.load(inputs + node * width + channel, valid, 0.0).to(tl.float32), valid)
     tl.store(mixed + place * CHANNELS + channel, found, valid)
     is_value = channel < INNER
-    head = channel // SIZE
-    time = _softplus(
-        tl.load(inputs + node * width + CHANNELS + head, is_value, 0.0).to(tl.float32)
-        + tl.load(time_bias + head, is_value, 0.0)
-    )
-    time = tl.minimum(tl.maximum(time, low), high)
+    times = inputs + node * width + CHANNELS
+    time = _time(times, time_bias, channel // SIZE, is_value, low, high)
     tl.store(own + CHANNELS + HEADS + KEYS + channel, found * time, is_value)
     tl.store(own + CHANNELS + HEADS + channel - INNER, found, (channel >= INNER) & (channel < INNER + KEYS))
     if tl.program_id(1) == 0:
         head = tl.arange(0, HEAD_BLOCK)
-        known = head < HEADS
-        time = _softplus(
-            tl.load(inputs + node * width + CHANNELS + head, known, 0.0).to(tl.float32) + tl.load(time_bias + head, known, 0.0)
-        )
-        time = tl.minimum(tl.maximum(time, low), high)
-        tl.store(own + CHANNELS + head, time * tl.load(rate + head, known, 0.0), known)
+        clock = _time(times, time_bias, head, head < HEADS, low, high)
+        tl.store(own + CHANNELS + head, clock * tl.load(rate + head, head < HEADS, 0.0), head < HEADS)
 
 
 @triton.jit
