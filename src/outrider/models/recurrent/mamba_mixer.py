@@ -11,8 +11,9 @@ from torch import Tensor
 
 from outrider.models.recurrent.config import RecurrentConfig
 from outrider.models.recurrent.layers import RecurrentPass
-from outrider.models.recurrent.mamba_scan import MambaNumbers, scan_of
+from outrider.models.recurrent.mamba_scan import MambaNumbers
 from outrider.models.recurrent.norms import GatedGroupNorm
+from outrider.models.recurrent.scans import scan_of
 from outrider.models.recurrent.tensors import Tensors, sums_dtype
 
 

@@ -4,7 +4,7 @@
     S_t = exp(dt A) S_{t-1} + (dt x) B^T   y_t = S_t C + D x
 
 In the words of ``scan.py``: the key is B, the value dt x, the log decay dt A, and C reads. Here it is in PyTorch, the oracle.
-``models/native/scan.hpp`` (CPU) and ``scan_triton.py`` (GPU) compute the same with one call and with two kernels.
+``scan_native.py`` (CPU) and ``scan_triton.py`` (GPU) compute the same with one call and with two kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.cache.replay import ScanShape, Steps
-from outrider.models.native.build import built_library, can_build
 from outrider.models.recurrent.convolution import Convolution
 from outrider.models.recurrent.layers import RecurrentPass
 from outrider.models.recurrent.scan import Fading, read
@@ -47,21 +46,6 @@ class MambaScan(Protocol):
     def __call__(self, projected: Tensor, layer: int, step: RecurrentPass) -> Tensor:
         """[B, N, heads * P] of nodes whose projections are [B, N, gate | x B C | dt], in the type of the sums."""
         ...
-
-
-def scan_of(shape: ScanShape, numbers: MambaNumbers, *, fast: bool) -> MambaScan:
-    """The fastest scan for these tensors; PyTorch's where they are not float32, or ``fast`` is not wanted."""
-    device = numbers.rate.device.type
-    if not fast or numbers.rate.dtype != torch.float32:
-        return PlainScan(shape, numbers)
-    if device == "cuda":
-        from outrider.models.recurrent.scan_triton import TritonScan
-
-        return TritonScan(shape, numbers)
-    from outrider.models.native.scan import NativeScan, can_scan
-
-    library = built_library() if device == "cpu" and can_scan(shape) and can_build() else None
-    return PlainScan(shape, numbers) if library is None else NativeScan(library, shape, numbers)
 
 
 @final

@@ -1,31 +1,20 @@
-"""The tree scan of a Mamba-2 layer as one native call (``scan.hpp``), beside its PyTorch twin (``recurrent/mamba_scan.py``)."""
+"""The tree scan of a Mamba-2 layer as one native call (``models/native/scan.hpp``). ``mamba_scan.py`` is the oracle."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, byref, c_float, c_int32, c_void_p
-from typing import TYPE_CHECKING, final
+from ctypes import byref
+from typing import final
 
 import torch
 from torch import Tensor
 
 from outrider.cache.replay import ScanShape
-
-if TYPE_CHECKING:
-    from outrider.models.recurrent.layers import RecurrentPass
-    from outrider.models.recurrent.mamba_scan import MambaNumbers
+from outrider.models.native.structs import ScanStruct
+from outrider.models.recurrent.layers import RecurrentPass
+from outrider.models.recurrent.mamba_scan import MambaNumbers, MambaScan
 
 _LANES = 16
-
-
-class ScanStruct(Structure):
-    _fields_ = [
-        *((name, c_int32) for name in ("batch", "nodes", "start", "heads", "head_dim", "groups", "state_size", "conv_len")),
-        *((name, c_int32) for name in ("begin", "end", "columns", "numbers", "num_threads")),
-        *((name, c_float) for name in ("low", "high")),
-        *((name, c_void_p) for name in ("projected", "log", "state", "parents", "weight", "bias", "rate", "time_bias", "skip")),
-        ("out", c_void_p),
-    ]
 
 
 def can_scan(shape: ScanShape) -> bool:
@@ -34,7 +23,7 @@ def can_scan(shape: ScanShape) -> bool:
 
 
 @final
-class NativeScan:
+class NativeScan(MambaScan):
     """One layer's scan, in float32."""
 
     def __init__(self, library: ctypes.CDLL, shape: ScanShape, numbers: MambaNumbers) -> None:
