@@ -48,7 +48,10 @@ def spoilt_draft(folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"num_draft_tokens": 3}, {}], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"num_draft_tokens": 3}, marks=pytest.mark.exhaustive, id="fixed"), pytest.param({}, id="adaptive")],
+)
 def test_a_spoilt_draft_recovers_while_it_serves(tmp_path: Path, options: dict[str, int]) -> None:
     """Under the default policy too, which hardly drafts with it: what is decoded without a draft is learnt from as well."""
     spoilt = spoilt_draft(tmp_path / "draft")
