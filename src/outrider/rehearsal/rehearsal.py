@@ -107,13 +107,13 @@ class Rehearsal(PriceSource):
         return _BUDGET.get(self.target.device.type, _BUDGET["cpu"])
 
     def _measured(self, rounds: Trial) -> Prices | None:
-        """Of whole rounds."""
+        """Prices of whole rounds."""
         table = self._timed(rounds, _CAPTURED)
         drafts = {rows: {place: cost for place, cost in row.items() if place} for rows, row in table.items()}
         return _prices(table, drafts)
 
     def _measured_apart(self, passes: Trial, nodes_of: Callable[[int], int]) -> Prices | None:
-        """Of passes, and of the drafter. One that finds nothing in made-up text, or refuses it, has no price."""
+        """Prices of passes and of the drafter. A drafter that finds nothing in made-up text, or refuses it, has no price."""
         table = self._timed(passes, _PASSES)
         if self.drafter.memories or self.drafter.never_guesses:
             return _prices(table, {})

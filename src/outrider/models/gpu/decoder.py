@@ -98,12 +98,12 @@ class FastDecoder(LayeredTarget):
 
     @property
     def num_slots(self) -> int:
-        """Those that there are pages for today."""
+        """Slots that the pages of the pool can serve now."""
         return min(self.most_slots, self.pool.num_pages * self.page_len)
 
     @property
     def token_bytes(self) -> int:
-        """Of the keys and values of one token."""
+        """Bytes of one token's keys and values."""
         return self.pool.page_bytes // self.pool.page_len
 
     @property

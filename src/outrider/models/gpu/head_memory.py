@@ -55,7 +55,7 @@ class HeadMemory(ABC):
     num_kept: int = 1
     """Newest columns whose states are kept."""
     width: int
-    """Of what ``read`` makes of a column."""
+    """Width of what ``read`` makes of a column."""
 
     def fits(self, capacity: int) -> bool:
         """Whether a text of this many tokens can be remembered."""
@@ -134,7 +134,7 @@ class LayerMemory(HeadMemory, ABC):
             new[:, :, place, :, :length] = old[:, :, slot, :, :length]
 
     def _attending(self, batch_size: int, columns: Columns, sights: Sights) -> list[SlotAttending]:
-        """Of every layer."""
+        """The attention of every layer."""
         return [SlotAttending(layer, columns, sights, self._rotations, self._config) for layer in self._blocks[batch_size]]
 
 
