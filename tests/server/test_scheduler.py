@@ -358,6 +358,7 @@ def test_a_full_pool_gets_back_the_beginnings_that_nobody_runs_on() -> None:
     target = _paged_target()
     assert target.pool is not None
     pool, store = target.pool, PageStore(target.pool, 1 << 30)
+    pool.hold(16)
     cache = target.new_cache(2)
     target.prefill([list(range(1, 41)), list(range(2, 42))], cache)
     for row in range(2):
@@ -369,3 +370,14 @@ def test_a_full_pool_gets_back_the_beginnings_that_nobody_runs_on() -> None:
     kept = [page for row in running.pages for page in row]
     assert pool.has_room(pool.num_free + 3) and pool.num_pages == pages  # the row that nobody runs on went
     assert not pool.has_room(pages) and all(pool.uses(page) == 1 for page in kept)  # the other stays where it is
+
+
+def test_a_pool_that_may_grow_leaves_beginnings_alone() -> None:
+    target = _paged_target()
+    assert target.pool is not None
+    store, cache = PageStore(target.pool, 1 << 30), target.new_cache(1)
+    target.prefill([list(range(1, 41))], cache)
+    store.keep(list(range(1, 41)), cache, 0)
+    others = target.new_cache(4)
+    others.reserve(16 * target.pool.num_pages)
+    assert store.find(list(range(1, 41))) is not None

@@ -11,12 +11,15 @@ attention: Kwon et al. 2023, "PagedAttention" (arXiv 2309.06180); the GPU's kern
 The contract, for whoever shares beginnings: ``run = cache.run(row, length)`` keeps the first ``length`` tokens alive whatever
 the row does; ``PagedCache.of_runs(pool, [run, ...])`` is a cache whose rows begin with them, at no cost but the last page
 (when a row first writes into one that is not full); a run goes back when nobody refers to it. The pool grows by half, up to
-``max_pages``; graphs that hold its address look at ``version``, or ask for enough at once (``hold``). One thread at a time.
+``max_pages``, and gives its memory back when nobody has a page. Graphs that hold its address look at ``version``, or ask for
+enough at once (``hold``): such a pool keeps its memory, and asks for beginnings back before it grows. Who reads or writes pages
+holds ``lock``, so that several threads may use one model.
 """
 
 from __future__ import annotations
 
 import weakref
+from threading import RLock
 from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
@@ -27,6 +30,8 @@ from outrider.cache.slots import LayeredCache
 from outrider.core.errors import RequestError
 from outrider.core.interfaces import Cache
 
+PAGE_LEN = 64
+"""Tokens of a page, unless another number is asked for."""
 _FIRST = 16
 """Pages to begin with."""
 
@@ -41,7 +46,7 @@ class PagePool:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        page_len: int = 64,
+        page_len: int = PAGE_LEN,
         max_pages: int | None = None,
         sides: int = 2,
     ) -> None:
@@ -53,6 +58,8 @@ class PagePool:
         self.block = torch.zeros(num_layers, sides, 0, num_heads, page_len, head_dim, dtype=dtype, device=device)
         self.reclaim: Callable[[int], object] = lambda _: None
         """Asked to give back pages that are kept without need, until so many are free."""
+        self.lock = RLock()
+        self._is_held = False
         self._uses: list[int] = []
         self._free: list[int] = []
 
@@ -70,7 +77,7 @@ class PagePool:
 
     def has_room(self, num_pages: int) -> bool:
         """Whether so many pages are there that nobody needs."""
-        if num_pages > len(self._free):
+        if num_pages > len(self._free) and (self._is_held or self._limit_is_near(num_pages)):
             self.reclaim(num_pages)
         return num_pages <= len(self._free)
 
@@ -97,34 +104,42 @@ class PagePool:
 
     def hold(self, num_pages: int) -> None:
         """Have at least so many pages from now on."""
-        if num_pages > self.num_pages:
-            self._resize(num_pages)
+        with self.lock:
+            self._is_held = True
+            if num_pages > self.num_pages:
+                self._resize(num_pages)
 
     def take(self, count: int) -> list[int]:
         """Pages nobody uses, now used once."""
-        if not self.has_room(count):
-            self._grow(count - len(self._free))
-        taken = [self._free.pop() for _ in range(count)]
-        self.retain(taken)
-        return taken
+        with self.lock:
+            if count and not self.has_room(count):
+                self._grow(count - len(self._free))
+            taken = [self._free.pop() for _ in range(count)]
+            self.retain(taken)
+            return taken
 
     def retain(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            self._uses[page] += 1
+        with self.lock:
+            for page in pages:
+                self._uses[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            self._uses[page] -= 1
-            assert self._uses[page] >= 0, "a page was given back twice"
-            if self._uses[page] == 0:
-                self._free.append(page)
+        with self.lock:
+            for page in pages:
+                self._uses[page] -= 1
+                assert self._uses[page] >= 0, "a page was given back twice"
+                if self._uses[page] == 0:
+                    self._free.append(page)
+            if len(self._free) == self.num_pages > _FIRST and not self._is_held:
+                self._forget_all()
 
     def copied(self, page: int) -> int:
         """A page of one's own instead of a shared one: the same numbers, and one user less there."""
-        (own,) = self.take(1)
-        self.block[:, :, own] = self.block[:, :, page]
-        self.release([page])
-        return own
+        with self.lock:
+            (own,) = self.take(1)
+            self.block[:, :, own] = self.block[:, :, page]
+            self.release([page])
+            return own
 
     def _grow(self, missing: int) -> None:
         old, needed = self.num_pages, self.num_pages + missing
@@ -142,7 +157,16 @@ class PagePool:
         grown[:, :, :old] = self.block
         self.block = grown
         self._uses += [0] * (size - old)
-        self._free = [*range(size - 1, old - 1, -1), *self._free]  # the lowest new one is taken first, after those given back
+        self._free[:0] = range(size - 1, old - 1, -1)  # the lowest new one is taken first, after those given back
+        self.version += 1
+
+    def _limit_is_near(self, num_pages: int) -> bool:
+        return self.max_pages is not None and self.num_used + num_pages > self.max_pages
+
+    def _forget_all(self) -> None:
+        """Nobody has a page: memory of a long text goes back."""
+        self.block = self.block[:, :, :0].clone()
+        self._uses, self._free = [], []
         self.version += 1
 
 
@@ -205,12 +229,19 @@ class PagedCache(LayeredCache):
         return torch.tensor(rows, dtype=torch.int32).to(self.pool.block.device)
 
     def reserve(self, num_nodes: int, *, start: int = 0) -> None:
-        for row, length in zip(self.pages, self.lengths, strict=True):
-            for place in range(length // self.pool.page_len, len(row)):  # pages that the tree or its commit may write
-                if self.pool.uses(row[place]) > 1:
-                    row[place] = self.pool.copied(row[place])
-            row.extend(self.pool.take(max(0, self.pool.pages_for(length + num_nodes) - len(row))))
+        self.reserve_each([num_nodes] * self.batch_size)
         self._nodes, self._index = (start, num_nodes), None
+
+    def reserve_each(self, sizes: Sequence[int]) -> None:
+        """Room for so many nodes after the committed tokens of each row, for passes that write no padding."""
+        pool = self.pool
+        for row, length, size in zip(self.pages, self.lengths, sizes, strict=True):
+            for place in range(length // pool.page_len, len(row)):  # pages that the tree or its commit may write
+                if pool.uses(row[place]) > 1:
+                    row[place] = pool.copied(row[place])
+            missing = pool.pages_for(length + size) - len(row)
+            if missing > 0:
+                row.extend(pool.take(missing))
 
     def extend(self, num_slots: int) -> None:
         """Give every row pages for so many tokens. The pages it has stay where they are."""
@@ -259,15 +290,11 @@ class PagedCache(LayeredCache):
         return torch.tensor(found, device=self.pool.block.device).permute(2, 0, 1)
 
     def _gather(self, row: int, path: Sequence[int]) -> None:
-        pages, block, size = self.pages[row], self.pool.block, self.pool.page_len
-        begin = self.lengths[row]
-
-        def at(slots: Iterable[int]) -> tuple[Tensor, Tensor]:
-            found = torch.tensor([(pages[slot // size], slot % size) for slot in slots], device=block.device)
-            return found[:, 0], found[:, 1]
-
-        (to, to_place), (source, source_place) = at(range(begin, begin + len(path))), at(begin + node for node in path)
-        block[:, :, to, :, to_place] = block[:, :, source, :, source_place]
+        pages, size, begin = self.pages[row], self.pool.page_len, self.lengths[row]
+        with self.pool.lock:
+            block = self.pool.block
+            for to, source in ((begin + place, begin + node) for place, node in enumerate(path) if node != place):
+                block[:, :, pages[to // size], :, to % size] = block[:, :, pages[source // size], :, source % size]
 
 
 def _release_rows(pool: PagePool, pages: list[list[int]]) -> None:

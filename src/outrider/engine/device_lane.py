@@ -22,13 +22,15 @@ from outrider.core.interfaces import Plan
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
 from outrider.engine.constrained import finish_round
-from outrider.engine.device_seats import NUM_PIECES, Joining, Seat, next_pieces, observation_of
+from outrider.engine.device_seats import Joining, Seat, next_pieces, num_pieces_left, observation_of
 from outrider.engine.launched import Launched
 from outrider.engine.memory import BatchSize
+from outrider.engine.round_kind import RoundKind
 from outrider.engine.step import Batch, Engine
 
 if TYPE_CHECKING:
     from outrider.engine.graphs import RoundGraphs
+    from outrider.engine.round_graph import RoundGraph
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SHRINKS = 4  # a frame this many times too large is given up for a smaller one
@@ -64,6 +66,8 @@ class DeviceLane:
         graphs = self._graphs
         if graphs.is_held_by_another(self) or len(request.prompt_ids) < 2 or stages_for([request]) is None:
             return False
+        if request.read_ids and graphs.drafter is not None and graphs.drafter.taps:
+            return False  # heads learn what the target made of an image from whoever reads the prompt, and that is the host
         return graphs.fits(min(len(request.prompt_ids) + request.params.max_tokens, graphs.target.max_len))
 
     @property
@@ -77,10 +81,9 @@ class DeviceLane:
         lengths = [len(state.tokens) for state in states]
         return BatchSize(len(lengths), max(lengths, default=0), sum(lengths))
 
-    @property
-    def is_running(self) -> bool:
-        """Rounds are on their way, so that a prompt is read inside them."""
-        return bool(self._taken)
+    def reads(self, request: Request) -> bool:
+        """Whether a prompt is read inside rounds: some are on their way, and it is text alone."""
+        return bool(self._taken) and not request.read_ids
 
     @property
     def _states(self) -> dict[int, RequestState]:
@@ -123,13 +126,13 @@ class DeviceLane:
         report = self._make_seats()
         self._start_read()
         plan = self._graphs.policy.plan(self._policy_state, len(self._seats))
-        depth = min(max(plan.max_depth), self._graphs.most_guesses)
-        if depth and any(seat.num_unread for seat in self._taken):
+        graph = self._graph(min(max(plan.max_depth), self._graphs.most_guesses))
+        if graph.num_guesses and any(seat.num_unread for seat in self._taken):
             report = report or self._read()
             self._catch_up()
         if any(self._seats):
             self._graphs.grow(len(self._seats), self._states)
-            launched = self._launch(depth, plan)
+            launched = self._launch(graph, plan)
             report = report or self._read()
             self._finish(launched)
             self._pending = launched
@@ -199,30 +202,36 @@ class DeviceLane:
             seat.start(self._num_rounds)
             self.on_read(seat.number, self._graphs.seats.cache_of(len(self._seats), slot, len(seat.state.tokens) - 1))
 
-    def _launch(self, depth: int, plan: Plan) -> Launched:
+    def _graph(self, num_guesses: int) -> RoundGraph:
+        """The round for those who are here."""
         began = time.perf_counter()
         running = [seat for seat in self._taken if seat.first_round is not None]
-        stages = max((seat.stages for seat in running), default=Stages.TEMPERATURE)
-        logprobs = any(seat.state.params.logprobs is not None for seat in running)
-        pieces = next_pieces(self._seats)
-        num_pieces = next(size for size in NUM_PIECES if size >= len(pieces))
-        constrained = any(seat.is_constrained for seat in running)
-        graph = self._graphs.round(
-            len(self._seats), depth, stages, num_pieces=num_pieces, logprobs=logprobs, constrained=constrained
+        wanted = RoundKind(
+            len(self._seats),
+            num_guesses,
+            num_pieces_left(self._seats),
+            max((seat.stages for seat in running), default=Stages.TEMPERATURE),
+            logprobs=any(seat.state.params.logprobs is not None for seat in running),
+            constrained=any(seat.is_constrained for seat in running),
         )
+        graph = self._graphs.at_hand(wanted)
         self._clock = began if self._pending is None else self._clock
         self._clock += time.perf_counter() - began  # capturing is no part of a round
+        return graph
+
+    def _launch(self, graph: RoundGraph, plan: Plan) -> Launched:
+        pieces = next_pieces(self._seats, graph.num_pieces)
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
         number = graph.launch(pieces)
-        if not constrained:
+        if not graph.is_constrained:
             events[1].record()
         self._num_rounds += 1
-        return Launched(graph, plan, number, self._num_rounds - 1, *events, is_constrained=constrained)
+        return Launched(graph, plan, number, self._num_rounds - 1, *events)
 
     def _finish(self, launched: Launched) -> None:
         """Say what grammars allow in a round that waits for it, now that the round before was read."""
-        if launched.is_constrained:
+        if launched.graph.is_constrained:
             states = {slot: seat.state for slot, seat in enumerate(self._seats) if seat is not None and seat.is_constrained}
             finish_round(launched.graph, states, self._graphs.target.vocab_size)
             launched.ended.record()
@@ -257,7 +266,8 @@ class DeviceLane:
         ]
         launched.add_logprobs(taking, emitted)
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
-        self._graphs.policy.update(self._policy_state, observation_of(everybody, depth, self._price(launched), launched.plan))
+        seen = observation_of(everybody, depth, launched.graph.num_nodes, self._price(launched), launched.plan)
+        self._graphs.policy.update(self._policy_state, seen)
         self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
         return launched.report(taking, notes, positions, emitted, seconds=seconds) if taking else None
 
