@@ -90,7 +90,7 @@ class HeadMemory(ABC):
     num_kept: int = 1
     """Newest columns of which something is kept."""
     width: int
-    """Of what is kept of a column."""
+    """Width of what is kept of a column."""
 
     def fits(self, capacity: int) -> bool:
         """Whether a text of this many tokens can be remembered."""
@@ -191,7 +191,7 @@ class LayerMemory(HeadMemory, ABC):
             new[:, :, place, :, :length] = old[:, :, slot, :, :length]
 
     def _attending(self, batch_size: int, columns: Columns, sights: Sights = CHAIN) -> list[SlotAttending]:
-        """Of every layer."""
+        """The attention of every layer."""
         return [SlotAttending(layer, columns, sights, self._rotations, self._config) for layer in self._blocks[batch_size]]
 
 
