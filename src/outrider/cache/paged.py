@@ -19,8 +19,8 @@ holds ``lock``, so that several threads may use one model.
 from __future__ import annotations
 
 import weakref
-from threading import RLock
 from collections.abc import Callable, Iterable, Sequence
+from threading import RLock
 from typing import final
 
 import torch

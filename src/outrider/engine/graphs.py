@@ -1,7 +1,7 @@
 """The captured rounds of a method, and the slots their requests stand in.
 
-Every kind of round (``engine/round_kind.py``) is captured once (``engine/round_graph.py``). After a warm-up nothing is captured:
-a kind that is missing is played by one that serves it.
+Every kind of round (``engine/round_kind.py``) is captured once (``engine/round_graph.py``). After a warm-up nothing more is
+captured: a kind that is missing is played by one that serves it.
 """
 
 from __future__ import annotations
