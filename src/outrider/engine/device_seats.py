@@ -40,7 +40,7 @@ class Seat:
     number: int
     state: RequestState
     stages: Stages
-    """Of the sampler that the request needs."""
+    """Stages of the sampler that the request needs."""
     num_read: int
     """Tokens of the prompt that were read, or will have been when the rounds started so far have ended."""
     began: float
