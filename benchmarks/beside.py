@@ -119,7 +119,7 @@ def pass_seconds(model: Target, num_nodes: int, repeats: int, *, settles: bool =
 
 def pieces_of(names: Names, arguments: argparse.Namespace) -> dict[str, Any]:
     """What passes cost here."""
-    how = {"dtype": arguments.dtype, "device": arguments.device, "fast": False}
+    how: dict[str, Any] = {"dtype": arguments.dtype, "device": arguments.device, "fast": False}
     repeats, lengths = arguments.repeats, range(1, arguments.length + 2)
     target, draft = (load_model(name, **how) for name in (names.target, names.draft))
     found: dict[str, Any] = {"target": [pass_seconds(target, nodes, repeats) for nodes in lengths]}
@@ -139,7 +139,7 @@ def measured(names: Names, arguments: argparse.Namespace) -> dict[str, Sample]:
     """Plain decoding, every placement, and every placement with the stranger, in turns."""
     generator = torch.Generator().manual_seed(1)
     prompts = torch.randint(arguments.vocab, (arguments.prompts, 16), generator=generator).tolist()
-    how = {"dtype": arguments.dtype, "device": arguments.device, "fast": False}
+    how: dict[str, Any] = {"dtype": arguments.dtype, "device": arguments.device, "fast": False}
     opened = {
         (place, draft): LLM(names.target, draft=draft, **how, **options)
         for place, options in _PLACES.items()
@@ -187,12 +187,12 @@ def rows_of(pieces: Mapping[str, Any], samples: Mapping[str, Sample], arguments:
 
 def wrong_texts(names: Names, arguments: argparse.Namespace) -> dict[str, int]:
     """Texts that differ from those of one process and plain decoding, of 8 prompts, greedy and seeded."""
-    how = {"dtype": arguments.dtype, "device": arguments.device, "fast": False}
+    how: dict[str, Any] = {"dtype": arguments.dtype, "device": arguments.device, "fast": False}
     prompts = [[index, 2 * index, 3] for index in range(8)]
     sampling = [SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.8 * (i % 2), seed=i) for i in range(8)]
     plain = LLM(names.target, method="plain", **how).generate(prompts, sampling)
     found: dict[str, int] = {}
-    places = {"tensor_parallel": {"tensor_parallel": 2}, "draft_parallel": {"draft_parallel": 2}}
+    places: dict[str, dict[str, Any]] = {"tensor_parallel": {"tensor_parallel": 2}, "draft_parallel": {"draft_parallel": 2}}
     for name, place in places.items():
         llm = LLM(names.target, draft=names.draft, **how, **place)
         ours = llm.generate(prompts, sampling, method=llm.compose("draft-model", policy="fixed", num_draft_tokens=3))

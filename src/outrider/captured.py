@@ -18,8 +18,8 @@ from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.report import Progress
 from outrider.core.request import Request
-from outrider.drafters.plain import NullDrafter
 from outrider.engine.generate import run
+from outrider.engine.prompt_reader import PromptReader
 from outrider.engine.step import Engine
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class Rounds:
             return None
         from outrider.engine.device_lane import DeviceLane
 
-        reads = Method(NullDrafter(), method.rule, method.policy)
+        taps = () if graphs.drafter is None else graphs.drafter.taps
+        reads = Method(PromptReader(taps), method.rule, method.policy)
         return DeviceLane(graphs, Engine(self._target, reads))
 
     def prepare(self, method: Method, *, batch_size: int = 1, num_tokens: int = 1024) -> Iterator[tuple[int, int]]:

@@ -31,7 +31,9 @@ def fast() -> FastDecoder:
         ("draft-model", "adaptive", {}, "DeviceChain"),
         ("draft-model", "heuristic", {}, "DeviceChain"),
         ("draft-tree", "fixed", {}, "DeviceTree"),
+        ("draft-tree", "adaptive", {}, "DeviceTree"),
         ("best-first", "fixed", {}, "DeviceBestFirst"),
+        ("best-first", "adaptive", {}, "DeviceBestFirst"),
     ],
 )
 def test_parts_with_twins_are_captured(name: str, policy: str, options: dict[str, Any], twin: str | None) -> None:
@@ -47,7 +49,6 @@ def test_parts_with_twins_are_captured(name: str, policy: str, options: dict[str
     [
         ("draft-model", "confidence", {}, None),  # asks while it drafts
         ("draft-model", "fixed", {}, "rejection"),
-        ("draft-tree", "adaptive", {}, None),  # a captured tree has one size
         ("best-first", "fixed", {"perturb": False}, None),
         ("suffix", "fixed", {}, None),
         ("jacobi", "fixed", {}, None),

@@ -17,6 +17,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.engine.device_lane import DeviceLane, num_slots
 from outrider.engine.job import Job, Slots
+from outrider.engine.prompt_reader import PromptReader
 from outrider.engine.round_kind import RoundKind
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
@@ -199,7 +200,15 @@ class FakeGraphs:
         self.started.clear()
         assert len(slots) == len(states) and old != new
 
-    def seat(self, size: int, slots: Sequence[int], states: Sequence[RequestState], caches: Sequence[Any]) -> None:
+    def seat(
+        self,
+        size: int,
+        slots: Sequence[int],
+        states: Sequence[RequestState],
+        caches: Sequence[Any],
+        features: Sequence[torch.Tensor],
+    ) -> None:
+        assert [len(one) for one in features] == [len(state.tokens) - 1 for state in states]
         for slot, state, cache in zip(slots, states, caches, strict=True):
             assert (size, slot) not in self.slots and cache.lengths == [len(state.tokens) - 1]
             self.slots[size, slot], self.num_read[size, slot] = self._of(state), len(state.tokens) - 1
@@ -242,7 +251,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Scheduler, FakeGraphs]:
     target = Decoder(tiny_config(), tiny_weights(tiny_config(), seed=0))
     method = compose("prompt-lookup", target, policy="fixed", options={"num_draft_tokens": 2})
     graphs = FakeGraphs(target, method)
-    plain = Engine(target, compose("plain", target))
+    plain = Engine(target, Method(PromptReader((1,)), method.rule, method.policy))
     lane = lambda _: DeviceLane(graphs, plain)  # type: ignore[arg-type]  # noqa: E731
     return Scheduler(target, lambda _: method, slots=Slots(9, 64), device_lane=lane), graphs
 

@@ -18,6 +18,7 @@ from outrider.core.errors import RequestError
 from outrider.core.interfaces import Drafter, Target
 from outrider.core.prices import Prices
 from outrider.drafters.plain import NullDrafter
+from outrider.engine.round_kind import RoundKind
 from outrider.methods import compose
 from outrider.models.tiny import TableModel
 from outrider.rehearsal import rehearsal
@@ -188,11 +189,12 @@ class FakeGraphs:
     def make_room(self, batch_size: int) -> None:
         assert batch_size
 
-    def round(self, batch_size: int, num_guesses: int) -> SimpleNamespace:
-        if (batch_size, num_guesses) not in self.captured:
-            self.captured.append((batch_size, num_guesses))
+    def round(self, kind: RoundKind) -> SimpleNamespace:
+        size = (kind.num_slots, kind.num_guesses)
+        if size not in self.captured:
+            self.captured.append(size)
             self._clock.now += 0.5
-        return SimpleNamespace(launch=lambda: self._pass(batch_size, num_guesses))
+        return SimpleNamespace(launch=lambda: self._pass(*size))
 
     def _pass(self, batch_size: int, num_guesses: int) -> None:
         self._clock.now += self._price(batch_size, num_guesses)

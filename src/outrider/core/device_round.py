@@ -144,8 +144,17 @@ class DeviceDrafter(ABC):
         """Changes when memory that a captured round points to has moved."""
 
     @abstractmethod
-    def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
-        """Requests with these tokens take these slots (of ``batch_size``) and grow to at most ``capacity`` tokens."""
+    def seat(
+        self,
+        slots: Sequence[int],
+        rows: Sequence[Sequence[int]],
+        *,
+        batch_size: int,
+        capacity: int,
+        features: Sequence[Tensor] | None = None,
+    ) -> None:
+        """Requests with these tokens take these slots (of ``batch_size``) and grow to at most ``capacity`` tokens. ``features``
+        are the target's tapped states [n, F] of all tokens but the last; without them it asks the target again."""
 
     @abstractmethod
     def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:

@@ -104,8 +104,9 @@ class DeviceLane:
 
     def join(self, fresh: Batch) -> None:
         """Requests whose prompts were read take slots before the next round."""
-        rows = zip(fresh.ids, fresh.rows, strict=True)
-        self._joining += [Joining(number, state, fresh.cache.fork([row]), True) for row, (number, state) in enumerate(rows)]
+        features = fresh.drafter_state.features
+        for row, (number, state) in enumerate(zip(fresh.ids, fresh.rows, strict=True)):
+            self._joining.append(Joining(number, state, fresh.cache.fork([row]), True, features[row]))
 
     def leave(self, number: int) -> None:
         """A request is given up."""
@@ -189,7 +190,8 @@ class DeviceLane:
         self._joining = self._joining[len(pairs) :]
         read = [(slot, one) for slot, one in pairs if one.is_read]
         if read:
-            self._graphs.seat(size, [slot for slot, _ in read], [one.state for _, one in read], [one.cache for _, one in read])
+            slots, states, *kept = zip(*((slot, one.state, one.cache, one.features) for slot, one in read), strict=True)
+            self._graphs.seat(size, slots, states, *kept)
         for slot, one in pairs:
             stages = stages_for([one.state.request])
             assert stages is not None, "the others run on the host"

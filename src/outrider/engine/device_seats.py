@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.core.device_round import PIECE_LEN
 from outrider.core.device_sampling import Stages
@@ -31,6 +32,8 @@ class Joining:
     cache: Any
     """What was read of its tokens; None for nothing."""
     is_read: bool
+    features: Tensor | None = None
+    """[n, F] the tapped states of the tokens that were read, where the drafter wants them."""
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any, final
 from weakref import ReferenceType, ref
 
 import torch
+from torch import Tensor
 
 from outrider.cache.paged import PagedCache
 from outrider.core.device_round import PIECE_LEN, CapturedShape, DeviceDrafter, Frame
@@ -92,12 +93,22 @@ class RoundGraphs:
             frame = self._frames[batch_size] = replace(frame, shaping=shaping)
         return frame
 
-    def seat(self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState], caches: Sequence[PagedCache]) -> None:
-        """Put requests whose prompts were read into slots, where they run from the next round on."""
+    def seat(
+        self,
+        batch_size: int,
+        slots: Sequence[int],
+        states: Sequence[RequestState],
+        caches: Sequence[PagedCache],
+        features: Sequence[Tensor | None] = (),
+    ) -> None:
+        """Put requests whose prompts were read into slots, where they run from the next round on. ``features`` are the tapped
+        states of their tokens but the last, where they were kept."""
         self._adopt(batch_size, slots, states, caches)
         if self.drafter is not None:
             rows, capacity = [state.tokens for state in states], max(map(self._capacity, states))
-            self.drafter.seat(slots, rows, batch_size=batch_size, capacity=capacity)
+            known = [one for one, row in zip(features, rows, strict=False) if one is not None and len(one) == len(row) - 1]
+            whole = known if len(known) == len(rows) else None
+            self.drafter.seat(slots, rows, batch_size=batch_size, capacity=capacity, features=whole)
         self.grow(batch_size, dict(zip(slots, states, strict=True)))
         self.start(batch_size, slots, states)
 

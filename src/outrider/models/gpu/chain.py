@@ -175,8 +175,16 @@ class ModelDrafter(DeviceDrafter, ABC):
     def version(self) -> Hashable:
         return self._seats.version
 
-    def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
-        del capacity  # pages come when they are needed
+    def seat(
+        self,
+        slots: Sequence[int],
+        rows: Sequence[Sequence[int]],
+        *,
+        batch_size: int,
+        capacity: int,
+        features: Sequence[Tensor] | None = None,
+    ) -> None:
+        del capacity, features  # pages come when they are needed
         self._seats.seat(slots, rows, batch_size=batch_size)
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:

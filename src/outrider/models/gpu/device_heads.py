@@ -20,6 +20,7 @@ from outrider.core.device_round import DeviceDrafter, Frame, Pieces, SlotTrees, 
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.growers import Grower
 from outrider.models.gpu.head_memory import Columns, HeadMemory, Roots
+from outrider.models.gpu.head_texts import padded_part, padded_tokens, tapped_states
 from outrider.models.gpu.uploads import sent
 from outrider.models.heads.head import Head
 
@@ -52,26 +53,25 @@ class DeviceHeads(DeviceDrafter):
         roots = Roots(frame, self._of(frame.batch_size)[:-1], nodes[:, :1], depth)
         self._grower.grow(self._memory.answers(roots), frame, nodes, depth)
 
-    def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
+    def seat(
+        self,
+        slots: Sequence[int],
+        rows: Sequence[Sequence[int]],
+        *,
+        batch_size: int,
+        capacity: int,
+        features: Sequence[Tensor] | None = None,
+    ) -> None:
         self.open(slots, batch_size=batch_size, capacity=capacity)
         kept = self._of(batch_size)
         with torch.inference_mode():
-            found = self._target.prefill([row[:-1] for row in rows], self._target.new_cache(len(rows)), taps=self.taps)
-            for index, (slot, row) in enumerate(zip(slots, rows, strict=True)):
-                features = torch.cat([found[tap][index] for tap in self.taps], -1).to(kept.dtype)[None]
-                text = sent([list(row)], torch.int64, kept.device)
-                newest = self._read_all(batch_size, slot, features, text)[0, -self._num_kept :]
-                kept[slot, -len(newest) :] = newest
-
-    def _read_all(self, batch_size: int, slot: int, features: Tensor, text: Tensor) -> Tensor:
-        """[1, K, S] what is kept of the last columns of a slot, all of them being read."""
-        place, device, read = sent([slot], torch.int64, features.device), features.device, features[:, :0]
-        for first in range(0, features.shape[1], _CHUNK):
-            part = features[:, first : first + _CHUNK]
-            columns = Columns(place, torch.full((1,), first, device=device), part.shape[1], text)
-            new = self._memory.read(batch_size, columns, part)
-            read = new if not first else torch.cat([read, new], 1)[:, -self._num_kept :]
-        return read
+            found = tapped_states(self._target, rows, self.taps) if features is None else features
+            owners, texts = sent(list(slots), torch.int64, kept.device), padded_tokens(rows, kept.device)
+            lengths = sent([len(row) for row in rows], torch.int64, kept.device)
+            for first in range(0, texts.shape[1] - 1, _CHUNK):
+                part = padded_part(found, first, _CHUNK).to(kept.dtype)
+                columns = Columns(owners, torch.full_like(owners, first), part.shape[1], texts)
+                self._keep(batch_size, columns, lengths, self._memory.read(batch_size, columns, part))
 
     def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
         self._memory.make_room(batch_size, capacity)
@@ -84,10 +84,13 @@ class DeviceHeads(DeviceDrafter):
         owners = torch.where(pieces.slots >= 0, pieces.slots, spare)
         columns = Columns(owners, pieces.starts, features.shape[1], frame.tokens[pieces.slots.clamp(min=0)])
         states = self._memory.read(spare, columns, features.to(kept.dtype))
-        lengths = pieces.of_slots(frame.lengths, frame.lengths.new_zeros(()))
-        places = pieces.columns() + 1 + self._num_kept - lengths[:, None]  # the last column read is that before the root
-        is_kept = (places >= 0) & (places < self._num_kept)
-        kept[torch.where(is_kept, owners[:, None], spare), places.clamp(0, self._num_kept - 1)] = states
+        self._keep(spare, columns, pieces.of_slots(frame.lengths, frame.lengths.new_zeros(())), states)
+
+    def _keep(self, batch_size: int, columns: Columns, lengths: Tensor, states: Tensor) -> None:
+        """Keep what was made of columns [R, N, S] that are the last before the roots of texts of ``lengths`` [R]."""
+        places = columns.at() + 1 + self._num_kept - lengths[:, None]
+        owners = torch.where((places >= 0) & (places < self._num_kept), columns.slots[:, None], batch_size)
+        self._of(batch_size)[owners, places.clamp(0, self._num_kept - 1)] = states
 
     def take(self, frame: Frame, before: Tensor, features: Tensor, path: Tensor | None) -> None:
         kept, size = self._of(frame.batch_size), frame.batch_size

@@ -23,6 +23,8 @@ from outrider.models.gpu.chain import Again
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.growers import Answers, Asked, Grower
 from outrider.models.gpu.head_layer import Above, FastHead, Standing
+from outrider.models.gpu.head_texts import padded_tokens, tapped_states
+from outrider.models.gpu.uploads import sent
 from outrider.models.heads.eagle import EagleHead
 
 _CHUNK = 512
@@ -51,10 +53,6 @@ class Memory:
     def standing(self, lengths: Tensor, sights: Sights) -> Standing:
         """Behind ``lengths`` [B] columns."""
         return Standing((self.keys, self.values), Rows(lengths.int(), self.places), sights)
-
-    def slot(self, index: int) -> Memory:
-        keys, values, features = (tensor[index : index + 1] for tensor in (self.keys, self.values, self.features))
-        return Memory(keys, values, features, self.places[:1], self.spare)
 
     def take(self, other: Memory, slots: Sequence[int]) -> None:
         """The first slots become those of another memory."""
@@ -100,14 +98,21 @@ class DeviceEagle(DeviceDrafter):
     def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
         self._room(new_size, capacity).take(self._memories[old_size], slots)
 
-    def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
+    def seat(
+        self,
+        slots: Sequence[int],
+        rows: Sequence[Sequence[int]],
+        *,
+        batch_size: int,
+        capacity: int,
+        features: Sequence[Tensor] | None = None,
+    ) -> None:
         memory = self._room(batch_size, capacity)
         with torch.inference_mode():
-            cache = self._target.new_cache(len(rows))
-            found = self._target.prefill([row[:-1] for row in rows], cache, taps=self.taps)
-            for index, (slot, row) in enumerate(zip(slots, rows, strict=True)):
-                memory.features[slot, : len(row) - 1] = torch.cat([found[tap][index] for tap in self.taps], -1)
-                self._read(memory.slot(slot), row, begin=0)
+            found = tapped_states(self._target, rows, self.taps) if features is None else features
+            for slot, states in zip(slots, found, strict=True):
+                memory.features[slot, : len(states)] = states
+            self._read(memory, slots, rows, begins=[0] * len(rows))
 
     def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
         del slots
@@ -123,9 +128,8 @@ class DeviceEagle(DeviceDrafter):
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         with torch.inference_mode():
-            for slot, row, length in zip(slots, rows, known, strict=True):
-                memory = self._memories[batch_size].slot(slot)
-                self._read(memory, row, begin=max(0, length - 1 - self._again.count))
+            begins = [max(0, length - 1 - self._again.count) for length in known]
+            self._read(self._memories[batch_size], slots, rows, begins=begins)
 
     def take(self, frame: Frame, before: Tensor, features: Tensor, path: Tensor | None) -> None:
         memory, features = self._memories[frame.batch_size], followed(features, path)
@@ -150,18 +154,17 @@ class DeviceEagle(DeviceDrafter):
             self._version += 1
         return memory
 
-    def _read(self, memory: Memory, row: Sequence[int], *, begin: int) -> None:
-        """Columns ``begin``.. of a slot whose tokens are ``row``."""
-        for first in range(begin, len(row) - 1, _CHUNK):
-            last = min(first + _CHUNK, len(row) - 1)
-            start = torch.tensor([first], device=memory.keys.device)
-            tokens = torch.tensor([list(row[first + 1 : last + 1])], device=memory.keys.device)
-            self._columns(memory, start, tokens, memory.features[:, first:last])
-
-    def _columns(self, memory: Memory, first: Tensor, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What the head makes of columns from ``first`` [B] on, which each see those up to themselves."""
-        standing = memory.standing(first, Sights(None, None))
-        return self.head.step(tokens, Above(self.head.fuse(features)), standing)
+    def _read(self, memory: Memory, slots: Sequence[int], rows: Sequence[Sequence[int]], *, begins: Sequence[int]) -> None:
+        """Columns from ``begins`` on of slots whose tokens are ``rows``. Rows with fewer of them are read beyond their ends."""
+        device, longest = memory.keys.device, max(len(row) - 1 - begin for row, begin in zip(rows, begins, strict=True))
+        owners, texts = sent(list(slots), torch.int64, device), padded_tokens(rows, device)
+        for first in range(0, longest, _CHUNK):
+            count = min(_CHUNK, longest - first)
+            starts = sent([min(begin + first, memory.capacity - count) for begin in begins], torch.int64, device)
+            columns = starts[:, None] + torch.arange(count, device=device)
+            tokens = texts.gather(1, (columns + 1).clamp(max=texts.shape[1] - 1))
+            standing = Standing((memory.keys, memory.values), Rows(starts.int(), owners.int()), Sights(None, None))
+            self.head.step(tokens, Above(self.head.fuse(memory.features[owners[:, None], columns])), standing)
 
     def at_root(self, frame: Frame) -> tuple[Tensor, Tensor]:
         """[B, 1, H] state and [B, 1, Vd] logits after the root, the last columns read again."""
@@ -169,7 +172,8 @@ class DeviceEagle(DeviceDrafter):
         first = self._again.first(frame, behind=1)
         columns = self._again.columns(first)
         features = memory.features.gather(1, columns[..., None].expand(-1, -1, memory.features.shape[2]))
-        stream, parts = self._columns(memory, first, frame.tokens.gather(1, columns + 1), features)
+        standing = memory.standing(first, Sights(None, None))
+        stream, parts = self.head.step(frame.tokens.gather(1, columns + 1), Above(self.head.fuse(features)), standing)
         shape = (frame.batch_size, self._again.count)
         last = [self._again.last(read.unflatten(-2, shape), frame, first, behind=1).squeeze(-2) for read in (stream, parts)]
         return self._found(last[0], last[1], frame.batch_size)

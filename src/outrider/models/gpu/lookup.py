@@ -31,8 +31,16 @@ class DeviceLookup(DeviceDrafter):
     def version(self) -> int:
         return 0
 
-    def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
-        del slots, rows, batch_size, capacity
+    def seat(
+        self,
+        slots: Sequence[int],
+        rows: Sequence[Sequence[int]],
+        *,
+        batch_size: int,
+        capacity: int,
+        features: Sequence[Tensor] | None = None,
+    ) -> None:
+        del slots, rows, batch_size, capacity, features
 
     def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
         del slots, batch_size, capacity

@@ -1,0 +1,32 @@
+"""Texts that heads read before their first round, many at a time: rows of different lengths, padded behind their ends.
+
+What a head makes of the padding is written behind a text, where the columns that come are written over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.uploads import sent
+
+
+def tapped_states(target: FastDecoder, rows: Sequence[Sequence[int]], taps: Sequence[int]) -> list[Tensor]:
+    """[n, F] the states of all tokens of each row but the last, layer beside layer."""
+    found = target.prefill([row[:-1] for row in rows], target.new_cache(len(rows)), taps=taps)
+    return [torch.cat([found[tap][index] for tap in taps], -1) for index in range(len(rows))]
+
+
+def padded_tokens(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """[R, S] int64"""
+    longest = max(map(len, rows))
+    return sent([[*row, *[0] * (longest - len(row))] for row in rows], torch.int64, device)
+
+
+def padded_part(values: Sequence[Tensor], first: int, count: int) -> Tensor:
+    """[R, N, F] at most ``count`` of each row's values [n, F] from the ``first`` on, zeros behind them."""
+    parts = [value[first : first + count] for value in values]
+    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
