@@ -18,18 +18,7 @@ from outrider.engine.scheduler import Scheduler
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 STORY = "Once upon a time there was a little girl named Lily who lived in a small house near the park with her dog Tom. "
-ENDS = [
-    "One day she",
-    "Tom was",
-    "The sun",
-    "They saw a",
-    "Her mom said",
-    "It was",
-    "A big",
-    "Then Lily",
-    "The dog",
-    "Lily had",
-]
+ENDS = ["One day she", "Tom was", "The sun", "They saw a", "Her mom said", "It was", "A big", "Then Lily", "The dog"]
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("plain", {}),
     ("draft-model", {"num_draft_tokens": 3}),

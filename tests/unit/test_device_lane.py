@@ -51,6 +51,7 @@ class FakeGraph:
 
     def __init__(self, graphs: FakeGraphs, size: int, num_guesses: int, num_pieces: int) -> None:
         self._graphs, self._size, self.num_guesses, self.num_pieces = graphs, size, num_guesses, num_pieces
+        self.num_nodes = num_guesses + 1
         self._notes: list[list[list[int]]] = []
 
     def launch(self, pieces: Sequence[tuple[int, int]]) -> int:

@@ -107,6 +107,11 @@ class Target(ABC):
     choose: Choose | None = None
     """How it makes choices with them, where it has a way of its own."""
 
+    @property
+    def captured_as(self) -> Target:
+        """The target whose passes are in captured rounds: itself, or the one in a wrapper that changes prompts alone."""
+        return self
+
     @abstractmethod
     def new_cache(self, batch_size: int) -> Cache:
         """An empty cache of ``batch_size`` rows."""

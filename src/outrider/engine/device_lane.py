@@ -66,6 +66,8 @@ class DeviceLane:
         graphs = self._graphs
         if graphs.is_held_by_another(self) or len(request.prompt_ids) < 2 or stages_for([request]) is None:
             return False
+        if request.read_ids and graphs.drafter is not None and graphs.drafter.taps:
+            return False  # heads learn what the target made of an image from whoever reads the prompt, and that is the host
         return graphs.fits(min(len(request.prompt_ids) + request.params.max_tokens, graphs.target.max_len))
 
     @property
@@ -79,10 +81,9 @@ class DeviceLane:
         lengths = [len(state.tokens) for state in states]
         return BatchSize(len(lengths), max(lengths, default=0), sum(lengths))
 
-    @property
-    def is_running(self) -> bool:
-        """Rounds are on their way, so that a prompt is read inside them."""
-        return bool(self._taken)
+    def reads(self, request: Request) -> bool:
+        """Whether a prompt is read inside rounds: some are on their way, and it is text alone."""
+        return bool(self._taken) and not request.read_ids
 
     def _needy(self, rounds: int) -> dict[int, RequestState]:
         """By slot, those who have no pages for what so many rounds may write."""
@@ -272,7 +273,8 @@ class DeviceLane:
         ]
         launched.add_logprobs(taking, emitted)
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
-        self._graphs.policy.update(self._policy_state, observation_of(everybody, depth, self._price(launched), launched.plan))
+        seen = observation_of(everybody, depth, launched.graph.num_nodes, self._price(launched), launched.plan)
+        self._graphs.policy.update(self._policy_state, seen)
         self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
         return launched.report(taking, notes, positions, emitted, seconds=seconds) if taking else None
 

@@ -108,17 +108,29 @@ def next_pieces(seats: Sequence[Seat | None], most: int) -> list[tuple[int, int]
     return found
 
 
-def observation_of(notes: Sequence[Sequence[int] | None], depth: int, seconds: float, plan: Plan) -> Observation:
-    """What a policy and the statistics read of a round: depths, acceptance and seconds. The guesses stay on the device. A seat
-    that was empty has no note: it was asked for nothing."""
+def observation_of(
+    notes: Sequence[Sequence[int] | None], depth: int, num_nodes: int, seconds: float, plan: Plan
+) -> Observation:
+    """What a policy and the statistics read of a round of ``num_nodes`` nodes: depths, acceptance and seconds. The guesses stay
+    on the device. A seat that was empty has no note: it was asked for nothing."""
     drafted, accepted, asked = [0] * len(notes), [0] * len(notes), (0,) * len(notes)
     if depth:
         drafted = [0 if note is None else min(note[1], depth) for note in notes]
         accepted = [0 if note is None else min(note[2], note[0]) for note in notes]
         asked = tuple(0 if note is None else depth for note in notes)
-    tokens = torch.zeros(len(notes), depth + 1, dtype=torch.int64)
-    draft = Draft(TokenTree.chain(tokens, [count + 1 for count in drafted]), Draws.DETERMINISTIC)
-    chains = [list(range(count + 1)) for count in range(depth + 2)]
+    draft = Draft(_stand_in([note[1] if note else 0 for note in notes], drafted, depth, num_nodes), Draws.DETERMINISTIC)
+    chains = [list(range(count + 1)) for count in range(depth + 2)]  # a list for each of hundreds of seats would be dear
     paths = [chains[count] for count in accepted]
-    played = Plan(asked, asked, reason=plan.reason)
+    played = Plan(asked, tuple(num_nodes - 1 if length else 0 for length in asked), reason=plan.reason)
     return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, played, seconds)
+
+
+def _stand_in(guesses: Sequence[int], drafted: Sequence[int], depth: int, num_nodes: int) -> TokenTree:
+    """Trees of as many guesses, that reach as far as the real ones: a chain, and the others beside its first node."""
+    tokens = torch.zeros(len(guesses), num_nodes, dtype=torch.int64)
+    if num_nodes == depth + 1:
+        return TokenTree.chain(tokens, [count + 1 for count in drafted])
+    places = torch.arange(num_nodes)
+    reached = torch.tensor(drafted)[:, None]
+    parents = torch.where(places <= reached, places - 1, 0).masked_fill(places == 0, -1)
+    return TokenTree(tokens, parents, tuple(count + 1 for count in guesses))

@@ -15,7 +15,7 @@ from weakref import ReferenceType, ref
 import torch
 
 from outrider.cache.paged import PagedCache
-from outrider.core.device_round import PIECE_LEN, DeviceDrafter, Frame
+from outrider.core.device_round import PIECE_LEN, CapturedShape, DeviceDrafter, Frame
 from outrider.core.device_sampling import Shaping, stages_for
 from outrider.core.interfaces import Policy
 from outrider.core.request import RequestState
@@ -27,18 +27,22 @@ from outrider.models.gpu.uploads import sent
 
 _STEP = 256
 """Token buffers are made in multiples of this."""
+_USUAL = 1024
+"""Tokens of texts for which there is room before anybody has asked."""
 
 
 @final
 class RoundGraphs:
     """The captured rounds of a target with a drafter, and the slots their requests stand in. Serves one lane at a time."""
 
-    def __init__(self, target: FastDecoder, drafter: DeviceDrafter | None, policy: Policy, *, most_guesses: int) -> None:
-        """``policy`` plans the number of guesses, up to ``most_guesses``."""
+    def __init__(self, target: FastDecoder, drafter: DeviceDrafter | None, policy: Policy, shape: CapturedShape) -> None:
+        """``shape`` says what ``policy`` plans."""
         self.target, self.drafter, self.policy = target, drafter, policy
-        size = None if drafter is None else drafter.tree_size
-        self.most_guesses = 0 if drafter is None else most_guesses if size is None else size[1]
-        self.slack = max(PIECE_LEN, 1 + (self.most_guesses + 1 if size is None else size[0]))
+        shape = shape if drafter is None else shape.within(drafter.max_depth)
+        self.most_guesses = shape.depth
+        self.depths = [*([] if drafter is not None and not shape.varies else [0]), *sorted(shape.guesses)]
+        """Guesses along a path that rounds are made for."""
+        self.slack = max(PIECE_LEN, 1 + self.num_nodes(self.most_guesses))
         """Slots a round may use beyond a text."""
         self.seats = Seats(target)
         self._parts = RoundParts(target, drafter, self.seats)
@@ -49,6 +53,10 @@ class RoundGraphs:
         self._prepared: set[int] = set()
         """Numbers of slots whose rounds are captured; others are when they are first asked for."""
         self._version = self._versions()
+
+    def num_nodes(self, depth: int) -> int:
+        """Of a round with so many guesses along a path, the root included."""
+        return 1 if self.drafter is None or not depth else self.drafter.num_nodes(depth)
 
     def is_held_by_another(self, lane: object) -> bool:
         """Whether a lane that still exists uses the slots."""
@@ -183,6 +191,11 @@ class RoundGraphs:
     def _limit_slots(self, batch_size: int, slots: Sequence[int], limits: Sequence[int]) -> None:
         column = self.frame(batch_size).limits
         column[sent(list(slots), torch.int64, column.device)] = sent(list(limits), torch.int64, column.device)
+
+    def make_room(self, batch_size: int) -> None:
+        """Give the drafter memory for a frame of so many slots, of short texts, so that its rounds can be captured."""
+        if self.drafter is not None:
+            self.drafter.open((), batch_size=batch_size, capacity=_USUAL)
 
     def prepare(
         self, batch_size: int, capacity: int, *, guesses: Sequence[int], pieces: Sequence[int] = (0,)

@@ -56,7 +56,8 @@ class Launched:
         seconds: float,
     ) -> RoundReport:
         """The round of the seats that took part, counted. How its time splits between draft and score is not known."""
-        seen = observation_of([notes[slot] for slot in taking], self.graph.num_guesses, seconds, self.plan)
+        graph, taken = self.graph, [notes[slot] for slot in taking]
+        seen = observation_of(taken, graph.num_guesses, graph.num_nodes, seconds, self.plan)
         report = RoundReport(
             ids=[seat.number for seat in taking.values()],
             states=[seat.state for seat in taking.values()],

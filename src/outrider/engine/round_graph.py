@@ -74,8 +74,8 @@ class RoundGraph:
         batch_size, device = frame.batch_size, parts.target.device
         self._parts, self._frame = parts, frame
         drafter = parts.drafter if num_guesses else None
-        self._trees = None if drafter is None else drafter.trees(batch_size)
-        num_nodes = num_guesses + 1 if self._trees is None else self._trees.parents.shape[1]
+        self._trees = None if drafter is None else drafter.trees(batch_size, num_guesses)
+        self.num_nodes = num_nodes = 1 if drafter is None else drafter.num_nodes(num_guesses)
         self._parents = chain_parents(batch_size, num_nodes, device) if self._trees is None else self._trees.parents
         self._nodes = torch.zeros(batch_size, num_nodes, dtype=torch.int64, device=device)
         ring = torch.zeros(RING, batch_size, NOTE + num_guesses + 1, dtype=torch.int64, device=device)
@@ -152,7 +152,7 @@ class RoundGraph:
         parts, frame, nodes = self._parts, self._frame, self._nodes
         nodes[:, :1] = frame.tokens.gather(1, frame.lengths[:, None] - 1)
         if parts.drafter is not None and self.num_guesses:
-            parts.drafter.propose(frame, nodes)
+            parts.drafter.propose(frame, nodes, self.num_guesses)
         if self._constraints is not None:
             self._constraints.host_nodes.copy_(torch.stack((nodes, self._parents)), non_blocking=True)
 

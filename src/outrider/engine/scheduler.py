@@ -238,7 +238,7 @@ class Scheduler:
             engine = self._lane(job.lane).engine if device is None else device.engine
             known = prefixes is not None and job.shares_prefix and not engine.method.drafter.taps
             prefix = prefixes.find(job.state.read_tokens[:-1]) if prefixes is not None and known else None
-            if device is not None and device.is_running:
+            if device is not None and device.reads(job.state.request):
                 device.admit(job.id, job.state, prefix)
                 continue
             self._arrivals.add(job.lane if device is None else OnDevice(job.lane), engine, (job.id, job.state), prefix)

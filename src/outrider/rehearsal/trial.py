@@ -79,8 +79,9 @@ class DeviceTrial(Trial):
 
     def rounds(self, num_rows: int, guesses: Sequence[int]) -> Iterator[tuple[int, Cost]]:
         graphs = self._graphs
-        for length in [] if graphs.is_held_by_another(self) else guesses:
-            if length <= graphs.most_guesses:
+        if not graphs.is_held_by_another(self):
+            graphs.make_room(num_rows)
+            for length in [length for length in guesses if length in graphs.depths]:
                 yield length, Cost(0.0, min([_replayed(graphs, num_rows, length) for _ in range(_REPEATS)][1:]))
 
 

@@ -10,7 +10,15 @@ from outrider.core.errors import OptionError
 from outrider.core.tree import TokenTree
 from outrider.models.attention.tree_cut import cut_for, latent_cut
 from outrider.models.attention.tree_tiles import Bounds, Cut
+from outrider.models.decoder_weights import LayerWeights
 from outrider.models.features import ModelConfig
+
+
+def bounds_of(config: ModelConfig, layers: Sequence[LayerWeights]) -> list[Bounds]:
+    """What limits the attention of every layer. A window as long as the context is none."""
+    windows = [0 if window is None or window >= config.max_len else window for window in config.windows]
+    cap = config.attention_softcap or 0.0
+    return [Bounds(window, cap, layer.sinks) for window, layer in zip(windows, layers, strict=True)]
 
 
 @final
