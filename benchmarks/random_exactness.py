@@ -196,9 +196,7 @@ def try_sampler(llm: LLM, number: int) -> list[str]:
     ]
 
 
-def cases(
-    seeds: range, num_samplers: int, shard: tuple[int, int], done: dict[str, int] | None = None
-) -> list[tuple[str, int]]:
+def cases(seeds: range, num_samplers: int, shard: tuple[int, int], done: dict[str, int] | None = None) -> list[tuple[str, int]]:
     """(architecture, seed) and ("", sampler), in a random order that is always the same: a run that ends early is even. Of an
     architecture of which some are ``done``, the first so many seeds are left out."""
     models = [(kind, seed) for kind in KINDS for seed in seeds[(done or {}).get(kind, 0) :]]
