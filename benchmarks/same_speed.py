@@ -4,8 +4,8 @@
 
 One prompt of the bundled pair is continued greedily, by plain decoding and by a draft model with four guesses. The ways take
 turns in one process. Reported is the speed that each of them tells its user: the best of its turns, and its ratio to that of
-``generate``. ``bench`` and ``tune`` measure by the same function. The server answers in process, without a socket; it is left out
-where FastAPI is missing. The last line is JSON.
+``generate``. ``bench`` and ``tune`` measure by the same function. The server answers in process, without a socket; it is left
+out where FastAPI is missing. The machine must be quiet. The last line is JSON.
 """
 
 from __future__ import annotations
