@@ -37,6 +37,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mtp": {"num_heads": 4},
     "mtp-parallel": {"num_heads": 4},
     "chimera": {"num_heads": 4},
+    "falcon": {"block_len": 2},
 }
 
 
@@ -77,13 +78,13 @@ def test_chains_of_heads_change_their_length_inside_captured_rounds(llm: LLM, ki
     own = {"heads": untrained(kind, tmp_path)} if kind in CHANGES else {}
     method = llm.compose(kind, policy="heuristic", branching="chain", num_draft_tokens=3, **own)
     graphs = captured(method, llm.target)
-    assert graphs is not None and graphs.drafter is not None and graphs.depths == [0, 1, 2, 3]
+    assert graphs is not None and graphs.drafter is not None and graphs.depths[:4] == [0, 1, 2, 3]
     for params in PARAMS:
         expected = [llm.generate(p, params, method=llm.compose("plain"))[0].token_ids for p in PROMPTS]
         assert [o.token_ids for o in llm.generate(PROMPTS, params, method=method)] == expected
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "fspad", "p-eagle", "mtp", "chimera"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "fspad", "p-eagle", "mtp", "chimera", "falcon"])
 def test_heads_read_prompts_inside_rounds(llm: LLM, kind: str, tmp_path: Path) -> None:
     """More requests than slots, of 2 to 300 tokens."""
     own = {"heads": untrained(kind, tmp_path)} if kind in CHANGES and kind != "hydra" else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -55,8 +55,9 @@ GROWN = [
     ("mtp", "best-first"),
     ("mtp-parallel", "static"),
     ("chimera", "best-first"),
+    ("falcon", "best-first"),
 ]
-READING = ["eagle3", "l-mtp", "hydra++", "dflash", "fspad", "p-eagle", "mtp", "chimera"]
+READING = ["eagle3", "l-mtp", "hydra++", "dflash", "fspad", "p-eagle", "mtp", "chimera", "falcon"]
 OWN: dict[str, dict[str, Any]] = {"hydra": {"prefix": False}}
 
 
@@ -164,6 +165,57 @@ def test_a_head_reads_prompts_in_pieces(kind: str) -> None:
             drafter.propose(frame, nodes, 3)
         found.append(nodes.tolist())
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "p-eagle", "mtp"])
+def test_chains_are_as_long_as_a_round_wants(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length changes from round to round, and heads answer for no more levels than it has."""
+    config = tiny_config(**SHAPE)
+    target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
+    head, new_drafter = small_head(kind), cast(Any, METHODS[kind].drafter)
+    drafter = new_drafter(head, HeadOptions(branching="chain"))
+    twin = drafter.device_twin(CapturedShape({length: length for length in range(1, 7)}), target)
+    assert twin is not None and twin.max_depth == min(6, drafter.max_depth or 6) and twin.trees(2, 1) is None
+    rows, asked = [[5, 9, 1, 33, 7, 2], [2, 8]], list[int]()
+    twin.seat([0, 1], rows, batch_size=2, capacity=64)
+    frame, readout = frame_of(rows, TEMPERATURES), type(head).readout
+    monkeypatch.setattr(type(head), "readout", lambda self, depth, x: asked.append(depth) or readout(self, depth, x))
+    for length in (1, twin.max_depth, 2):
+        nodes = torch.zeros(2, twin.num_nodes(length), dtype=torch.int64, device=DEVICE)
+        nodes[:, 0] = torch.tensor([row[-1] for row in rows])
+        asked.clear()
+        with torch.inference_mode():
+            twin.propose(frame, nodes, length)
+        assert asked == ([] if kind == "eagle3" else list(range(length)))  # its layer reads off by itself
+        noise = Noise(frame.seeds, frame.lengths - frame.prompt_lens)
+        chain = expected(drafter, target, rows, noise, Plan((length, length), (length, length)))
+        assert chain.sizes == (1 + length, 1 + length) and torch.equal(nodes, chain.tokens)
+
+
+@pytest.mark.parametrize("kind", ["p-eagle", "mtp"])
+def test_rounds_without_guesses_leave_nothing_unread(kind: str) -> None:
+    """More of them than columns are kept; the second slot stands still meanwhile."""
+    config = tiny_config(**SHAPE)
+    target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
+    drafter, twin, planned = drafters(kind, target, "static")
+    rows = [[5, 9, 1, 33, 7, 2], [2, 8, 4]]
+    twin.seat([0, 1], rows, batch_size=2, capacity=64)
+    for token in range(11, 21):
+        before = torch.tensor([len(row) - 1 for row in rows], device=DEVICE)
+        rows[0].append(token)
+        states = target.prefill([rows[0][:-1]], target.new_cache(1), taps=twin.taps)
+        newest = torch.cat([states[tap][0][-1] for tap in twin.taps], -1)
+        features = torch.stack([newest, torch.randn_like(newest)])[:, None]
+        with torch.inference_mode():
+            twin.take(frame_of(rows, TEMPERATURES), before, features, None)
+    frame = frame_of(rows, TEMPERATURES)
+    nodes = torch.zeros(2, twin.num_nodes(3), dtype=torch.int64, device=DEVICE)
+    nodes[:, 0] = torch.tensor([row[-1] for row in rows])
+    with torch.inference_mode():
+        twin.propose(frame, nodes, 3)
+    plan = Plan((3, 3), (planned.guesses[3],) * 2)
+    tree = expected(drafter, target, rows, Noise(frame.seeds, frame.lengths - frame.prompt_lens), plan)
+    assert torch.equal(nodes, tree.tokens)
 
 
 def follow(choices: torch.Tensor, nodes: torch.Tensor, tree: TokenTree, row: int, count: int) -> None:

@@ -29,7 +29,7 @@ class FinishReason(Enum):
     LENGTH = "length"
     """``max_tokens`` reached, or the context is full."""
     ERROR = "error"
-    """Something of its own failed: ``RequestState.failure`` says what. Other requests of the batch go on."""
+    """The request itself failed: ``RequestState.failure`` says why. Other requests of the batch go on."""
 
 
 class TextStream(Protocol):
@@ -42,7 +42,7 @@ class TextStream(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What was asked."""
+    """A prompt with its sampling parameters, as the user asked."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams

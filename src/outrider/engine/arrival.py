@@ -53,12 +53,12 @@ class Arrival:
 
     @property
     def is_untouched(self) -> bool:
-        """Nothing was read yet, so others may still join."""
+        """Whether nothing was read yet, so that others may still join."""
         return self._cache is None
 
     @property
     def cache(self) -> Cache:
-        """Made when the first token is read."""
+        """The cache, made when the first token is read."""
         if self._cache is None:
             self._cache = self.engine.target.new_cache(len(self.states))
         return self._cache
@@ -131,7 +131,7 @@ class Arrivals:
 
     @property
     def sizes(self) -> list[tuple[Hashable, BatchSize]]:
-        """By lane."""
+        """Sizes of the arriving batches, by lane."""
         return [(lane, arrival.size) for lane, arrival in self._queue]
 
     @property
@@ -176,7 +176,7 @@ class Arrivals:
                 self._queue.append((lane, arrival))
 
     def take_failed(self) -> list[tuple[int, RequestState]]:
-        """Those that could not be read since this was asked last."""
+        """Requests that could not be read since the last call."""
         failed, self._failed = self._failed, []
         return failed
 

@@ -165,7 +165,7 @@ class DeviceLane:
         return report
 
     def _resize(self, size: int) -> None:
-        """Everybody moves to a frame of another size."""
+        """Move every request to a frame of another size."""
         graphs, old = self._graphs, self._seats
         kept, seats = [slot for slot, seat in enumerate(old) if seat is not None], self._taken
         graphs.hold(self)
@@ -206,7 +206,7 @@ class DeviceLane:
         return self._graphs.has_room(len(self._seats), self._needy(3) | {slot: one.state for slot, one in pairs})
 
     def _start_read(self) -> None:
-        """Those whose last piece is in a round that was started run from the next one on."""
+        """Requests whose last piece is in a started round run from the next round on."""
         waiting = [(slot, seat) for slot, seat in enumerate(self._seats) if seat is not None and seat.first_round is None]
         done = [(slot, seat) for slot, seat in waiting if not seat.num_left]
         if done:
@@ -292,7 +292,7 @@ class DeviceLane:
             self._graphs.stop(len(self._seats), slots)
 
     def _rest(self) -> None:
-        """Nobody is here: the slots are for whoever comes next."""
+        """Free the slots when no request is left."""
         if self._seats and not self.order:
             self._pending, self._seats = None, []
             self._graphs.let_go()

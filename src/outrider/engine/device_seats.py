@@ -40,7 +40,7 @@ class Seat:
     number: int
     state: RequestState
     stages: Stages
-    """Of the sampler that the request needs."""
+    """Stages of the sampler that the request needs."""
     num_read: int
     """Tokens of the prompt that were read, or will have been when the rounds started so far have ended."""
     began: float
@@ -119,7 +119,7 @@ def observation_of(
         accepted = [0 if note is None else min(note[2], note[0]) for note in notes]
         asked = tuple(0 if note is None else depth for note in notes)
     draft = Draft(_stand_in([note[1] if note else 0 for note in notes], drafted, depth, num_nodes), Draws.DETERMINISTIC)
-    chains = [list(range(count + 1)) for count in range(depth + 2)]  # a list for each of hundreds of seats would be dear
+    chains = [list(range(count + 1)) for count in range(depth + 2)]
     paths = [chains[count] for count in accepted]
     played = Plan(asked, tuple(num_nodes - 1 if length else 0 for length in asked), reason=plan.reason)
     return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, played, seconds)

@@ -226,7 +226,7 @@ class RoundGraphs:
         self.seats.release(batch_size, slots)
 
     def leave(self, batch_size: int) -> None:
-        """Everybody has finished: nothing moves any more, and the rows are free."""
+        """All requests have finished: free the rows."""
         self.frame(batch_size).limits.zero_()
         self.seats.leave(batch_size)
         if self.drafter is not None:

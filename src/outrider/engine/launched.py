@@ -23,9 +23,9 @@ class Launched:
     graph: RoundGraph
     plan: Plan
     number: int
-    """Of the graph's rounds."""
+    """Number of this round among the graph's rounds."""
     index: int
-    """Of the lane's rounds."""
+    """Number of this round among the lane's rounds."""
     began: torch.cuda.Event
     ended: torch.cuda.Event
 

@@ -174,7 +174,7 @@ class Scheduler:
 
     @property
     def lanes(self) -> list[Hashable]:
-        """Those that somebody asked for."""
+        """Lanes that a request has asked for."""
         return list(self._lanes)
 
     def check_integrity(self) -> None:

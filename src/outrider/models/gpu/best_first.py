@@ -1,9 +1,8 @@
 """Best-first trees grown on the device, in a fixed number of fixed shapes: the same trees as ``drafters/model/best_first.py``.
 
-Level by level the best ``width`` candidates are expanded, each with its ``num_children`` best tokens; every candidate is kept
-in a pool with the chance that the text passes through it, and at the end the best of the pool become the tree. How many there
-are at each level is known beforehand; which ones, and so the tree's shape, is decided by two small kernels, a program per slot.
-(Li et al. 2024, EAGLE-2, arXiv 2406.16858; the chances are those of ``drafters/trees/candidates.py``.)
+Level by level the best ``width`` candidates are expanded, each with its ``num_children`` best tokens. A pool keeps every
+candidate with its chance (``drafters/trees/candidates.py``), and its best become the tree. How many there are at each level is
+known beforehand; which ones two small kernels decide, a program per slot. (Li et al. 2024, EAGLE-2, arXiv 2406.16858.)
 
     chance(child) = chance(parent) * softmax((l + T g) / tau)[child]           expand: top width of a level;  tree: top N of all
 """
@@ -37,7 +36,7 @@ class Search:
 
     max_depth: int
     num_nodes: int
-    """Of the tree, the root included."""
+    """Nodes of the tree, the root included."""
     width: int
     num_children: int
     tau: float

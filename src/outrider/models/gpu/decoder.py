@@ -103,7 +103,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
 
     @property
     def num_slots(self) -> int:
-        """Those that there are pages for today."""
+        """Slots that the pages of the pool can serve now."""
         return min(self.most_slots, self.pool.num_pages * self.page_len)
 
     @property

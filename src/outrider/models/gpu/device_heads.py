@@ -97,6 +97,9 @@ class DeviceHeads(DeviceDrafter):
         num_new = frame.lengths - 1 - before
         places = num_new[:, None] + torch.arange(self._num_kept, device=before.device)
         kept[:-1] = known.gather(1, places[..., None].expand(-1, -1, known.shape[2]))
+        if features.shape[1] == 1:  # a round without guesses, and more of them may follow
+            tokens = frame.tokens.gather(1, frame.lengths[:, None] - 1)
+            self._memory.settle(Roots(frame, kept[:-1], tokens, num_levels=1))
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         """Rounds without guesses hand over their states too."""

@@ -90,7 +90,7 @@ class HeadMemory(ABC):
     num_kept: int = 1
     """Newest columns of which something is kept."""
     width: int
-    """Of what is kept of a column."""
+    """Width of what is kept of a column."""
 
     def fits(self, capacity: int) -> bool:
         """Whether a text of this many tokens can be remembered."""
@@ -114,6 +114,10 @@ class HeadMemory(ABC):
         them instead."""
         del newest
         return self.read(batch_size, columns, features)
+
+    def settle(self, roots: Roots) -> None:
+        """A round added columns, and no tree will grow from here: remember what the next tree would have read."""
+        del roots
 
     @abstractmethod
     def answers(self, roots: Roots) -> Answers:
@@ -170,7 +174,6 @@ class LayerMemory(HeadMemory, ABC):
     def fits(self, capacity: int) -> bool:
         return capacity <= self._config.max_len
 
-    @final
     def make_room(self, batch_size: int, capacity: int) -> None:
         old = self._blocks.get(batch_size)
         if old is not None and old.shape[4] >= capacity + _STEP:
@@ -183,7 +186,6 @@ class LayerMemory(HeadMemory, ABC):
             block[..., : old.shape[4], :] = old
         self.version += 1
 
-    @final
     def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
         old, new = self._blocks[old_size], self._blocks[new_size]
         length = min(old.shape[4], new.shape[4])
@@ -191,35 +193,54 @@ class LayerMemory(HeadMemory, ABC):
             new[:, :, place, :, :length] = old[:, :, slot, :, :length]
 
     def _attending(self, batch_size: int, columns: Columns, sights: Sights = CHAIN) -> list[SlotAttending]:
-        """Of every layer."""
-        return [SlotAttending(layer, columns, sights, self._rotations, self._config) for layer in self._blocks[batch_size]]
+        """Of every layer. Where columns stand is worked out once for all of them."""
+        block = self._blocks[batch_size]
+        most = block.shape[4] - 1
+        places = (columns.at() + sights.start).clamp(max=most)
+        at = places if sights.depths is None else (columns.starts[:, None] + sights.depths).clamp(max=most)
+        rows, rotation = Rows(columns.starts.int(), columns.slots.int()), self._rotations.at(at, block.dtype)
+        standing = Standing(columns.slots, places, rows, sights, rotation)
+        return [SlotAttending(layer, standing, self._config) for layer in block]
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """Where columns stand in the memory of their slots, or nodes behind them."""
+
+    slots: Tensor
+    """[R] int64"""
+    places: Tensor
+    """[R, N] int64"""
+    rows: Rows
+    sights: Sights
+    rotation: tuple[Tensor, Tensor]
 
 
 @final
 class SlotAttending(Attending):
     """Columns, or nodes behind them, over those of their slots in one layer."""
 
-    def __init__(self, layer: Tensor, columns: Columns, sights: Sights, rotations: Rotations, config: ModelConfig) -> None:
+    def __init__(self, layer: Tensor, standing: Standing, config: ModelConfig) -> None:
         """``layer`` [2, B + 1, kv heads, S, D] of keys and values."""
-        self._layer, self._columns, self._sights, self._config = layer, columns, sights, config
-        most = layer.shape[3] - 1
-        self._places = (columns.at() + sights.start).clamp(max=most)
-        at = self._places if sights.depths is None else (columns.starts[:, None] + sights.depths).clamp(max=most)
-        self._rotation = rotations.at(at, layer.dtype)
+        self._layer, self._standing, self._config = layer, standing, config
 
     def put(self, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [R, kv heads, N, D]."""
-        slots = self._columns.slots[:, None]
-        for held, new in zip(self._layer, (rotate(keys, self._rotation), values), strict=True):
-            held[slots, :, self._places] = new.transpose(1, 2)
+        standing = self._standing
+        for held, new in zip(self._layer, (rotate(keys, standing.rotation), values), strict=True):
+            held[standing.slots[:, None], :, standing.places] = new.transpose(1, 2)
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         self.put(keys, values)
-        asked, config = rotate(queries, self._rotation).transpose(1, 2).contiguous(), self._config
-        memory, rows = (self._layer[0], self._layer[1]), Rows(self._columns.starts.int(), self._columns.slots.int())
+        return self.look(queries)
+
+    def look(self, queries: Tensor) -> Tensor:
+        """What queries [R, heads, N, D] see, the keys and values of the nodes being written."""
+        standing, config, memory = self._standing, self._config, (self._layer[0], self._layer[1])
+        asked = rotate(queries, standing.rotation).transpose(1, 2).contiguous()
         num_queries, capacity = asked.shape[1] * config.num_heads // config.num_kv_heads, memory[0].shape[2]
         cut = cut_for(len(asked), num_queries, num_kv_heads=config.num_kv_heads, capacity=capacity, invariant=False)
-        seen = attend_tree(asked, memory, rows, sights=self._sights, cut=cut, scale=config.query_scale)
+        seen = attend_tree(asked, memory, standing.rows, sights=standing.sights, cut=cut, scale=config.query_scale)
         return seen.view_as(asked).transpose(1, 2)
 
 

@@ -99,6 +99,9 @@ class OpenMemory(LayerMemory):
         del batch_size, columns, newest
         return features
 
+    def settle(self, roots: Roots) -> None:
+        self.answers(roots)
+
     def answers(self, roots: Roots) -> Answers:
         head, count = self._head, self.num_kept + roots.num_levels - 1
         first = (roots.num_columns - self.num_kept).clamp(min=0)
@@ -137,6 +140,9 @@ class ChainMemory(LayerMemory):
         """They are read with the next tree, where the tokens behind them are known."""
         del batch_size, columns, newest
         return features
+
+    def settle(self, roots: Roots) -> None:
+        self.answers(roots)
 
     def answers(self, roots: Roots) -> Answers:
         """All modules read, whatever the number of levels: what one leaves out it would never know."""
