@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.slots import LayeredCache
 from outrider.core.interfaces import Cache, Target
 from outrider.core.request import RequestState
 
@@ -15,12 +15,13 @@ def assert_fresh(model: Target, cache: Cache, rows: Sequence[RequestState], *, m
     """``cache`` may lack the last ``most_lag`` tokens of a running row; a finished one may be cut inside an accepted run."""
     fresh = model.new_cache(len(rows))
     model.prefill([state.tokens[:-1] for state in rows], fresh)
-    assert isinstance(cache, ContiguousCache) and isinstance(fresh, ContiguousCache)
+    assert isinstance(cache, LayeredCache) and isinstance(fresh, LayeredCache)
     for row, state in enumerate(rows):
         length = cache.lengths[row]
         if not state.is_finished:
             assert fresh.lengths[row] == len(state.tokens) - 1
             assert 0 <= fresh.lengths[row] - length <= most_lag
         used = min(length, fresh.lengths[row])
-        for mine, other in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
-            torch.testing.assert_close(mine[row, :, :used], other[row, :, :used], atol=1e-5, rtol=1e-5)
+        for layer in range(model.num_layers):
+            for mine, other in zip(cache.entries(layer), fresh.entries(layer), strict=True):
+                torch.testing.assert_close(mine[row, :, :used], other[row, :, :used], atol=1e-5, rtol=1e-5)

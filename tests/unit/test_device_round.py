@@ -240,3 +240,17 @@ def test_a_draft_model_reads_prompts_in_pieces() -> None:
         drafter.propose(frame, chain, chain.shape[1] - 1)
         chains.append(chain.tolist())
     assert chains[0] == chains[1]
+
+
+def test_slots_that_lag_behind_are_read_in_one_pass() -> None:
+    config = tiny_config()
+    model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=4)
+    rows, seats = [[5, 9, 1, 33, 7], [2, 8, 4, 4, 6, 1, 3, 12, 9]], Seats(model)
+    seats.seat([0, 2], [row[:3] for row in rows], batch_size=4)
+    seats.catch_up([0, 2], rows, batch_size=4, known=[2, 2])
+    for slot, row in zip((0, 2), rows, strict=True):
+        cache, fresh = seats.cache_of(4, slot, len(row) - 1), model.new_cache(1)
+        model.prefill([row[:-1]], fresh)
+        for mine, other in zip(cache.entries(1), fresh.entries(1), strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+        assert seats.table(4)[slot, : len(cache.pages[0])].tolist() == cache.pages[0]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.cache.page_pool import PagePool
-from outrider.cache.paged import PagedCache
+from outrider.cache.paged import PagedCache, as_one
 from outrider.cache.slots import LayeredCache
 from outrider.core.errors import RequestError
 from outrider.core.interfaces import Cache
@@ -127,3 +127,25 @@ def test_a_full_pool_says_so_and_goes_on_when_pages_come_back() -> None:
     cache.truncate([4])
     assert pool.num_available == 3
     PagedCache.empty(pool, 1).reserve(8)
+
+
+def test_caches_are_one_for_a_pass_and_keep_what_it_appends() -> None:
+    pool = pool_of()
+    caches = [PagedCache.empty(pool, 1) for _ in range(3)]
+    for size, cache in enumerate(caches, 3):
+        cache.reserve(size)
+        cache.commit([range(size)])
+    begun = [list(cache.pages[0]) for cache in caches]
+    with as_one(caches) as together:
+        assert together.lengths == [3, 4, 5]
+        together.reserve(6)
+        together.commit([range(6), [], range(2)])
+    del together
+    gc.collect()
+    assert [cache.lengths for cache in caches] == [[9], [4], [7]]
+    held = [page for cache in caches for page in cache.pages[0]]
+    assert len(set(held)) == len(held) == pool.num_used and all(pool.uses(page) == 1 for page in held)
+    assert all(cache.pages[0][: len(pages)] == pages for cache, pages in zip(caches, begun, strict=True))
+    del cache, caches
+    gc.collect()
+    assert pool.num_used == 0

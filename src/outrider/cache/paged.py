@@ -13,7 +13,8 @@ the row does; ``PagedCache.of_runs(pool, [run, ...])`` is a cache whose rows beg
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -138,3 +139,21 @@ class PagedCache(LayeredCache):
 def _release_rows(pool: PagePool, pages: list[list[int]]) -> None:
     for row in pages:
         pool.release(row)
+
+
+@contextmanager
+def as_one(caches: Sequence[PagedCache]) -> Iterator[PagedCache]:
+    """The rows of several caches of a pool in one cache, for a pass over all of them. What it appends is theirs afterwards."""
+    rows = [(cache, row) for cache in caches for row in range(cache.batch_size)]
+    together = PagedCache(
+        caches[0].pool, [cache.pages[row] for cache, row in rows], [cache.lengths[row] for cache, row in rows]
+    )
+    for cache, row in rows:
+        cache.pages[row].clear()
+    try:
+        yield together
+    finally:
+        for place, (cache, row) in enumerate(rows):
+            cache.pages[row].extend(together.pages[place])
+            cache.lengths[row] = together.lengths[place]
+            together.pages[place].clear()  # their uses went back with them

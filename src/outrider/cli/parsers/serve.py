@@ -64,7 +64,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         group.add_argument(flag, dest=name, type=kind, default=defaults[name], help=text + shown)
     text = "which rows share a round: ragged, or eqspec and exspec, references to measure against"
     group.add_argument("--grouping", metavar="NAME", default=defaults["grouping"], help=text)
-    text = "keep keys and values in pages of so many tokens, so that beginnings share memory (a power of two; 0: no pages)"
+    text = "keep keys and values in pages of so many tokens, which beginnings share (a power of two; 0: left to the device)"
     group.add_argument("--page-len", type=int, default=0, help=text)
 
 

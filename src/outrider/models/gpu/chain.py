@@ -16,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.cache.paged import PagedCache
+from outrider.cache.paged import PagedCache, as_one
 from outrider.core.device_round import PIECE_LEN, DeviceDrafter, Frame, Pieces
 from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.gpu.adjust import Trail
@@ -99,11 +99,13 @@ class Seats:
             self._put(new_size, slot, cache)
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
-        """Prefill what ``rows`` hold beyond ``known`` tokens."""
-        for slot, row, length in zip(slots, rows, known, strict=True):
-            cache = self._caches[batch_size, slot]
+        """Prefill what ``rows`` hold beyond ``known`` tokens, all of them in one pass."""
+        caches = [self._caches[batch_size, slot] for slot in slots]
+        for cache, length in zip(caches, known, strict=True):
             cache.lengths = [length]
-            self.model.prefill([row[length:-1]], cache)
+        with as_one(caches) as together:
+            self.model.prefill([row[length:-1] for row, length in zip(rows, known, strict=True)], together)
+        for slot, cache in zip(slots, caches, strict=True):
             self._tell(batch_size, slot, cache)
 
     def leave(self, batch_size: int) -> None:
