@@ -25,6 +25,7 @@ from outrider.core.lasting_memory import LastingMemory
 from outrider.core.plan import Plan
 from outrider.core.prices import PriceSource
 from outrider.core.random_source import RandomSource
+from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.resume import Resume
 from outrider.core.rng import Choose, GumbelStream, Noise, gumbel_stream
 from outrider.core.row_draft import RowDraft
@@ -158,7 +159,7 @@ class Observation:
     draft: Draft
     scores: Scores
     paths: Sequence[Sequence[int]]
-    """Committed nodes of each row, the root first: what every cache keeps."""
+    """Committed nodes of each row, the root first: what every cache keeps. Empty for a seat that nobody ran in."""
     num_accepted: Sequence[int]
     draft_seconds: float
     score_seconds: float
@@ -168,6 +169,8 @@ class Observation:
     """The whole round, planning not included; None where nobody measured it (and for the drafter, who is told before)."""
     padded: bool = True
     """Rows narrower than the widest saved nothing (``TargetTraits.pads``)."""
+    prompts: Prompts = NO_PROMPTS
+    """What the round read of prompts."""
 
     @property
     def seconds(self) -> float:
@@ -272,6 +275,10 @@ class Policy(ABC):
     def expect(self, prices: PriceSource) -> None:
         """Rounds will cost what ``prices`` say, to be read at the first request. For policies that weigh costs."""
         del prices
+
+    def carry(self, state: Any, prompts: Prompts) -> None:
+        """The next round reads ``prompts`` beside its rows. For policies that weigh costs; told before ``plan``."""
+        del state, prompts
 
     def captured_shape(self) -> CapturedShape | None:
         """How large captured rounds get under this policy; None where a plan needs more than the last round's outcome."""

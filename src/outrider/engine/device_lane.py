@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from outrider.core.device_round import PIECE_LEN
 from outrider.core.device_sampling import Stages, stages_for
 from outrider.core.interfaces import Plan
+from outrider.core.reading import Prompts
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
 from outrider.engine.constrained import finish_round
-from outrider.engine.device_seats import NUM_PIECES, Joining, Seat, next_pieces, observation_of
+from outrider.engine.device_seats import Joining, Seat, next_pieces, observation_of, prompts_of
 from outrider.engine.launched import Launched
 from outrider.engine.memory import BatchSize
 from outrider.engine.step import Batch, Engine
@@ -52,8 +54,6 @@ class DeviceLane:
         self._pending: Launched | None = None
         self._num_rounds = 0
         self._policy_state: Any = None
-        self._usual: dict[tuple[int, int], float] = {}
-        """Seconds of the latest round that read no prompt, by slots and guesses."""
         self.on_read: Callable[[int, Any], object] = lambda *_: None
         """Told who was read inside rounds, and where its keys are."""
         self._clock = time.perf_counter()
@@ -122,6 +122,8 @@ class DeviceLane:
             return None
         report = self._make_seats()
         self._start_read()
+        prompts = prompts_of(self._seats)
+        self._graphs.policy.carry(self._policy_state, prompts)
         plan = self._graphs.policy.plan(self._policy_state, len(self._seats))
         depth = min(max(plan.max_depth), self._graphs.most_guesses)
         if depth and any(seat.num_unread for seat in self._taken):
@@ -129,7 +131,7 @@ class DeviceLane:
             self._catch_up()
         if any(self._seats):
             self._graphs.grow(len(self._seats), self._states)
-            launched = self._launch(depth, plan)
+            launched = self._launch(depth, plan, prompts)
             report = report or self._read()
             self._finish(launched)
             self._pending = launched
@@ -199,13 +201,12 @@ class DeviceLane:
             seat.start(self._num_rounds)
             self.on_read(seat.number, self._graphs.seats.cache_of(len(self._seats), slot, len(seat.state.tokens) - 1))
 
-    def _launch(self, depth: int, plan: Plan) -> Launched:
+    def _launch(self, depth: int, plan: Plan, prompts: Prompts) -> Launched:
         began = time.perf_counter()
         running = [seat for seat in self._taken if seat.first_round is not None]
         stages = max((seat.stages for seat in running), default=Stages.TEMPERATURE)
         logprobs = any(seat.state.params.logprobs is not None for seat in running)
-        pieces = next_pieces(self._seats)
-        num_pieces = next(size for size in NUM_PIECES if size >= len(pieces))
+        pieces, num_pieces = next_pieces(self._seats), prompts.num_places // PIECE_LEN
         constrained = any(seat.is_constrained for seat in running)
         graph = self._graphs.round(
             len(self._seats), depth, stages, num_pieces=num_pieces, logprobs=logprobs, constrained=constrained
@@ -218,7 +219,7 @@ class DeviceLane:
         if not constrained:
             events[1].record()
         self._num_rounds += 1
-        return Launched(graph, plan, number, self._num_rounds - 1, *events, is_constrained=constrained)
+        return Launched(graph, plan, number, self._num_rounds - 1, *events, prompts, is_constrained=constrained)
 
     def _finish(self, launched: Launched) -> None:
         """Say what grammars allow in a round that waits for it, now that the round before was read."""
@@ -257,16 +258,10 @@ class DeviceLane:
         ]
         launched.add_logprobs(taking, emitted)
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
-        self._graphs.policy.update(self._policy_state, observation_of(everybody, depth, self._price(launched), launched.plan))
+        seen = observation_of(everybody, depth, launched.seconds, launched.plan, launched.prompts)
+        self._graphs.policy.update(self._policy_state, seen)
         self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
         return launched.report(taking, notes, positions, emitted, seconds=seconds) if taking else None
-
-    def _price(self, launched: Launched) -> float:
-        """What the guesses of a round cost, as far as it is known. Prompts that it read are not the policy's doing."""
-        key = (len(self._seats), launched.graph.num_guesses)
-        if not launched.graph.num_pieces:
-            self._usual[key] = launched.seconds
-        return self._usual.get(key, launched.seconds)
 
     def _empty(self, slots: Sequence[int]) -> None:
         for slot in slots:

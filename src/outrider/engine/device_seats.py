@@ -13,6 +13,7 @@ from outrider.core.device_round import PIECE_LEN
 from outrider.core.device_sampling import Stages
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Observation, Plan
+from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.request import Origin, RequestState
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
@@ -94,7 +95,17 @@ def next_pieces(seats: Sequence[Seat | None]) -> list[tuple[int, int]]:
     return found
 
 
-def observation_of(notes: Sequence[Sequence[int] | None], depth: int, seconds: float, plan: Plan) -> Observation:
+def prompts_of(seats: Sequence[Seat | None]) -> Prompts:
+    """What the next round will read of prompts."""
+    left = [seat.num_left for seat in seats if seat is not None and seat.num_left]
+    num_pieces = sum(-(-count // PIECE_LEN) for count in left)
+    num_places = PIECE_LEN * next((size for size in NUM_PIECES if size >= num_pieces), NUM_PIECES[-1])
+    return Prompts(min(sum(left), num_places), num_places, num_pieces > NUM_PIECES[-1])
+
+
+def observation_of(
+    notes: Sequence[Sequence[int] | None], depth: int, seconds: float, plan: Plan, prompts: Prompts = NO_PROMPTS
+) -> Observation:
     """What a policy and the statistics read of a round: depths, acceptance and seconds. The guesses stay on the device. A seat
     that was empty has no note: it was asked for nothing."""
     drafted = [0 if note is None else min(note[1], depth) for note in notes]
@@ -102,6 +113,6 @@ def observation_of(notes: Sequence[Sequence[int] | None], depth: int, seconds: f
     asked = tuple(0 if note is None else depth for note in notes)
     tokens = torch.zeros(len(notes), depth + 1, dtype=torch.int64)
     draft = Draft(TokenTree.chain(tokens, [count + 1 for count in drafted]), Draws.DETERMINISTIC)
-    paths = [list(range(count + 1)) for count in accepted]
+    paths = [[] if note is None else list(range(count + 1)) for note, count in zip(notes, accepted, strict=True)]
     played = Plan(asked, asked, reason=plan.reason)
-    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, played, seconds)
+    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, played, seconds, prompts=prompts)

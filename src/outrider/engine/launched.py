@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.core.interfaces import Plan
+from outrider.core.reading import Prompts
 from outrider.core.report import RoundReport
 from outrider.engine.device_seats import Seat, observation_of
 
@@ -28,6 +29,7 @@ class Launched:
     """Of the lane's rounds."""
     began: torch.cuda.Event
     ended: torch.cuda.Event
+    prompts: Prompts
     is_constrained: bool
     """Grammars forbid tokens in it, and the host has yet to say which (``engine/constrained.py``)."""
 
