@@ -254,8 +254,8 @@ def test_a_captured_round_is_priced_by_its_places_whatever_was_found() -> None:
     policy, notes = Adaptive(), [[1, 0, 0, 1, 5], [1, 0, 0, 1, 7]]
     state = policy.start(2)
     for _ in range(3):
-        policy.update(state, observation_of(notes, 4, 2.0, Plan((4, 4), (4, 4))))
-        policy.update(state, observation_of(notes, 0, 1.0, Plan((0, 0), (0, 0))))
+        policy.update(state, observation_of(notes, 4, 5, 2.0, Plan((4, 4), (4, 4))))
+        policy.update(state, observation_of(notes, 0, 1, 1.0, Plan((0, 0), (0, 0))))
     rest = policy.costs.of(2).rest
     assert rest.table((0, 4)) == pytest.approx([1.0, 2.0])
     assert not policy.found.means and policy.accepted.means[0] == 0.0

@@ -12,7 +12,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.reading import Prompts
 from outrider.core.reason import ReasonCode
 from outrider.core.request import Request, RequestState
-from outrider.engine.device_seats import NUM_PIECES, Seat, prompts_of
+from outrider.engine.device_seats import NUM_PIECES, Seat, num_pieces_left, prompts_of
 from outrider.policies.adaptive import Adaptive
 
 
@@ -69,4 +69,5 @@ def _seat(num_left: int) -> Seat:
     ],
 )
 def test_a_round_says_what_it_will_read(lefts: list[int], expected: Prompts) -> None:
-    assert prompts_of([None, *map(_seat, lefts)]) == expected
+    seats = [None, *map(_seat, lefts)]
+    assert prompts_of(seats, num_pieces_left(seats)) == expected

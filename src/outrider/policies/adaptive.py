@@ -28,7 +28,7 @@ from outrider.policies.belief import Account, Belief, asked_of, place_of, planne
 from outrider.policies.chooser import Outlook, look_ahead
 from outrider.policies.cost_model import BatchCosts, CostModel
 from outrider.policies.ledger import Ledger
-from outrider.policies.lengths import plan_of
+from outrider.policies.lengths import captured_lengths, plan_of
 from outrider.policies.rates import PositionRates, reach_of
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 
@@ -106,7 +106,7 @@ class Adaptive(Policy):
         return _State(self._new_rows(num_rows), self)
 
     def captured_shape(self) -> CapturedShape:
-        return CapturedShape(self.options.num_draft_tokens, None)
+        return captured_lengths(self.options.num_draft_tokens, self.options.num_tree_nodes)
 
     def _nodes_of(self, length: int) -> int:
         return plan_of([length], self.options.num_draft_tokens, self.options.num_tree_nodes).max_nodes[0]
