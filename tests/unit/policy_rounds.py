@@ -25,7 +25,13 @@ NO_SCORES = Scores(torch.empty(0))
 
 
 @lru_cache(maxsize=4096)
-def draft_of(sizes: tuple[int, ...]) -> Draft:
+def draft_of(sizes: tuple[int, ...], nodes: tuple[int, ...] | None = None) -> Draft:
+    """So many guesses along a path of each row, and so many in all: the others stand beside the first one."""
+    if nodes is not None and nodes != sizes:
+        rows = [
+            ([0] * (1 + count), [-1, *range(size), *[0] * (count - size)]) for size, count in zip(sizes, nodes, strict=True)
+        ]
+        return Draft(TokenTree.of_rows(rows), Draws.DETERMINISTIC)
     tokens = torch.zeros(len(sizes), max(sizes) + 1, dtype=torch.int64)
     return Draft(TokenTree.chain(tokens, [size + 1 for size in sizes]), Draws.DETERMINISTIC)
 
@@ -38,10 +44,11 @@ def observation(
     score_seconds: float = 1.0,
     plan=None,
     beliefs: Sequence[Sequence[float]] | None = None,
+    nodes: tuple[int, ...] | None = None,
 ) -> Observation:
     """What a policy is told of a round."""
     paths = [list(range(n + 1)) for n in accepted]
-    draft, seconds = replace(draft_of(tuple(drafted)), beliefs=beliefs), draft_seconds + score_seconds
+    draft, seconds = replace(draft_of(tuple(drafted), nodes), beliefs=beliefs), draft_seconds + score_seconds
     return Observation(draft, NO_SCORES, paths, list(accepted), draft_seconds, score_seconds, plan, seconds)
 
 

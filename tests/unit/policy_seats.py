@@ -15,7 +15,7 @@ from operator import mul
 from policy_rounds import observation
 
 from outrider.core.interfaces import Plan, Policy
-from outrider.core.prices import Prices, PriceSource
+from outrider.core.prices import Points, Prices, PriceSource
 
 FIXED = (0, 1, 2, 4, 6, 8)
 """Lengths that a policy is compared with, plain decoding included."""
@@ -53,17 +53,32 @@ class Seats:
     """Guesses in all of a row with so many along a path."""
     request_rounds: int = 10**9
     """Rounds after which a seat is given to the next request; seats do not change all at once."""
+    is_whole: bool = False
+    """Rounds are timed as a whole, as on a device."""
     noise: float = 0.04
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def prices(self, *, error: float = 0.03, scale: float = 1.2) -> Prices:
-        """As a rehearsal would measure them: another pace, and every point a little wrong."""
-        rng = random.Random(5)
-        wrong = lambda seconds: seconds * scale * (1 + rng.uniform(-error, error))  # noqa: E731
-        passes = tuple((width - 1.0, wrong(self.passing(width))) for width in (1, 2, 4, 8, 16, 32, 64, 256, 1024))
+    def prices(self, kind: str = "right", *, seed: int = 5, scale: float = 1.2) -> Prices:
+        """As a rehearsal would measure them: another pace, and every point a little wrong. Of other kinds, all that has guesses
+        is 30 % too "dear" or too "cheap", points are "scattered" by 15 % either way, or "whole" rounds were timed."""
+        rng, spread = random.Random(seed), 0.15 if kind == "scattered" else 0.03
+        factor = {"dear": 1.3, "cheap": 1 / 1.3}.get(kind, 1.0)
+
+        def curve(seconds: Callable[[int], float], places: Sequence[int]) -> Points:
+            found = {k: seconds(k) * scale * (factor if k else 1.0) * (1 + rng.uniform(-spread, spread)) for k in places}
+            return tuple((float(k), min(found[later] for later in places if later >= k)) for k in places)
+
+        if kind == "whole":
+            sizes = (1, 8, 64)
+            rounds = tuple((rows, curve(lambda k, rows=rows: self._whole(rows, k), (0, 1, 2, 4, 8))) for rows in sizes)
+            return Prices(rounds, tuple((rows, ((1.0, 0.0), (8.0, 0.0))) for rows in sizes))
+        passes = curve(lambda guesses: self.passing(1 + guesses), (0, 1, 3, 7, 15, 31, 63, 255))
         lengths = {1: (1, 2, 4, 8), 8: (1, 4), 32: (1, 4)}
-        drafts = tuple((rows, tuple((float(k), wrong(self.drafting(rows, k))) for k in ks)) for rows, ks in lengths.items())
+        drafts = tuple((rows, curve(lambda k, rows=rows: self.drafting(rows, k), ks)) for rows, ks in lengths.items())
         return Prices(((1, passes),), drafts)
+
+    def _whole(self, rows: int, guesses: int) -> float:
+        return self.passing(rows * (1 + guesses)) + (self.drafting(rows, guesses) if guesses else 0.0)
 
     def deserved(self, lengths: Sequence[int], requests: Sequence[int]) -> tuple[float, float]:
         """Expected tokens and seconds of a round with a length for every row."""
@@ -78,8 +93,10 @@ class Seats:
         accepted = [self._walk(length, self.rates(one)) for length, one in zip(plan.max_depth, requests, strict=True)]
         _, seconds = self.deserved(plan.max_depth, requests)
         draft = self.drafting(len(requests), max(plan.max_depth)) if any(plan.max_depth) else 0.0
-        noisy = [part * self.rng.lognormvariate(0, self.noise) for part in (draft, seconds - draft)]
-        seen = observation(plan.max_depth, accepted, draft_seconds=noisy[0], score_seconds=noisy[1], plan=plan)
+        parts = (0.0, seconds) if self.is_whole else (draft, seconds - draft)
+        noisy = [part * self.rng.lognormvariate(0, self.noise) for part in parts]
+        nodes = tuple(self.tree_nodes(length) if length else 0 for length in plan.max_depth)
+        seen = observation(plan.max_depth, accepted, draft_seconds=noisy[0], score_seconds=noisy[1], plan=plan, nodes=nodes)
         return replace(seen, padded=self.padded)
 
     def _walk(self, length: int, rate: float) -> int:

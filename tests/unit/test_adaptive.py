@@ -94,8 +94,8 @@ def _doubting(policy: Policy, boast: float, num_rounds: int) -> tuple[list[int],
     return lengths, tokens / seconds, plan
 
 
-def test_rounds_of_a_request_that_ended_are_learnt_from() -> None:
-    """Requests too short for a decision of their own: what they saved still pays for probes, and what they showed is known."""
+def test_short_requests_pay_for_probes_together() -> None:
+    """Requests too short for a decision of their own: what they saved still pays for probes."""
     policy = Adaptive()
     for _ in range(60):
         state = policy.start(1)
@@ -103,8 +103,6 @@ def test_rounds_of_a_request_that_ended_are_learnt_from() -> None:
             depth = policy.plan(state, 1).max_depth[0]
             policy.update(state, observation([depth], [0], draft_seconds=0.5 * depth))
     assert policy.num_probes >= 5, "a drafter that never helped is asked again now and then"
-    policy.start(1)
-    assert not state.notes and state.num_plain == 0
 
 
 @pytest.mark.parametrize("boast", [1.0, 1.5])
@@ -191,26 +189,11 @@ def test_copies_end_before_a_step_of_the_costs(request_len: int) -> None:
     assert fmean(run.merit(machine, 100) for run in runs) >= 0.95 * machine.speed_of(7)
 
 
-def test_a_new_request_is_not_probed_in_its_first_rounds() -> None:
-    policy, machine = Adaptive(), Machine(constant(0.8), 0.1, CURVES["linear"])
-    play(policy, machine, 200)
-    num_probes = 0
-    for _ in range(40):
-        state = policy.start(1)
-        for at in range(12):
-            plan = policy.plan(state, 1)
-            assert at >= 3 or not state.is_probe
-            num_probes += state.is_probe
-            policy.update(state, machine.round(plan, 0, 0))
-    assert num_probes > 10
-
-
 def test_a_far_batch_size_is_measured_and_not_guessed() -> None:
     """What four rows have taught says that drafting loses in a batch of 64. It does not."""
     policy = Adaptive()
     play(policy, Machine(constant(0.7), 0.05, lambda length: 1 + 0.25 * length, num_rows=4), 300)
     large = Machine(constant(0.7), 0.05, lambda length: 1.3 + 0.3 * length, num_rows=64)
-    assert policy.costs.of(64).rest.at(1) > 1.5 * policy.costs.of(64).rest.at(0)
     run = play(policy, large, 100)
     assert run.merit(large, 20) >= 1.25 * large.speed_of(0)
 
@@ -218,7 +201,7 @@ def test_a_far_batch_size_is_measured_and_not_guessed() -> None:
 def test_a_probe_that_compiles_something_is_not_the_last_one() -> None:
     policy, machine = Adaptive(), Machine(constant(0.0), 0.1, CURVES["linear"])
     play(policy, machine, 200)
-    policy.ledger.probes.settle(0.0, 500.0)
+    policy.ledger.book(500.0, 1.0, is_probe=True)
     before = policy.num_probes
     play(policy, machine, 4000)
     assert policy.num_probes > before
@@ -238,7 +221,7 @@ def test_probes_stay_within_their_budget() -> None:
     policy = Adaptive(AdaptiveOptions(probe_share=0.0))
     machine = Machine(constant(0.0), 0.3, CURVES["linear"], rng=random.Random(1))
     run = play(policy, machine, 1000)
-    assert policy.num_probes == 0 and set(run.lengths[500:]) == {0}
+    assert policy.num_probes == 0 and run.merit(machine, 500) >= 0.98 * machine.speed_of(0)
 
 
 def test_doubt_asks_for_the_price_of_a_guess() -> None:
@@ -260,9 +243,8 @@ def test_a_pass_with_nodes_beside_the_path_is_priced_by_its_plan() -> None:
     """As lookahead's: eight guesses were asked for, one was found, and the pass was as wide as eight ask for."""
     draft, policy = Draft(TokenTree.of_rows([([0] * 4, [-1, 0, 0, 0])]), Draws.DETERMINISTIC), Adaptive()
     state = policy.start(1)
-    for _ in range(3):
+    for _ in range(5):
         policy.update(state, replace(observation([1], [0], plan=Plan((8,), (8,))), draft=draft))
-    policy.learn(state)
     rest = policy.costs.of(1).rest
     assert rest.knows(8) and not rest.knows(1)
 
@@ -274,10 +256,9 @@ def test_a_captured_round_is_priced_by_its_places_whatever_was_found() -> None:
     for _ in range(3):
         policy.update(state, observation_of(notes, 4, 5, 2.0, Plan((4, 4), (4, 4))))
         policy.update(state, observation_of(notes, 0, 1, 1.0, Plan((0, 0), (0, 0))))
-    policy.learn(state)
     rest = policy.costs.of(2).rest
-    assert rest.cells[0].value == pytest.approx(1.0) and rest.cells[4].value == pytest.approx(2.0)
-    assert not policy.known.found.means and policy.known.accepted.means[0] == 0.0
+    assert rest.table((0, 4)) == pytest.approx([1.0, 2.0])
+    assert not policy.found.means and policy.accepted.means[0] == 0.0
 
 
 def test_a_better_drafter_gets_its_chance() -> None:
@@ -285,10 +266,10 @@ def test_a_better_drafter_gets_its_chance() -> None:
     policy, useless, good = Adaptive(), *(Machine(constant(rate), 0.1, CURVES["linear"]) for rate in (0.02, 0.9))
     play(policy, useless, 400)
     state, costs = policy.start(1), policy.costs.of(1)
-    assert policy.plan(state, 1).max_depth == (0,)
+    assert policy.plan(state, 1).max_depth <= (1,), "nothing, or a probe"
     before = costs.plain
     policy.forget(state)
-    assert costs.plain == before and not policy.known.accepted.means
+    assert costs.plain == before and policy.costs.of(1) is costs and not policy.accepted.means
     assert policy.plan(state, 1).max_depth > (0,)
     assert play(policy, good, 60).merit(good) >= 0.8 * good.speed_of(good.best())
 

@@ -17,13 +17,12 @@ from outrider.core.interfaces import Plan, Policy
 from outrider.core.tree import TokenTree
 from outrider.policies.adaptive import Adaptive
 from outrider.policies.bandit import Bandit, BanditOptions
-from outrider.policies.belief import PositionRates, reach_of
 from outrider.policies.confidence import Confidence, ConfidenceOptions, best_threshold
-from outrider.policies.cost_model import Timing
 from outrider.policies.entropy import Entropy, EntropyOptions
 from outrider.policies.heuristic import Heuristic, HeuristicOptions
 from outrider.policies.lengths import depths_of, plan_of
 from outrider.policies.optimal import Optimal, OptimalOptions, best_length
+from outrider.policies.rates import PositionRates, reach_of
 from outrider.policies.threshold import Threshold, ThresholdOptions
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 
@@ -121,7 +120,7 @@ def test_optimal_is_the_argmax_of_the_formula(curve: str, cost: float, rate: flo
     state, rates = policy.start(1), [rate * 0.97**j for j in range(16)]
     for length in range(1, 17):
         for _ in range(1000):
-            policy.costs.of(1).record(Timing(length, length, cost * length, CURVES[curve](length)))
+            policy.costs[1].record(length, cost * length + CURVES[curve](length))
     state.rates[0] = PositionRates(10**6, rates, [1e9] * 16)
     assert policy.plan(state, 1).max_depth == (brute_force(rates, cost, CURVES[curve], 16),)
 

@@ -25,6 +25,7 @@ from outrider.core.lasting_memory import LastingMemory
 from outrider.core.plan import Plan
 from outrider.core.prices import PriceSource
 from outrider.core.random_source import RandomSource
+from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.resume import Resume
 from outrider.core.rng import Choose, GumbelStream, Noise, gumbel_stream
 from outrider.core.row_draft import RowDraft
@@ -163,7 +164,7 @@ class Observation:
     draft: Draft
     scores: Scores
     paths: Sequence[Sequence[int]]
-    """Committed nodes of each row, the root first: what every cache keeps."""
+    """Committed nodes of each row, the root first: what every cache keeps. Empty for a seat that nobody ran in."""
     num_accepted: Sequence[int]
     draft_seconds: float
     score_seconds: float
@@ -173,6 +174,8 @@ class Observation:
     """Seconds of the whole round without planning; None where it was not measured, and always None for the drafter."""
     padded: bool = True
     """Every row cost as much as the widest one (``TargetTraits.pads``)."""
+    prompts: Prompts = NO_PROMPTS
+    """What the round read of prompts."""
 
     @property
     def seconds(self) -> float:
@@ -277,6 +280,10 @@ class Policy(ABC):
     def expect(self, prices: PriceSource) -> None:
         """Take the costs of rounds from ``prices``, read at the first request. For policies that weigh costs."""
         del prices
+
+    def carry(self, state: Any, prompts: Prompts) -> None:
+        """The next round reads ``prompts`` beside its rows. For policies that weigh costs; told before ``plan``."""
+        del state, prompts
 
     def captured_shape(self) -> CapturedShape | None:
         """How large captured rounds get under this policy; None where a plan needs more than the last round's outcome."""

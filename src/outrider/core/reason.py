@@ -19,6 +19,7 @@ class ReasonCode(Enum):
     FASTEST = "fastest"
     PLAIN_IS_FASTER = "plain-is-faster"
     BUDGET = "budget"
+    PROMPTS = "prompts"
     PROBE = "probe"
     RULE = "rule"
     REQUEST_LIMIT = "request-limit"
@@ -39,6 +40,10 @@ _SENTENCES = {
     ReasonCode.BUDGET: (
         "Drafting is paused: it lost time against plain decoding, and the budget for that is {budget:.1f} plain rounds. It "
         "would promise {gain:.2f}x."
+    ),
+    ReasonCode.PROMPTS: (
+        "Prompts wait to be read, and answers cannot come faster than prompts are read. A round without guesses is the "
+        "shortest."
     ),
     ReasonCode.PROBE: "A probe: it drafts {length:.0f} instead of {best:.0f} to learn what that is worth.",
     ReasonCode.RULE: "The policy's rule gives a draft length of up to {length:.0f}.",

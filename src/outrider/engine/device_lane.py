@@ -22,7 +22,7 @@ from outrider.core.interfaces import Plan
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
 from outrider.engine.constrained import finish_round
-from outrider.engine.device_seats import Joining, Seat, next_pieces, num_pieces_left, observation_of
+from outrider.engine.device_seats import Joining, Seat, next_pieces, num_pieces_left, observation_of, prompts_of
 from outrider.engine.launched import Launched
 from outrider.engine.memory import BatchSize
 from outrider.engine.round_kind import RoundKind
@@ -54,8 +54,6 @@ class DeviceLane:
         self._pending: Launched | None = None
         self._num_rounds = 0
         self._policy_state: Any = None
-        self._usual: dict[tuple[int, int], float] = {}
-        """Seconds of the latest round that read no prompt, by slots and guesses."""
         self.on_read: Callable[[int, Any], object] = lambda *_: None
         """Told who was read inside rounds, and where its keys are."""
         self._clock = time.perf_counter()
@@ -132,6 +130,7 @@ class DeviceLane:
             return None
         report = self._make_seats()
         self._start_read()
+        self._graphs.policy.carry(self._policy_state, prompts_of(self._seats, num_pieces_left(self._seats)))
         plan = self._graphs.policy.plan(self._policy_state, len(self._seats))
         graph = self._graph(min(max(plan.max_depth), self._graphs.most_guesses))
         if graph.num_guesses and any(seat.num_unread for seat in self._taken):
@@ -229,6 +228,7 @@ class DeviceLane:
         return graph
 
     def _launch(self, graph: RoundGraph, plan: Plan) -> Launched:
+        prompts = prompts_of(self._seats, graph.num_pieces)
         pieces = next_pieces(self._seats, graph.num_pieces)
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
@@ -236,7 +236,7 @@ class DeviceLane:
         if not graph.is_constrained:
             events[1].record()
         self._num_rounds += 1
-        return Launched(graph, plan, number, self._num_rounds - 1, *events)
+        return Launched(graph, plan, number, self._num_rounds - 1, *events, prompts)
 
     def _finish(self, launched: Launched) -> None:
         """Say what grammars allow in a round that waits for it, now that the round before was read."""
@@ -275,17 +275,11 @@ class DeviceLane:
         ]
         launched.add_logprobs(taking, emitted)
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
-        seen = observation_of(everybody, depth, launched.graph.num_nodes, self._price(launched), launched.plan)
+        graph, plan = launched.graph, launched.plan
+        seen = observation_of(everybody, depth, graph.num_nodes, launched.seconds, plan, launched.prompts)
         self._graphs.policy.update(self._policy_state, seen)
         self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
         return launched.report(taking, notes, positions, emitted, seconds=seconds) if taking else None
-
-    def _price(self, launched: Launched) -> float:
-        """What the guesses of a round cost, as far as it is known. Prompts that it read are not the policy's doing."""
-        key = (len(self._seats), launched.graph.num_guesses)
-        if not launched.graph.num_pieces:
-            self._usual[key] = launched.seconds
-        return self._usual.get(key, launched.seconds)
 
     def _empty(self, slots: Sequence[int]) -> None:
         for slot in slots:

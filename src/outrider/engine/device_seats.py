@@ -14,6 +14,7 @@ from outrider.core.device_round import PIECE_LEN
 from outrider.core.device_sampling import Stages
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Observation, Plan
+from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.request import Origin, RequestState
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
@@ -111,8 +112,20 @@ def next_pieces(seats: Sequence[Seat | None], most: int) -> list[tuple[int, int]
     return found
 
 
+def prompts_of(seats: Sequence[Seat | None], num_pieces: int) -> Prompts:
+    """What a round with so many pieces will read of prompts."""
+    left = [seat.num_left for seat in seats if seat is not None and seat.num_left]
+    num_places, num_wanted = num_pieces * PIECE_LEN, sum(-(-count // PIECE_LEN) for count in left)
+    return Prompts(min(sum(left), num_places), num_places, num_wanted > NUM_PIECES[-1])
+
+
 def observation_of(
-    notes: Sequence[Sequence[int] | None], depth: int, num_nodes: int, seconds: float, plan: Plan
+    notes: Sequence[Sequence[int] | None],
+    depth: int,
+    num_nodes: int,
+    seconds: float,
+    plan: Plan,
+    prompts: Prompts = NO_PROMPTS,
 ) -> Observation:
     """What a policy and the statistics read of a round of ``num_nodes`` nodes: depths, acceptance and seconds. The guesses stay
     on the device. A seat that was empty has no note: it was asked for nothing."""
@@ -123,9 +136,9 @@ def observation_of(
         asked = tuple(0 if note is None else depth for note in notes)
     draft = Draft(_stand_in([note[1] if note else 0 for note in notes], drafted, depth, num_nodes), Draws.DETERMINISTIC)
     chains = [list(range(count + 1)) for count in range(depth + 2)]
-    paths = [chains[count] for count in accepted]
+    paths = [chains[count] if note else [] for note, count in zip(notes, accepted, strict=True)]
     played = Plan(asked, tuple(num_nodes - 1 if length else 0 for length in asked), reason=plan.reason)
-    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, played, seconds)
+    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, played, seconds, prompts=prompts)
 
 
 def _stand_in(guesses: Sequence[int], drafted: Sequence[int], depth: int, num_nodes: int) -> TokenTree:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.core.interfaces import Plan
+from outrider.core.reading import Prompts
 from outrider.core.report import RoundReport
 from outrider.engine.device_seats import Seat, observation_of
 
@@ -28,6 +29,7 @@ class Launched:
     """Number of this round among the lane's rounds."""
     began: torch.cuda.Event
     ended: torch.cuda.Event
+    prompts: Prompts
 
     @property
     def seconds(self) -> float:

@@ -3,10 +3,11 @@
 Four parts. ``cost_model.py`` knows what a round of each length costs: prices measured at load, corrected by rounds.
 ``belief.py`` knows how likely guesses are to survive, per request, with all requests as the prior. ``chooser.py`` ranks the
 nodes of all requests and takes the prefix with the best expected speed. ``ledger.py`` bounds what may be lost against plain
-decoding. This file plays rounds with them: it notes each, and learns and decides again when rounds have paid for that time.
+decoding. This file plays rounds with them. It learns from rounds, and decides again when they have paid for that time.
 
-Where prices are known, rare probes only keep beliefs fresh. Where not, the first rounds measure them (``calibration``). The
-idea of goodput is SmartSpec's (Liu et al. 2024, arXiv 2406.14066), the expectation Leviathan's (arXiv 2211.17192).
+Where prices are not known, the first rounds measure them (``calibration``). Where drafting does not pay, a guess is asked for
+now and then (``probe``). The idea of goodput is SmartSpec's (Liu et al. 2024, arXiv 2406.14066), the expectation Leviathan's
+(arXiv 2211.17192).
 """
 
 from __future__ import annotations
@@ -15,105 +16,94 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from itertools import accumulate
+from typing import NamedTuple, final
 
 from outrider.core.device_round import CapturedShape
 from outrider.core.interfaces import Doubt, Observation, Plan, Policy, RowState
 from outrider.core.prices import PriceSource
+from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.reason import Reason, ReasonCode
-from outrider.policies.belief import Asked, Belief
-from outrider.policies.chooser import Outlook, Survival, look_ahead
+from outrider.policies.belief import Account, Belief, asked_of, place_of, planned_of
+from outrider.policies.chooser import Outlook, look_ahead
 from outrider.policies.cost_model import BatchCosts, CostModel
 from outrider.policies.ledger import Ledger
 from outrider.policies.lengths import captured_lengths, plan_of
-from outrider.policies.notes import Decision, Note
+from outrider.policies.rates import PositionRates, reach_of
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 
-_CALIBRATION = (0, 1, 1, 0, 1, 4, 4, 4)
-"""Lengths of the first rounds where there are no prices; the last three only where a guess is cheap."""
+
+class Decision(NamedTuple):
+    """What is drafted until the next decision, for every row, and for the longest."""
+
+    outlook: Outlook
+    lengths: tuple[int, ...]
+    best: int
+    prompts: Prompts
+    """What rounds read of prompts then."""
 
 
 @dataclass
 class _State(RowState):
     rows: list[Belief]
     policy: Adaptive = field(repr=False)
-    notes: list[Note] = field(default_factory=list)
-    num_plain: int = 0
-    """Plain rounds that were only counted."""
-    has_new: bool = True
-    """There are rows that the drafter was never asked for: it may have their prompts to read."""
+    is_behind: bool = True
+    """The drafter has something to read when it is asked."""
     decision: Decision | None = field(default=None, repr=False)
     seconds: float = field(default=0.0, repr=False)
     """Time spent on rounds since the decision."""
     plan: Plan | None = field(default=None, repr=False)
     is_probe: bool = False
-    num_more: int = field(default=0, repr=False)
-    """Rounds of this probe that are still to come."""
-    num_settling: int = field(default=TUNING.run, repr=False)
-    """Rounds before the batch may be used to probe."""
+    prompts: Prompts = NO_PROMPTS
 
     def fork(self, rows: Sequence[int]) -> _State:
-        self.policy.learn(self)
-        return self._of([self.rows[row].copy() for row in rows], self.has_new)
+        return self._of([self.rows[row].copy() for row in rows], self.is_behind)
 
     def join(self, other: _State) -> _State:
-        self.policy.learn(self)
-        self.policy.learn(other)
-        return self._of([*self.rows, *other.rows], self.has_new or other.has_new)
+        return self._of([*self.rows, *other.rows], self.is_behind or other.is_behind)
 
-    def _of(self, rows: list[Belief], has_new: bool) -> _State:
+    def _of(self, rows: list[Belief], is_behind: bool) -> _State:
         """Other rows. A decision for all alike stays while the batch is about as large: where requests come and go every few
         rounds, another one each time would cost more than it could gain."""
-        moved, decision = _State(rows, self.policy, has_new=has_new), self.decision
+        moved, decision = _State(rows, self.policy, is_behind), self.decision
         if decision and not self.is_probe and 3 * len(self.rows) <= 4 * len(rows) <= 5 * len(self.rows):
-            moved.decision = decision._replace(lengths=(decision.best,) * len(rows))
-            moved.seconds, moved.num_settling = self.seconds, self.num_settling
+            moved.decision, moved.seconds = decision._replace(lengths=(decision.best,) * len(rows)), self.seconds
         return moved
 
 
 @final
 class Adaptive(Policy):
-    """Most tokens per second. Costs, the ledger and the beliefs of all requests outlive requests; the rest is per request."""
+    """Most tokens per second. Costs, the ledger and the rates of all requests outlive requests; the rest is per request."""
 
     def __init__(self, options: AdaptiveOptions | None = None) -> None:
         self.options = options or AdaptiveOptions()
-        self.costs, self.known = CostModel(), Belief(TUNING.memory)
-        self.ledger = Ledger(self.options.probe_share, self.options.loss_share)
-        self.num_rounds = self.num_asked = self.num_probes = 0
-        self._last_probe = self._turn = 0
+        self.costs, self.ledger = CostModel(), Ledger(self.options.loss_share, self.options.probe_share)
+        self.num_rounds = self.num_probes = 0
         self._padded, self._thinking = True, 0.0
+        self._num_read = self._num_emitted = 0.0
+        """Tokens of prompts that were read inside rounds, and tokens of answers; old ones fade."""
         self._nodes = [self._nodes_of(length) for length in range(self.options.num_draft_tokens + 1)]
         self._source: PriceSource | None = None
-        self._latest: _State | None = None
-        """The state that was last told of a round; its request may have ended before it was learnt from."""
+        self.forget(None)
 
     def expect(self, prices: PriceSource) -> None:
-        self._source, self.costs.prices = prices, None
+        self._source, self.costs = prices, CostModel()
 
-    def start(self, num_rows: int) -> _State:
-        if self._source is not None and self.costs.prices is None and not self.num_rounds:
-            self.costs.prices = self._source.read(self._nodes_of)
-        state, last = _State(self._new_rows(num_rows), self), self._latest
-        if last is not None:
-            self.learn(last)
-            decision = last.decision
-            if decision and not decision.best and (decision.num_asked, len(last.rows)) == (self.num_asked, num_rows):
-                state.decision, state.seconds = decision, last.seconds  # nothing was drafted, and nothing is new
-        return state
+    def forget(self, state: _State | None) -> None:
+        """Costs stay, since they belong to the machine. What was learnt of guesses goes, and so do losses."""
+        self.accepted, self.found = PositionRates(TUNING.memory), PositionRates(TUNING.memory)
+        self.trust = Account(TUNING.memory)
+        self.ledger.forget()
+        if state is not None:
+            vars(state).update(vars(_State(self._new_rows(len(state.rows)), self)))
 
     def _new_rows(self, count: int) -> list[Belief]:
         return [Belief(self.options.horizon) for _ in range(count)]
 
-    def forget(self, state: _State | None) -> None:
-        """Costs stay, since they belong to the machine. What was learnt of guesses goes, and so do pauses."""
-        for known in (self._latest, state):
-            if known is not None:
-                self.learn(known)
-        self._latest, self.known = None, Belief(TUNING.memory)
-        self.ledger.forget()
-        if state is not None:
-            state.rows, state.has_new = self._new_rows(len(state.rows)), True
-            state.decision, state.plan, state.is_probe, state.num_more = None, None, False, 0
+    def start(self, num_rows: int) -> _State:
+        if self._source is not None and self.costs.prices is None and not self.num_rounds:
+            self.costs = CostModel(self._source.read(self._nodes_of))
+        return _State(self._new_rows(num_rows), self)
 
     def captured_shape(self) -> CapturedShape:
         return captured_lengths(self.options.num_draft_tokens, self.options.num_tree_nodes)
@@ -121,29 +111,30 @@ class Adaptive(Policy):
     def _nodes_of(self, length: int) -> int:
         return plan_of([length], self.options.num_draft_tokens, self.options.num_tree_nodes).max_nodes[0]
 
+    def carry(self, state: _State, prompts: Prompts) -> None:
+        state.prompts = prompts
+
     def plan(self, state: _State, num_rows: int) -> Plan:
         assert len(state.rows) == num_rows, "a batch that changed has a state of its own"
-        length = self._calibrating(state)
-        if length is not None:
+        costs, decision = self.costs.of(num_rows, state.prompts.num_places), state.decision
+        if costs.trial is not None:
+            length, state.is_probe = min(costs.trial, self.options.num_draft_tokens), False
             return self._take(state, [length] * num_rows, Reason(ReasonCode.CALIBRATION, {"length": length}))
-        if state.is_probe and state.num_more and state.plan is not None:
-            state.num_more -= 1
+        if decision is None or self._is_due(state, decision):
+            decision = self._decide(state, costs)
+        elif state.plan is not None and len(state.plan.max_depth) == num_rows:
             return state.plan
-        is_due = state.decision is None or self._is_due(state)
-        decision = self._decide(state) if is_due or state.decision is None else state.decision
-        rest = self._costs(state).rest
-        is_settling = state.num_settling > 0 and (rest.is_priced or rest.knows(0) or not decision.best)
-        probe = None if is_settling else self._probe(state, decision)
-        state.num_settling = max(state.num_settling - 1, 0)
-        if probe is not None:
-            state.is_probe, state.num_more = True, _run_of(probe, decision.best) - 1
-            self.num_probes, self._last_probe = self.num_probes + 1, self.num_rounds
-            return self._take(state, [probe] * num_rows, Reason(ReasonCode.PROBE, {"length": probe, "best": decision.best}))
-        if is_due or state.is_probe or state.plan is None:
-            state.is_probe = False
-            reason = decision.outlook.reason(decision.best, self.ledger.losses.balance, self.ledger.is_paused)
-            return self._take(state, decision.lengths, reason)
-        return state.plan
+        state.is_probe = not (decision.best or state.is_probe) and decision.outlook.risk(1) <= self.ledger.probing
+        self.num_probes += state.is_probe
+        reason = decision.outlook.reason(decision.best, self.ledger.drafting)
+        reason = Reason(ReasonCode.PROBE, {"length": 1, "best": 0}) if state.is_probe else reason
+        return self._take(state, [1] * num_rows if state.is_probe else decision.lengths, reason)
+
+    def _is_due(self, state: _State, decision: Decision) -> bool:
+        """A probe or a round of another kind has brought news, or rounds have paid for a decision; the first ones pay more."""
+        is_other = decision.prompts[1:] != state.prompts[1:]
+        share = TUNING.thinking * (4 if self.num_rounds < 64 else 1)
+        return is_other or state.is_probe or state.seconds * share >= self._thinking
 
     def _take(self, state: _State, lengths: Sequence[int], reason: Reason) -> Plan:
         options, doubt = self.options, self._doubt(state) if any(lengths) else None
@@ -154,145 +145,84 @@ class Adaptive(Policy):
         """Where drafts end that are not going well."""
         if state.decision is None:
             return None
-        usual, usual_rate = self.known.trust.given(1.0), self.known.trust.rate(self.options.prior_acceptance)
-        trust = tuple(row.trust.given(usual) for row in state.rows)
+        usual, usual_rate = self.trust.trust(1.0), self.trust.rate(self.options.prior_acceptance)
+        trust = tuple(row.trust.trust(usual) for row in state.rows)
         further = sum(row.trust.rate(usual_rate) for row in state.rows) / len(state.rows)
         return state.decision.outlook.doubt(state.decision.best, trust, further=further, padded=self._padded)
 
-    def _calibrating(self, state: _State) -> int | None:
-        """The length of one of the first rounds, where prices are not known."""
-        at = self.num_rounds
-        if at >= len(_CALIBRATION) or state.decision is not None or self.costs.prices is not None:
-            return None
-        if _CALIBRATION[at] > 1:
-            self.learn(state)
-            costs = self._costs(state)
-            if costs.drafting(1)[1] > 0.4 * costs.plain:
-                return None
-        return min(_CALIBRATION[at], self.options.num_draft_tokens)
-
-    def _is_due(self, state: _State) -> bool:
-        """There is news of a drafter that was not in use, or rounds have paid for a decision; the first rounds pay more."""
-        assert state.decision is not None
-        share = TUNING.thinking * (4 if self.num_rounds < 64 else 1 if state.decision.best else 0.2)
-        return (state.is_probe and not state.decision.best) or state.seconds * share >= self._thinking
-
-    def _costs(self, state: _State) -> BatchCosts:
-        return self.costs.of(len(state.rows))
-
-    def _decide(self, state: _State) -> Decision:
-        began = time.perf_counter()
-        self.learn(state)
-        costs, ends_itself, ledger = self._costs(state), self.known.trust.expected > 0, self.ledger
-        survival = self._survival(state.rows, self._longest(costs))
-        outlook = self._look_ahead(survival, costs)
-        best = outlook.best(ledger.payable, ends_itself=ends_itself)
-        ledger.pause(not best and outlook.best(math.inf, ends_itself=False) > 0)
-        lengths = (best,) * len(state.rows)
-        if best and len(lengths) > 1 and not (self._padded or ends_itself or self.options.num_tree_nodes):
-            lengths = outlook.lengths(survival, best)
-        state.decision, state.seconds = Decision(outlook, max(lengths), lengths, self.num_asked), 0.0
-        if self._source is not None and (costs.rest.contradicts or costs.draft.contradicts):
-            self._source.doubt()
-            self._source = None
-            self.costs.distrust()
+    def _decide(self, state: _State, costs: BatchCosts) -> Decision:
+        began, longest = time.perf_counter(), self.options.num_draft_tokens
+        usual, ends_itself = self._usual(), self.trust.expected > 0
+        found = reach_of(self.found.inherited([1.0] * longest)) if self.found.means else [1.0] * longest
+        survival = [row.survival(usual) for row in state.rows]
+        parts = costs.draft.table(range(longest + 1)), costs.rest.table(self._nodes)
+        outlook = look_ahead(survival, found, *parts, padded=self._padded, most=self._most(state.prompts))
+        if len(state.rows) > 1 and not (self._padded or ends_itself or self.options.num_tree_nodes):
+            outlook = outlook.ranked(survival, found)
+        optimism = [costs.rest.optimism(nodes) for nodes in self._nodes]
+        best = outlook.best(self.ledger.drafting, optimism, ends_itself=ends_itself)
+        lengths = outlook.shares.get(best, (best,) * len(state.rows))
+        state.decision, state.seconds = Decision(outlook, lengths, max(lengths), state.prompts), 0.0
+        if costs.rest.contradicts or costs.draft.contradicts:
+            if self._source is not None:
+                self._source.doubt()
+            self._source, self.costs = None, CostModel()
         seconds = time.perf_counter() - began
         self._thinking += (seconds - self._thinking) / 8 if self._thinking else seconds
         return state.decision
 
-    def _longest(self, costs: BatchCosts) -> int:
-        """How far to look: costs that were not measured are guesses further out."""
-        far = self.options.num_draft_tokens
-        return far if costs.draft.is_priced else min(far, max(2, 2 * costs.longest_known))
+    def _most(self, prompts: Prompts) -> float:
+        """Tokens of a round that prompts can feed, where they wait: every answer needs its prompt read."""
+        if not prompts.is_full or not self._num_read:
+            return math.inf
+        return max(prompts.num_tokens * self._num_emitted / self._num_read, 1.0)
 
-    def _survival(self, rows: Sequence[Belief], longest: int) -> Survival:
-        accepted = self.known.accepted.inherited([self.options.prior_acceptance] * longest)
-        found = self.known.found.inherited([1.0] * longest) if self.known.found.means else [1.0] * longest
-        return [row.survival(accepted, found) for row in rows]
-
-    def _look_ahead(self, survival: Survival, costs: BatchCosts) -> Outlook:
-        longest = len(survival[0][0])
-        rests = costs.rest.table(self._nodes[: longest + 1])
-        return look_ahead(survival, costs.plain, costs.drafting(longest), rests, padded=self._padded)
-
-    def _probe(self, state: _State, decision: Decision) -> int | None:
-        """A length worth trying for what it teaches, if one is due and the purse can pay for it. While drafting: by turns
-        nothing, where plain decoding is not far behind, one more, half, twice and a third as many. While not: mostly one
-        guess, and now and then as many as can be paid for, for drafters that are right late or not at all."""
-        outlook, best, costs = decision.outlook, decision.best, self._costs(state)
-        if not costs.rest.is_priced and (best or outlook.gain(1) >= 0.75):  # what there is to gain is not known before
-            if not costs.rest.knows(0):
-                return 0
-            if not best and not costs.is_known:
-                return 1
-        if self.num_rounds - self._last_probe < 5 * TUNING.run:
-            return None
-        purse, longest = self.ledger.probes, len(outlook.tokens) - 1
-        purse.cap = max(2.0, outlook.risk(1))  # one guess must stay within reach, however dear
-        plain = 0 if outlook.gain(best) < 1.5 else best + 1
-        turns = (plain, best + 1, best // 2 or plain, 2 * best, best // 3 or plain) if best else (1, 1, 1, longest)
-        wanted = min(turns[self._turn % len(turns)], longest)
-        lengths = range(wanted, best, -1) if wanted > best else (wanted,) if wanted < best else ()
-        probe = next((k for k in lengths if outlook.price(k, best) * _run_of(k, best) <= purse.balance), None)
-        self._turn += probe is not None or not lengths or purse.is_full  # what a full purse cannot pay is skipped
-        return probe
+    def _usual(self) -> list[float]:
+        """By position, how often a further guess of any request was found and accepted where it was asked for."""
+        return self.accepted.inherited([self.options.prior_acceptance] * self.options.num_draft_tokens)
 
     def update(self, state: _State, observation: Observation) -> None:
-        """Note the round. It is learnt from at the next decision, with others: that costs far less than one by one."""
-        self.num_rounds, self._latest = self.num_rounds + 1, state
+        """Learn from the round. That takes time, so after the first rounds a quarter of the plain ones must tell enough."""
+        self.num_rounds, self._padded, keep = self.num_rounds + 1, observation.padded, 1 - 1 / TUNING.memory
+        self._num_read = keep * self._num_read + observation.prompts.num_tokens
+        self._num_emitted = keep * self._num_emitted + sum(map(len, observation.paths))
         state.seconds += observation.seconds
-        planned = observation.plan.max_depth if observation.plan else state.plan.max_depth if state.plan else ()
-        asked, is_probe = any(planned), state.is_probe
-        if is_probe and state.num_more == TUNING.run - 1:  # a pass of another width than the ones before is slow
-            state.num_plain += not asked
-            return
-        if not asked and state.decision is not None and not is_probe and self.num_rounds % 4:
-            state.num_plain += 1
-            return
-        self._padded, is_first = observation.padded, state.has_new and asked
-        state.has_new = state.has_new and not is_first
-        self.num_asked += asked
-        if self.num_rounds > 64 and self.num_rounds % (1 + len(state.rows) // 8) and not is_probe:
-            return  # reading a round takes time per row, and many rows teach fast
-        state.notes.append(Note(observation, planned, is_first, state.decision, is_probe))
+        asked = any(planned_of(observation))
+        is_reading, state.is_behind = state.is_behind, not asked
+        weight = 1 if asked or self.num_rounds <= 64 else 4
+        if self.num_rounds % weight == 0:
+            self._learn_cost(state, observation, is_reading=is_reading, weight=weight)
+            self._learn_rates(state, observation, weight)
 
-    def learn(self, state: _State) -> None:
-        """Read the rounds since the last decision."""
-        notes, num_plain, state.notes, state.num_plain = state.notes, state.num_plain, [], 0
-        if num_plain:
-            self._rested(state, num_plain, state.decision)
-        asked: list[list[Asked]] = [[] for _ in state.rows]
-        for note in notes:
-            self._learn_one(state, note, asked)
-        for row, rounds in zip(state.rows, asked, strict=True):
-            if rounds:
-                row.learn(rounds)
-                self.known.learn(rounds)
-
-    def _rested(self, state: _State, num_rounds: int, decision: Decision | None) -> None:
-        for row in state.rows:
-            row.rest(num_rounds)
-        self.ledger.rest(num_rounds, decision.outlook.forgone if decision and not decision.best else 0.0)
-
-    def _learn_one(self, state: _State, note: Note, asked: list[list[Asked]]) -> None:
-        costs, timing = self._costs(state), note.timing(state.rows)
-        pace = costs.record(timing)
-        if not timing.asked:
-            self._rested(state, 1, note.decision)
+    def _learn_cost(self, state: _State, seen: Observation, *, is_reading: bool, weight: int) -> None:
+        """What the round took, and what it lost. A round is booked at little more than usual: plain ones have outliers too."""
+        (length, width), asked = place_of(seen), any(planned_of(seen))
+        costs, draft = self.costs.of(len(state.rows), seen.prompts.num_places), seen.draft_seconds if asked else 0.0
+        pace = costs.record(length, width, draft if asked and not is_reading else None, seen.seconds - draft)
+        if not asked:
+            self.ledger.rest(weight)
             return
-        for row, rounds, one in zip(state.rows, asked, note.asked(), strict=True):
+        most = (1 + TUNING.outlier) * pace * (costs.draft.at(length) + costs.rest.at(width))
+        spent = seen.seconds if is_reading else min(seen.seconds, most)
+        tokens = 1 + sum(seen.num_accepted) / max(sum(map(bool, seen.paths)), 1)
+        most = self._most(seen.prompts) / len(state.rows)
+        self.ledger.book(spent / (pace * costs.plain), min(tokens, most) / min(1.0, most), is_probe=state.is_probe)
+
+    def _learn_rates(self, state: _State, seen: Observation, weight: int) -> None:
+        """What guesses were worth. In a large batch some rows tell enough, others in the next round."""
+        every = 1 + len(state.rows) // 8 if self.num_rounds > 64 else 1
+        rows = range(self.num_rounds % every, len(state.rows), every)
+        rounds = asked_of(seen, rows)
+        if not any(rounds):
+            self.accepted.fade(weight / 2)
+        usual = list(accumulate(self._usual(), initial=0.0)) if any(rounds) else []
+        for row, one in zip(rows, rounds, strict=True):
             if one is None:
-                row.rest(1)
-            else:
-                row.lag = 0
-                rounds.append(one)
-        if note.decision is not None:
-            usual = pace * (costs.drafting(timing.length)[timing.length] + costs.rest.at(timing.width))
-            cost, accepted = note.cost(timing, usual) / (pace * costs.plain), note.seen.num_accepted
-            gain = note.decision.outlook.gain(note.decision.best)
-            self.ledger.book(cost, 1 + sum(accepted) / len(accepted), gain=gain, is_probe=note.is_probe)
-
-
-def _run_of(probe: int, best: int) -> int:
-    """Rounds of a probe."""
-    return TUNING.run if probe < best or not probe else 1
+                state.rows[row].rest(weight)
+                continue
+            state.rows[row].learn(one, usual)
+            self.accepted.record((one.accepted, one.accepted < one.planned))
+            if self.found.means or one.found < one.planned:  # most drafters always find: no news
+                self.found.record((one.found, one.found < one.planned))
+            if one.believed:
+                self.trust.record(min(one.accepted + 1, one.found), one.believed, one.accepted)

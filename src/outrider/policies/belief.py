@@ -1,162 +1,122 @@
-"""How likely a guess is to survive, from rounds that stopped at the first rejection.
+"""What one request has shown of its guesses, against what is usual over all requests (``rates.py``).
 
-Position k is only *tested* when all guesses before it were accepted, so the rate is accepted over tested; accepted over
-drafted would depend on the draft length. Recent rounds weigh more: evidence fades a little each round, and where it has faded
-away (or never was) the rate falls back to a prior, which is what other requests have shown. A drafter that says how sure it is
-is believed as far as its guesses have kept what it said.
+A request has one number of its own: how much likelier than usual its guesses are to pass. A drafter that says how sure it is is
+believed as far as its guesses have kept what it said. Evidence fades a little each round.
 
-    w <- (1 - 1/horizon) w + tested         a <- a + (success - a) / w         reach_k = prod_{j <= k} a_j
-    trust = accepted / expected by the drafter, at most 1
+    shift = (passed - expected) / (tested + prior weight)       logit(rate_k) = logit(usual_k) + 4 shift
+    trust = passed / expected by the drafter
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
+from outrider.core.interfaces import Observation
+from outrider.policies.lengths import depths_of
+from outrider.policies.rates import reach_of
 from outrider.policies.tuning import TUNING
 
-Outcome = tuple[int, bool]
-"""Of a round: how many positions succeeded, and whether the next one was tested and failed."""
-
-_HIGHEST = 0.99
-"""No prior promises more: with a rate of 1 every further guess would look free."""
-
 
 @final
 @dataclass
-class PositionRates:
-    """Mean and weight of the evidence at each position."""
+class Account:
+    """Guesses that were tested, those that were expected to pass, and those that did."""
 
     horizon: float
-    """Tests that count, about: the weight that evidence seen every round settles at."""
-    means: list[float] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-
-    def record(self, *rounds: Outcome) -> None:
-        """Learn from rounds; what was known before them fades by as many."""
-        self.fade(len(rounds))
-        most = max((num_passed + failed for num_passed, failed in rounds), default=0)
-        missing = [0.0] * (most - len(self.means))
-        self.means, self.weights = [*self.means, *missing], [*self.weights, *missing]
-        for position in range(most):
-            passed = sum(num_passed > position for num_passed, _ in rounds)
-            tested = passed + sum(failed and num_passed == position for num_passed, failed in rounds)
-            self.weights[position] += tested
-            self.means[position] += (passed - tested * self.means[position]) / (self.weights[position] or 1.0)
-
-    def fade(self, num_rounds: int) -> None:
-        """Trust what was seen a little less, as after so many rounds without evidence."""
-        keep = (1 - 1 / self.horizon) ** num_rounds
-        self.weights = [keep * weight for weight in self.weights]
-
-    def inherited(self, prior: Sequence[float]) -> list[float]:
-        """Rates at ``len(prior)`` positions, each drawn to the prior where evidence is thin.
-
-        A row that is better or worse than the prior at one position is expected to be so at the next: the prior there is
-        shifted as much as the rate before it."""
-        rates: list[float] = []
-        shift = 0.0
-        for position, mean in enumerate(prior):
-            rate = min(max(mean + shift, 0.0), _HIGHEST)
-            if position < len(self.means):
-                weight = self.weights[position]
-                rate = (weight * self.means[position] + TUNING.prior_weight * rate) / (weight + TUNING.prior_weight)
-            rates.append(rate)
-            shift = rate - mean
-        return rates
-
-    def copy(self) -> PositionRates:
-        return PositionRates(self.horizon, list(self.means), list(self.weights))
-
-
-@final
-@dataclass
-class Trust:
-    """Guesses accepted, those that the drafter expected to be, and those that were tested."""
-
-    horizon: float
-    """Rounds that count, about."""
-    accepted: float = 0.0
-    expected: float = 0.0
     tested: float = 0.0
+    expected: float = 0.0
+    passed: float = 0.0
 
-    def record(self, accepted: int, expected: float, tested: int) -> None:
-        self.accepted, self.expected, self.tested = self.accepted + accepted, self.expected + expected, self.tested + tested
-
-    def fade(self, num_rounds: int) -> None:
+    def record(self, tested: float, expected: float, passed: float, *, num_rounds: int = 1) -> None:
+        """Learn from a round; with nothing tested, fade by so many."""
         keep = (1 - 1 / self.horizon) ** num_rounds
-        self.accepted, self.expected, self.tested = keep * self.accepted, keep * self.expected, keep * self.tested
+        self.tested, self.expected = keep * self.tested + tested, keep * self.expected + expected
+        self.passed = keep * self.passed + passed
 
-    def given(self, prior: float) -> float:
-        """What a belief has to be multiplied with. At most 1: modest drafters lose little by being believed."""
-        return min((self.accepted + TUNING.prior_weight * prior) / (self.expected + TUNING.prior_weight), 1.0)
+    @property
+    def shift(self) -> float:
+        """How much likelier than expected a guess is to pass."""
+        return (self.passed - self.expected) / (self.tested + TUNING.prior_weight)
+
+    def trust(self, prior: float) -> float:
+        """What an expectation has to be multiplied with. At most 1: modest drafters lose little by being believed."""
+        return min((self.passed + TUNING.prior_weight * prior) / (self.expected + TUNING.prior_weight), 1.0)
 
     def rate(self, prior: float) -> float:
         """How likely a guess is to be right where those before it are, its belief not being known yet."""
-        return (self.accepted + TUNING.prior_weight * prior) / (self.tested + TUNING.prior_weight)
+        return (self.passed + TUNING.prior_weight * prior) / (self.tested + TUNING.prior_weight)
 
 
 class Asked(NamedTuple):
-    """Guesses of a row in a round."""
+    """Guesses of a row in a round, and how many of the tested ones the drafter expected to be right (0: it does not say)."""
 
     planned: int
     found: int
     accepted: int
-    expected: float
-    """Of those that were tested, by the drafter's beliefs; 0 where it has none."""
+    believed: float
 
 
 @final
 @dataclass
 class Belief:
-    """What is known of one request, or of all of them."""
+    """What is known of one request."""
 
     horizon: float
-    accepted: PositionRates = field(init=False)
-    """How often a further guess was found and accepted where it was asked for."""
-    found: PositionRates = field(init=False)
-    """How often it was found; a drafter that copies may have none."""
-    trust: Trust = field(init=False)
-    lag: int = 0
-    """Rounds since the drafter was last asked."""
+    accepted: Account = field(init=False)
+    trust: Account = field(init=False)
 
     def __post_init__(self) -> None:
-        self.accepted, self.found = PositionRates(self.horizon), PositionRates(self.horizon)
-        self.trust = Trust(self.horizon)
+        self.accepted, self.trust = Account(self.horizon), Account(self.horizon)
 
     def rest(self, num_rounds: int) -> None:
         """So many rounds without the drafter: what was seen counts less."""
-        self.lag += num_rounds
-        for part in (self.accepted, self.found, self.trust):
-            part.fade(num_rounds)
+        for part in (self.accepted, self.trust):
+            part.record(0.0, 0.0, 0.0, num_rounds=num_rounds)
 
-    def learn(self, rounds: Sequence[Asked]) -> None:
-        """From rounds that asked the drafter."""
-        self.lag = 0
-        if self.found.means or any(one.found < one.planned for one in rounds):  # most drafters always find: no news
-            self.found.record(*((one.found, one.found < one.planned) for one in rounds))
-        self.accepted.record(*((one.accepted, one.accepted < one.planned) for one in rounds))
-        self.trust.fade(len(rounds))
-        for one in rounds:
-            if one.expected:
-                self.trust.record(one.accepted, one.expected, min(one.accepted + 1, one.found))
+    def learn(self, one: Asked, usual: Sequence[float]) -> None:
+        """From a round. ``usual`` has the sums of the usual rates of the first 0, 1, ... positions."""
+        tested = min(one.accepted + 1, one.planned)
+        self.accepted.record(tested, usual[tested], one.accepted)
+        if one.believed:
+            self.trust.record(min(one.accepted + 1, one.found), one.believed, one.accepted)
 
-    def survival(self, accepted: Sequence[float], found: Sequence[float]) -> tuple[list[float], list[float]]:
-        """By position, the chance that guesses up to it are all accepted, and that they are all found, with the rates of all
-        requests as the prior."""
-        return reach_of(self.accepted.inherited(accepted)), reach_of(self.found.inherited(found))
+    def survival(self, usual: Sequence[float]) -> list[float]:
+        """By position, the chance that guesses up to it are all accepted. Odds are shifted, and so rates near 1/2 the most."""
+        odds = math.exp(4 * self.accepted.shift)
+        return reach_of([rate * odds / (1 - rate + rate * odds) for rate in usual])
 
     def copy(self) -> Belief:
-        twin = Belief(self.horizon, self.lag)
-        twin.accepted, twin.found = self.accepted.copy(), self.found.copy()
-        twin.trust = Trust(self.horizon, self.trust.accepted, self.trust.expected, self.trust.tested)
+        twin = Belief(self.horizon)
+        twin.accepted, twin.trust = replace(self.accepted), replace(self.trust)
         return twin
 
 
-def reach_of(rates: Sequence[float]) -> list[float]:
-    """Probability that the first k guesses all succeed, for k = 1, 2, ..."""
-    return list(accumulate(rates, mul))
+def planned_of(seen: Observation) -> Sequence[int]:
+    """Guesses along a path that each row was asked for."""
+    return seen.plan.max_depth if seen.plan else depths_of(seen.draft.tree)
+
+
+def place_of(seen: Observation) -> tuple[int, int]:
+    """Guesses along the longest path, and guesses of a row in the pass. Where there were others beside the paths, as many as
+    were asked for, since their number follows the plan whatever was found."""
+    tree, found = seen.draft.tree, depths_of(seen.draft.tree)
+    if not tree.is_chain and sum(tree.sizes) - len(found) != sum(found):
+        return max(found), max(seen.plan.max_nodes if seen.plan else found)
+    if seen.padded:
+        return tree.num_nodes - 1, tree.num_nodes - 1
+    return max(found), max(round(sum(found) / len(found)), min(max(found), 1))
+
+
+def asked_of(seen: Observation, rows: Iterable[int]) -> list[Asked | None]:
+    """What rows were asked for and got; None for one that was not asked. Where rows are padded they get the same places."""
+    beliefs, planned = seen.draft.beliefs, planned_of(seen)
+    found = [place_of(seen)[0]] * len(planned) if seen.padded else depths_of(seen.draft.tree)
+    accepted = seen.num_accepted
+    believed = {row: sum(beliefs[row][: accepted[row] + 1]) for row in rows} if beliefs else dict[int, float]()
+    return [
+        Asked(planned[row], min(found[row], planned[row]), accepted[row], believed.get(row, 0.0)) if planned[row] else None
+        for row in rows
+    ]

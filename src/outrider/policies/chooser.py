@@ -4,7 +4,7 @@ Nodes are ranked by the chance that their whole path survives. The prefix of tha
 second is drafted and verified, the empty prefix (plain decoding) included. Where the pass pads, and where rows are trees, a
 whole level of all rows is one entry of the ranking; elsewhere every row gets a length of its own.
 
-    tokens(prefix)  = rows + sum of the survival of its nodes
+    tokens(prefix)  = rows + sum of the survival of its nodes, at most what the prompts that a round reads can feed
     seconds(prefix) = drafting to its deepest level + a pass with places for the nodes that are found
 
 A drafter that says how sure it is ends its drafts itself, by the same account (``Doubt``): a guess must be likely to bring more
@@ -13,8 +13,9 @@ tokens than come in its time anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import final
 
@@ -23,35 +24,37 @@ from outrider.core.prices import between
 from outrider.core.reason import Reason, ReasonCode
 from outrider.policies.tuning import TUNING
 
-_HIGHEST_PRICE = 0.5
-"""Tokens a guess may cost: no estimate of costs may end every draft at once, or nothing is ever measured again."""
-
-Survival = Sequence[tuple[Sequence[float], Sequence[float]]]
-"""Of every row, by position: the chance that all guesses up to it are accepted, and that all are found."""
+Survival = Sequence[Sequence[float]]
+"""Of every row, by position: the chance that all guesses up to it are accepted."""
 
 
 @final
 @dataclass(frozen=True)
 class Outlook:
-    """What a batch may expect of every length, the same for all rows: tokens and seconds of a round at pace 1."""
+    """What a batch may expect of every depth of a draft: tokens and seconds of a round at pace 1."""
 
     tokens: list[float]
     seconds: list[float]
     drafting: list[float]
-    """The drafter's part of a round that asked it, by the guesses of the longest path, ..."""
+    """The drafter's part of a round that asked it, by the guesses of the longest path."""
     rests: list[float]
-    """... and the other part."""
+    """The other part."""
+    most: float = math.inf
+    """Tokens that the prompts read in a round can feed: answers cannot come faster than prompts are read."""
+    shares: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """A length for every row, by depth, where rows are not asked alike."""
 
-    def best(self, purse: float, *, ends_itself: bool) -> int:
+    def best(self, purse: float, optimism: Sequence[float], *, ends_itself: bool) -> int:
         """The fastest length whose worst case, nothing accepted, the purse could pay for, and that promises enough for what it
-        risks. Where the drafter ends what it doubts, the longest that is about as fast: what is not worth it will not be
-        drafted."""
+        risks. ``optimism`` says by how much each may take less than it is thought to. Where the drafter ends what it doubts,
+        the longest that is about as fast: what is not worth it will not be drafted."""
+        gains = [self.gain(length) / optimism[length] for length in range(len(self.tokens))]
         risks = [self.risk(length) for length in range(len(self.tokens))]
-        worthy = (k for k, risk in enumerate(risks) if risk <= purse and self.gain(k) - 1 >= TUNING.margin * risk)
+        worthy = (k for k, risk in enumerate(risks) if risk <= purse and gains[k] - 1 >= TUNING.margin * risk)
         payable = [0, *(length for length in worthy if length)]
-        best = max(payable, key=self.gain)
+        best = max(payable, key=gains.__getitem__)
         if best and ends_itself:
-            best = max(length for length in payable if self.gain(length) >= (1 - TUNING.margin) * self.gain(best))
+            best = max(length for length in payable if gains[length] >= (1 - TUNING.margin) * gains[best])
         return best
 
     def gain(self, length: int) -> float:
@@ -62,36 +65,29 @@ class Outlook:
         """Plain rounds lost if nothing is accepted."""
         return self.seconds[length] / self.seconds[0] - 1
 
-    @property
-    def forgone(self) -> float:
-        """Tokens that a plain round forgoes, for every one it brings."""
-        return max(map(self.gain, range(len(self.tokens)))) - 1
+    def ranked(self, survival: Survival, found: Sequence[float]) -> Outlook:
+        """The same with a length for every row. Drafting one level more is paid once for all rows, so there is a ranking for
+        every depth; those around the most promising one for all alike are looked at."""
+        near = max(range(1, len(self.tokens)), key=self.gain)
+        tokens, seconds, shares = list(self.tokens), list(self.seconds), dict[int, tuple[int, ...]]()
+        for depth in range(max(near - 2, 1), min(near + 4, len(tokens))):
+            tokens[depth], seconds[depth], shares[depth] = self._best_prefix(survival, found, depth)
+        return replace(self, tokens=tokens, seconds=seconds, shares=shares)
 
-    def price(self, length: int, best: int) -> float:
-        """Plain rounds that trying a length costs, against the best: what is expected if it is shorter, the worst if not."""
-        tokens = self.tokens[length] / self.tokens[0] if length < best else 1.0
-        return self.seconds[length] / self.seconds[0] - tokens / self.gain(best)
-
-    def lengths(self, survival: Survival, best: int) -> tuple[int, ...]:
-        """A length for every row: the best prefix of the ranking of single nodes. Drafting one level more is paid once for all
-        rows, so there is a ranking for every depth; those around ``best``, the best length for all alike, are looked at."""
-        depths = range(max(best - 2, 1), min(best + 4, len(self.tokens)))
-        return max((self._ranked_to(survival, depth) for depth in depths), key=lambda found: found[0])[1]
-
-    def _ranked_to(self, survival: Survival, depth: int) -> tuple[float, tuple[int, ...]]:
-        """Tokens per second, and the lengths, of the best prefix of the ranking of nodes down to a depth."""
-        num_rows, rests, ranking = len(survival), list(enumerate(self.rests)), _ranked(survival, depth)
-        tokens, nodes, speed, best = float(num_rows), 0.0, 0.0, 0
-        for place, (_, row, position) in enumerate(ranking, 1):
-            reach, found = survival[row]
-            tokens, nodes = tokens + reach[position], nodes + found[position]
-            faster = tokens / (self.drafting[depth] + between(rests, nodes / num_rows))
-            if faster > speed:
-                best, speed = place, faster
-        lengths = [0] * num_rows
-        for _, row, position in ranking[:best]:
-            lengths[row] = max(lengths[row], position + 1)
-        return speed, tuple(lengths)
+    def _best_prefix(self, survival: Survival, found: Sequence[float], depth: int) -> tuple[float, float, tuple[int, ...]]:
+        """Tokens, seconds and lengths of the best prefix of the ranking of nodes down to a depth. A place is only paid for
+        where a guess is found, so nodes are ranked by the chance of a guess that was, and after their parents."""
+        num_rows, rests, ranking = len(survival), list(enumerate(self.rests)), list[tuple[float, int, int]]()
+        for row, reach in enumerate(survival):
+            chances = accumulate((reach[place] / max(found[place], 1e-9) for place in range(depth)), min)
+            ranking += [(-chance, place, row) for place, chance in enumerate(chances)]
+        tokens, nodes, lengths, best = float(num_rows), 0.0, [0] * num_rows, (0.0, 1.0, (0,) * num_rows)
+        for _, place, row in sorted(ranking):
+            tokens, nodes, lengths[row] = tokens + survival[row][place], nodes + found[place], place + 1
+            seconds = self.drafting[depth] + between(rests, nodes / num_rows)
+            if min(tokens, self.most) * best[1] > best[0] * seconds:
+                best = min(tokens, self.most), seconds, tuple(lengths)
+        return best
 
     def doubt(self, length: int, trust: tuple[float, ...], *, further: float, padded: bool) -> Doubt:
         """What guesses must be likely to bring: what comes in their time anyway. Where rows are padded a place is saved for
@@ -102,11 +98,11 @@ class Outlook:
         guess, place = ((curve[end] - curve[1]) / max(end - 1, 1) for curve in (self.drafting, self.rests))
         guess = guess if guess > 0 else self.drafting[1]
         place = min(max(place, 0.0), num_rows * guess)
-        per_place = 0.0 if padded else min(rate * place / num_rows, _HIGHEST_PRICE)
-        level, most = rate * (guess + (place if padded else 0.0)), num_rows * (_HIGHEST_PRICE - per_place)
+        per_place = 0.0 if padded else min(rate * place / num_rows, TUNING.dearest)
+        level, most = rate * (guess + (place if padded else 0.0)), num_rows * (TUNING.dearest - per_place)
         return Doubt(min(level / further, most) if further > 0 else most, per_place, trust)
 
-    def reason(self, length: int, budget: float, is_paused: bool) -> Reason:
+    def reason(self, length: int, budget: float) -> Reason:
         """Why ``length`` was chosen, with what it promises; without a draft, what the most promising one would."""
         promising = length or max(range(1, len(self.tokens)), key=self.gain, default=0)
         numbers = {
@@ -116,39 +112,33 @@ class Outlook:
             "cost": self.seconds[promising] / self.seconds[0],
             "budget": budget,
         }
-        none = ReasonCode.BUDGET if is_paused else ReasonCode.PLAIN_IS_FASTER
+        none = ReasonCode.BUDGET if self.gain(promising) > 1 else ReasonCode.PLAIN_IS_FASTER
+        none = ReasonCode.PROMPTS if self.tokens[promising] >= self.most else none
         return Reason(ReasonCode.FASTEST if length else none, numbers)
 
 
-def look_ahead(survival: Survival, plain: float, drafting: Sequence[float], rests: Sequence[float], *, padded: bool) -> Outlook:
-    """``drafting`` and ``rests`` are the parts of a round by length. A drafter that copies may find less than it was asked for:
-    a round costs the mean over what is found, not the cost of the mean, since passes have steps."""
-    longest, num_rows = len(drafting) - 1, len(survival)
-    gains = [sum(reach[k] for reach, _ in survival) for k in range(longest)]
-    nobody = [1.0] * longest
-    for _, found in survival:
-        nobody = [chance * (1 - find) for chance, find in zip(nobody, found, strict=True)]
-    if padded or num_rows == 1:
-        seconds = _mean_cost([draft + rest for draft, rest in zip(drafting, rests, strict=True)], nobody)
+def look_ahead(
+    survival: Survival,
+    found: Sequence[float],
+    drafting: Sequence[float],
+    rests: Sequence[float],
+    *,
+    padded: bool,
+    most: float = math.inf,
+) -> Outlook:
+    """``drafting`` and ``rests`` are the parts of a round by length. A drafter that copies may find less than it was asked for,
+    ``found`` by position: a round costs the mean over what is found, not the cost of the mean, since passes have steps."""
+    num_rows = len(survival)
+    if padded or num_rows == 1:  # a place is there for all rows or for none
+        seconds = _mean_cost([draft + rest for draft, rest in zip(drafting, rests, strict=True)], found)
     else:
-        widths = accumulate((sum(found[k] for _, found in survival) / num_rows for k in range(longest)), initial=0.0)
-        passes = list(enumerate(rests))
-        seconds = [draft + between(passes, width) for draft, width in zip(_mean_cost(drafting, nobody), widths, strict=True)]
-    tokens = list(accumulate(gains, initial=float(num_rows)))
-    return Outlook(tokens, [plain, *seconds[1:]], list(drafting), list(rests))
+        somebody = [1 - (1 - chance) ** num_rows for chance in found]
+        passes, widths = list(enumerate(rests)), accumulate(found, initial=0.0)
+        seconds = [draft + between(passes, width) for draft, width in zip(_mean_cost(drafting, somebody), widths, strict=True)]
+    tokens = accumulate(map(sum, zip(*survival, strict=True)), initial=float(num_rows))
+    return Outlook([min(count, most) for count in tokens], [rests[0], *seconds[1:]], list(drafting), list(rests), most)
 
 
-def _mean_cost(costs: Sequence[float], nobody: Sequence[float]) -> list[float]:
-    """By the length asked for, the mean of ``costs`` over the lengths found; ``nobody[k]``: no row finds more than k."""
-    growth = ((1 - none) * (costs[k + 1] - costs[k]) for k, none in enumerate(nobody))
-    return list(accumulate(growth, initial=costs[0]))
-
-
-def _ranked(survival: Survival, longest: int) -> list[tuple[float, int, int]]:
-    """Nodes of all rows as (rank, row, position), the likeliest first. A place is only paid for where a guess is found, so the
-    chance that counts is that of a guess that was; a node is never ranked before its parent."""
-    ranked: list[tuple[float, int, int]] = []
-    for row, (reach, found) in enumerate(survival):
-        chances = (take / max(find, 1e-9) for take, find in zip(reach[:longest], found, strict=False))
-        ranked += [(-chance, row, position) for position, chance in enumerate(accumulate(chances, min))]
-    return sorted(ranked, key=lambda node: (node[0], node[2], node[1]))
+def _mean_cost(costs: Sequence[float], found: Sequence[float]) -> list[float]:
+    """By the length asked for, the mean of ``costs`` over the lengths found; ``found[k]``: the chance of more than k."""
+    return list(accumulate((chance * (costs[k + 1] - costs[k]) for k, chance in enumerate(found)), initial=costs[0]))

@@ -14,15 +14,16 @@ can stop. In a batch each row takes its own best length at the costs of that bat
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 from outrider.core.interfaces import Observation, Plan, Policy, RowState
-from outrider.policies.belief import PositionRates, reach_of
+from outrider.core.prices import between
 from outrider.policies.checks import check_between, check_count, check_nodes, check_order
-from outrider.policies.cost_model import CostModel, Timing
 from outrider.policies.lengths import depths_of, plan_of
+from outrider.policies.rates import PositionRates, Typical, reach_of
 
 
 @dataclass(frozen=True)
@@ -60,25 +61,43 @@ class _State(RowState):
 
 
 @final
+class RoundCosts:
+    """Seconds of a round by its draft length, from rounds. A length that was not played lies on the line of its neighbours."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Typical] = {}
+
+    def record(self, length: int, seconds: float) -> None:
+        self._seen.setdefault(length, Typical()).add(seconds)
+
+    def table(self, longest: int) -> list[float]:
+        """Of 0, 1, ... guesses. Where one length was played, a guess is thought to take a tenth of a round without any."""
+        points = [(float(length), seen.value) for length, seen in sorted(self._seen.items())] or [(0.0, 1.0)]
+        if len(points) == 1:
+            ((length, seconds),) = points
+            points = [(0.0, seconds / (1 + length / 10)), (length + 1, seconds * (11 + length) / (10 + length))]
+        return [between(points, length) for length in range(longest + 1)]
+
+
+@final
 class Optimal(Policy):
-    """Argmax of expected tokens over expected seconds. ``costs`` outlives requests (see ``CostModel``)."""
+    """Argmax of expected tokens over expected seconds. ``costs`` (by batch size) outlive requests."""
 
     def __init__(self, options: OptimalOptions | None = None) -> None:
         self.options = options or OptimalOptions()
-        self.costs = CostModel()
+        self.costs: defaultdict[int, RoundCosts] = defaultdict(RoundCosts)
 
     def start(self, num_rows: int) -> _State:
         return _State([PositionRates(self.options.horizon) for _ in range(num_rows)])
 
     def plan(self, state: _State, num_rows: int) -> Plan:
-        seconds = self.costs.of(num_rows).table(self.options.num_draft_tokens)
+        seconds = self.costs[num_rows].table(self.options.num_draft_tokens)
         lengths = [self._best(rates, seconds) for rates in state.rates]
         return plan_of(lengths, self.options.num_draft_tokens, self.options.num_tree_nodes)
 
     def update(self, state: _State, observation: Observation) -> None:
         drafted = depths_of(observation.draft.tree)
-        rest = observation.seconds - observation.draft_seconds
-        self.costs.of(len(drafted)).record(Timing(max(drafted), max(drafted), observation.draft_seconds, rest))
+        self.costs[len(drafted)].record(max(drafted), observation.seconds)
         for rates, num_drafted, num_accepted in zip(state.rates, drafted, observation.num_accepted, strict=True):
             if num_drafted:
                 rates.record((num_accepted, num_accepted < num_drafted))

@@ -16,23 +16,23 @@ class Tuning:
     memory: float = 200.0
     """Rounds that count in a cost, and in the acceptance that requests share."""
     prior_weight: float = 10.0
-    """Tests or rounds that a prior is worth. Few, so that the first rounds of a request count."""
+    """Tests that a prior is worth. Few, so that the first rounds of a request count."""
+    run: int = 5
+    """Rounds that tell the pace of the moment, and that a price is worth."""
     outlier: float = 0.3
-    """A round moves an estimate by no more than if it had differed by this share."""
-    pace_step: float = 0.1
-    """Part of a round's difference that is taken for a change of pace."""
-    jump: float = 1.15
-    """Six rounds in a row that differ by more than this factor are a jump: the estimate follows at once."""
-    run: int = 3
-    """Rounds of a probe, and rounds of a new batch before its first. Probes are at least five runs apart."""
+    """A round moves a cost by no more than if it had differed by this share."""
+    optimism: float = 0.1
+    """A length that was never timed may take this much less than its price says, before rounds show how wrong prices are."""
     margin: float = 0.05
     """Part of its risk that a draft must promise to gain, and part of the best speed that makes no difference."""
     thinking: float = 0.008
     """Part of the time that deciding may take."""
     credit: float = 5.0
     """Plain rounds that may be lost before anything was gained; three times as many are the most that is saved up."""
-    patience: float = 0.3
-    """Part of what drafting promises that pays for its first pause; each further pause lasts twice as long."""
+    dearest: float = 0.5
+    """Plain rounds that a guess may cost: no estimate may end every draft at once, or nothing is ever measured again."""
+    calibration: tuple[int, ...] = (0, 1, 1, 0, 4, 4, 8, 8)
+    """Lengths of the first rounds where there are no prices. One is left out where half of it takes two plain rounds."""
 
 
 TUNING = Tuning()
@@ -45,7 +45,7 @@ class AdaptiveOptions:
     num_draft_tokens: int = 16
     """Most guesses of a round."""
     probe_share: float = 0.005
-    """Share of the time that may be lost on rounds that only serve to learn."""
+    """Share of the time that may be lost on asking a drafter that does not pay, to see whether it does again."""
     loss_share: float = 0.01
     """Share of the time that speculation may lose against plain decoding before it is suspended."""
     prior_acceptance: float = 0.7

@@ -1,11 +1,11 @@
 """A rehearsal: rounds of made-up requests, timed before real ones are served, so that a policy knows its prices.
 
-Where the host drives rounds, passes are timed with made-up chains of 1 to 64 nodes, and drafting with the method's own drafter,
-for 1, 8 and 32 rows. Where rounds are captured graphs, whole rounds of 1, 8 and 64 slots are timed (``trial.py``). The result
-is kept in the cache folder, beside the native build, under a name made of the machine, the models, the method and the version.
-A file that cannot be read is ignored and written anew. Prices that were kept are tried: where a round takes much less than they
-say, they were measured beside other work, and are measured again. A drafter that learns across requests is left out, so a
-rehearsal changes no text and no guess.
+Where the host drives rounds, passes are timed with made-up chains of 1 to 256 nodes, and drafting with the method's own
+drafter, for 1, 8 and 32 rows. Where rounds are captured graphs, whole rounds of 1, 8 and 64 slots are timed (``trial.py``).
+The result is kept in the cache folder, beside the native build, under a name made of the machine, the models, the method and
+the version. A file that cannot be read is ignored and written anew. Prices that were kept are tried: where a round takes much
+less than they say, they were measured beside other work, and are measured again. A drafter that learns across requests is
+left out, so a rehearsal changes no text and no guess.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Wanted = Sequence[tuple[int, Sequence[int]]]
 Table = Mapping[int, Mapping[int, Cost]]
 """What was timed: costs by rows and guesses."""
 
-_PASSES: Wanted = [(1, (nodes - 1,)) for nodes in (1, 8, 64, 4, 16, 32, 2)]
+_PASSES: Wanted = [(1, (nodes - 1,)) for nodes in (1, 8, 64, 4, 16, 32, 2, 256)]
 _DRAFTS: Wanted = [(1, (1, 2, 4, 8)), (8, (1, 4)), (32, (1, 4))]
 _CAPTURED: Wanted = [(1, (0, 4)), (8, (0, 4)), (64, (0, 4)), (1, (1, 8, 2)), (8, (1, 8, 2)), (64, (1, 8, 2))]
 _TRIED, _TOO_DEAR = (0, 4), 1.25

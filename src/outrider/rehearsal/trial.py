@@ -62,6 +62,8 @@ class HostTrial(Trial):
         prompt = [1 + token % (target.vocab_size - 1) for token in range(_PROMPT_LEN)]
         batch = engine.start([Request(prompt, params)] * num_rows)
         for length in guesses:
+            if _PROMPT_LEN + _REPEATS * (1 + length) > target.max_len:  # all guesses may be accepted
+                continue
             policy.next = Plan((length,) * num_rows, (self._nodes_of(length),) * num_rows)
             seen = [engine.step(batch).seen for _ in range(_REPEATS)][1:]
             if all(min(one.draft.tree.sizes) > 1 for one in seen) or not length:

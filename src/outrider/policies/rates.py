@@ -1,0 +1,98 @@
+"""How often guesses are accepted, by their position in the draft.
+
+Position k is only *tested* when all guesses before it were accepted, so the rate is accepted over tested; accepted over drafted
+would depend on the draft length. Recent rounds weigh more: evidence fades a little each round, and where it has faded away (or
+never was) a rate falls back to its prior.
+
+    w <- (1 - 1/horizon) w + tested         a <- a + (success - a) / w         reach_k = prod_{j <= k} a_j
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from typing import final
+
+from outrider.policies.tuning import TUNING
+
+Outcome = tuple[int, bool]
+"""Of a round: how many positions succeeded, and whether the next one was tested and failed."""
+
+
+@final
+@dataclass
+class PositionRates:
+    """Mean and weight of the evidence at each position."""
+
+    horizon: float
+    """Tests that count, about: the weight that evidence seen every round settles at."""
+    means: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+    def record(self, *rounds: Outcome) -> None:
+        """Learn from rounds; what was known before them fades by as many."""
+        self.fade(len(rounds))
+        most = max((num_passed + failed for num_passed, failed in rounds), default=0)
+        missing = [0.0] * (most - len(self.means))
+        self.means, self.weights = [*self.means, *missing], [*self.weights, *missing]
+        for position in range(most):
+            passed = sum(num_passed > position for num_passed, _ in rounds)
+            tested = passed + sum(failed and num_passed == position for num_passed, failed in rounds)
+            self.weights[position] += tested
+            self.means[position] += (passed - tested * self.means[position]) / (self.weights[position] or 1.0)
+
+    def fade(self, num_rounds: float) -> None:
+        """Trust what was seen a little less, as after so many rounds without evidence."""
+        keep = (1 - 1 / self.horizon) ** num_rounds
+        self.weights = [keep * weight for weight in self.weights]
+
+    def inherited(self, prior: Sequence[float]) -> list[float]:
+        """Rates at ``len(prior)`` positions, each drawn to the prior where evidence is thin. Where a rate is better or worse
+        than the prior, the next one is expected to be so too."""
+        rates: list[float] = []
+        shift = 0.0
+        for position, mean in enumerate(prior):
+            rate = within(mean + shift)
+            if position < len(self.means):
+                weight = self.weights[position]
+                rate = (weight * self.means[position] + TUNING.prior_weight * rate) / (weight + TUNING.prior_weight)
+            rates.append(rate)
+            shift = rate - mean
+        return rates
+
+    def copy(self) -> PositionRates:
+        return PositionRates(self.horizon, list(self.means), list(self.weights))
+
+
+def within(rate: float) -> float:
+    """No prior promises certainty: every further guess would look free."""
+    return min(max(rate, 0.0), 1 - 1 / TUNING.memory)
+
+
+def reach_of(rates: Sequence[float]) -> list[float]:
+    """Probability that the first k guesses all succeed, for k = 1, 2, ..."""
+    return list(accumulate(rates, mul))
+
+
+@final
+@dataclass
+class Typical:
+    """A running mean of positive numbers that outliers hardly move. The first may be slow, so the second may correct it, and a
+    run of outliers on one side is believed."""
+
+    value: float = 0.0
+    count: int = 0
+    streak: int = 0
+
+    def add(self, number: float) -> None:
+        differs = min(max(number / self.value - 1, -TUNING.outlier), TUNING.outlier) if self.value else 0.0
+        side = (differs >= TUNING.outlier) - (differs <= -TUNING.outlier)
+        self.streak = self.streak + side if side * self.streak >= 0 and side else side
+        self.count += 1
+        if self.count <= 2 or abs(self.streak) >= TUNING.run:
+            self.value = number if self.count > 2 else min(self.value or number, number)
+            self.count, self.streak = min(self.count, 2), 0
+        else:
+            self.value *= 1 + differs / min(self.count, TUNING.memory)
