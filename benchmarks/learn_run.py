@@ -62,7 +62,7 @@ class Arm:
         lessons = {} if found is None else {"learner": found.learner, "install": found.install}
         self.learner = found.learner if found and isinstance(found.learner, OnlineLearner) else None
         self.service = Service(self.llm, ServerSettings(), **lessons)
-        self.cpu, self.wall, self.num_tokens, self.texts = 0.0, 0.0, 0, list[str]()
+        self.cpu, self.num_tokens, self.texts = 0.0, 0, list[str]()
         self.blocks = list[float]()
 
     def tokens_per_pass(self, prompts: list[Any]) -> float:
@@ -88,7 +88,7 @@ class Arm:
 
     async def block(self, client: httpx.AsyncClient, numbers: range) -> None:
         """Requests one after the other from each of a few clients; their time counts."""
-        cpu, wall, left = time.process_time(), time.perf_counter(), list(numbers)
+        cpu, left = time.process_time(), list(numbers)
         answers: dict[int, tuple[str, int]] = {}
 
         async def one() -> None:
@@ -98,7 +98,7 @@ class Arm:
 
         await asyncio.gather(*(one() for _ in range(self.arguments.clients)))
         spent = time.process_time() - cpu
-        self.cpu, self.wall = self.cpu + spent, self.wall + time.perf_counter() - wall
+        self.cpu += spent
         self.texts += [answers[number][0] for number in numbers]
         written = sum(answers[number][1] for number in numbers)
         self.num_tokens += written
@@ -125,7 +125,7 @@ class Arm:
         before = self.on_new_text()
         asyncio.run(self.serve())
         told = {"home": home, "before": before, "after": self.on_new_text(), "tokens": self.num_tokens, "texts": self.texts}
-        told |= {"cpu_s": self.cpu, "wall_s": self.wall, "tokens_per_cpu_s": self.blocks, "all_cpu_s": time.process_time()}
+        told |= {"cpu_s": self.cpu, "tokens_per_cpu_s": self.blocks}
         if self.learner is not None:
             judged = self.learner.judgements
             told |= {"updates": len(judged), "swaps": sum(one.swapped for one in judged)}
@@ -140,13 +140,13 @@ def arm(name: str) -> dict[str, Any]:
 
 
 def compared(off: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:
+    """What learning brought back and cost; ``goodput`` is that of the server that learns over that of the other."""
     lost = on["home"] - on["before"]
     ratios = [with_it / without for with_it, without in zip(on["tokens_per_cpu_s"], off["tokens_per_cpu_s"], strict=True)]
-    told = {"lost": lost, "recovered": (on["after"] - on["before"]) / lost, "equal_texts": off["texts"] == on["texts"]}
-    told |= {"goodput": (on["tokens"] / on["cpu_s"]) / (off["tokens"] / off["cpu_s"]), "goodput_by_block": ratios}
-    for name, given in (("without", off), ("with", on)):
-        told[name] = {key: value for key, value in given.items() if key != "texts"}
-    return told
+    told = {name: on[name] for name in ("home", "before", "after")}
+    told |= {"recovered": (on["after"] - on["before"]) / lost, "equal_texts": off["texts"] == on["texts"]}
+    told |= {"goodput": (on["tokens"] / on["cpu_s"]) / (off["tokens"] / off["cpu_s"]), "by_block": ratios}
+    return {**told, **{name: on[name] for name in ("updates", "swaps", "learning_s") if name in on}}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -176,8 +176,8 @@ def main() -> int:
         print(json.dumps(Arm(arguments).run()))
         return 0
     found = compared(arm("plain"), arm("learning"))
-    given = {name: value for name, value in vars(arguments).items() if name not in ("arm", "out")}
-    told = {"options": given, **found}
+    asked = {name: vars(arguments)[name] for name in ("text", "method", "requests", "prompts", "seen", "set")}
+    told = {**asked, **found}
     print(json.dumps(keep_results(arguments.out, "a server that learns beside one that does not", [told], script=_SCRIPT)))
     return 0 if found["equal_texts"] else 1
 
