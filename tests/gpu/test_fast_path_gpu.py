@@ -300,6 +300,6 @@ def test_memory_is_weights_keys_and_one_workspace() -> None:
     assert isinstance(target, FastDecoder)
     config = target.config
     width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim + 4 * config.hidden_size + 3 * config.mlp_size
-    workspace = 512 * width * 2 + len(PROMPTS) * config.vocab_size * 4
+    workspace = target.chunk_len * width * 2 + len(PROMPTS) * config.vocab_size * 4
     needed = weights + target.pool.block.nbytes + workspace
     assert torch.cuda.max_memory_allocated() - before <= 1.1 * needed

@@ -29,7 +29,7 @@ from outrider.models.heads.folder import new_config, new_head
 from outrider.models.heads.head import Head
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
-SHAPE = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+SHAPE: dict[str, Any] = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
 RAW = {
     "hidden_size": 32,
     "intermediate_size": 48,

@@ -31,6 +31,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.attention.tree_tiles import Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import pack_words
 from outrider.models.features import ModelConfig
+from outrider.models.gpu.chunks import chunk_for
 from outrider.models.gpu.cuts import Cuts, bounds_of
 from outrider.models.gpu.experts import experts_mlp
 from outrider.models.gpu.finish import Finish
@@ -50,8 +51,6 @@ from outrider.models.prefill import chunks_of, joined_taps
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
 
-_MOST_PLACES = 65_535
-"""Rows times tokens of a pass: kernels count them in a dimension of the grid that CUDA keeps this small."""
 _LONGEST, _BEYOND = 1 << 17, 512
 """Tokens of a text that captured rounds have room for, and of a tree behind it."""
 
@@ -60,7 +59,7 @@ _LONGEST, _BEYOND = 1 << 17, 512
 class FastDecoder(LayeredTarget, PlacingTarget):
     """A frozen decoder with one pool of pages for all its caches; passes of one decoder must not run side by side."""
 
-    chunk_len = 512  # most tokens of a prompt that one pass reads
+    chunk_len = 1024  # tokens of a prompt that one pass reads, where there is no other
 
     def __init__(
         self, config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16, page_len: int = PAGE_LEN
@@ -119,7 +118,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         assert isinstance(cache, PagedCache), "a FastDecoder works on the caches it made"
         pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
-        for tree in chunks_of(rows, max(1, min(self.chunk_len, _MOST_PLACES // max(1, len(rows)))), self.device):
+        for tree in chunks_of(rows, chunk_for(len(rows), self.chunk_len), self.device):
             cache.reserve(tree.num_nodes)
             self._reach(max(cache.lengths) + tree.num_nodes)
             with torch.inference_mode():
