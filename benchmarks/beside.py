@@ -124,6 +124,7 @@ def pieces_of(names: Names, arguments: argparse.Namespace) -> dict[str, Any]:
     target, draft = (load_model(name, **how) for name in (names.target, names.draft))
     found: dict[str, Any] = {"target": [pass_seconds(target, nodes, repeats) for nodes in lengths]}
     found["draft"] = pass_seconds(draft, 1, repeats)
+    found["read"] = max(0.0, pass_seconds(draft, 2, repeats) - found["draft"])
     spread = load_layers_apart(names.draft, 2, **how)
     found["exact"] = pass_seconds(spread, 1, repeats, settles=True)
     found["fuzzy"] = pass_seconds(spread, 1, repeats)
@@ -160,12 +161,15 @@ def measured(names: Names, arguments: argparse.Namespace) -> dict[str, Sample]:
     return {name: undisturbed(many) for name, many in samples.items()}
 
 
-def predicted(place: str, checking: Cost, drafting: float, by_depth: Sequence[float], arguments: argparse.Namespace) -> float:
-    """Tokens per second by the simulator's formulas. ``drafting`` is the time of a chain, ``by_depth`` its acceptance."""
-    count, length = arguments.max_tokens, arguments.length
+def predicted(
+    place: str, checking: Cost, drafting: tuple[float, float], by_depth: Sequence[float], arguments: argparse.Namespace
+) -> float:
+    """Tokens per second by the simulator's formulas. ``drafting``: the time of a chain, and what it takes more where the
+    guess before it was accepted and has to be read too."""
+    count, length, (chain, read) = arguments.max_tokens, arguments.length, drafting
     if place == "pearl":
-        return count / pearl_seconds(count, length, by_depth, score=checking, draft=lambda _: drafting)
-    return predicted_speed(count, length, by_depth, lambda k: checking(k) + drafting * k / length)
+        return count / pearl_seconds(count, length, by_depth, score=checking, draft=lambda _: chain)
+    return predicted_speed(count, length, by_depth, lambda k: checking(k) + chain * k / length, read=read)
 
 
 def rows_of(pieces: Mapping[str, Any], samples: Mapping[str, Sample], arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -178,10 +182,13 @@ def rows_of(pieces: Mapping[str, Any], samples: Mapping[str, Sample], arguments:
         sample, strange = samples[place], samples[f"{place}, strange"]
         by_depth = samples["in turns" if place == "pearl" else place].tally.by_depth  # pearl's own count is of another walk
         drafting = strange.round_seconds - costs.seconds(strange.guesses)
-        expected = predicted(place, costs.seconds, drafting, by_depth, arguments)
+        expected = predicted(place, costs.seconds, (drafting, pieces["read"]), by_depth, arguments)
         told = {"placement": place, "tokens_per_s": tokens / sample.seconds, "against_turns": turns / sample.seconds}
         told |= {"against_plain": plain / sample.seconds, "acceptance": by_depth, "drafting_s": drafting, "host_s": costs.host}
         rows.append({**told, "predicted_tokens_per_s": expected, "error": expected * sample.seconds / tokens - 1})
+    for row in rows:
+        row["predicted_against_turns"] = row["predicted_tokens_per_s"] / rows[0]["predicted_tokens_per_s"]
+        row["gain_error"] = row["predicted_against_turns"] / row["against_turns"] - 1
     return rows
 
 

@@ -80,6 +80,9 @@ def test_time_of_a_text_is_the_sum_of_its_rounds() -> None:
     assert expected_seconds(10, 0, [], lambda length: 2.0) == 20.0
     assert expected_seconds(10, 4, [1.0], lambda length: 1.0) == 2.0, "five tokens a round"
     assert expected_seconds(11, 4, [1.0], lambda length: 1.0 + length) == 5.0 + 5.0 + 1.0, "the last round drafts nothing"
+    reading = expected_seconds(11, 4, [1.0], lambda length: 1.0 + length, read=0.5)
+    assert reading == 5.0 + 0.5 + 5.0 + 1.0, "the draft reads its accepted last guess where it drafts again"
+    assert expected_seconds(11, 4, [0.0], lambda length: 1.0, read=0.5) == 11.0, "a rejected guess is not read"
     long = predicted_speed(4000, 3, [0.7], lambda length: 1.0)
     assert long == pytest.approx(tokens_per_pass([0.7], 3), rel=0.01)
 

@@ -7,6 +7,7 @@ a roofline: the larger of reading weights and caches and of multiplying, plus a 
 weights are spread over devices.
 
     T(n) = cost(k) + sum_j P(j accepted of k) T(n - j - 1),    k = min(K, n - 1);       speed = n / T(n)
+           + P(k accepted of k) read,    read: the draft has not read its last guess, so it has one more token to read
     pass(nodes) = max((weights + B context kv) / bandwidth, 2 params B nodes / flops) / devices + layers (latency + 2 reduce)
 """
 
@@ -32,20 +33,21 @@ def accepted_law(by_depth: Sequence[float], length: int) -> list[float]:
     return [*law, reach]
 
 
-def expected_seconds(num_tokens: int, length: int, by_depth: Sequence[float], cost: Cost) -> float:
-    """T(n)."""
+def expected_seconds(num_tokens: int, length: int, by_depth: Sequence[float], cost: Cost, *, read: float = 0.0) -> float:
+    """T(n). ``read``: by how many seconds the first draft pass of a round is longer where it reads two tokens."""
     times = [0.0]
     laws = [accepted_law(by_depth, k) for k in range(length + 1)]
     costs = [cost(k) for k in range(length + 1)]
     for left in range(1, num_tokens + 1):
         k = min(length, left - 1)
-        times.append(costs[k] + sum(chance * times[left - j - 1] for j, chance in enumerate(laws[k])))
+        behind = read * laws[k][-1] if 0 < k < left - 2 else 0.0  # only where another round drafts
+        times.append(costs[k] + behind + sum(chance * times[left - j - 1] for j, chance in enumerate(laws[k])))
     return times[num_tokens]
 
 
-def predicted_speed(num_tokens: int, length: int, by_depth: Sequence[float], cost: Cost) -> float:
+def predicted_speed(num_tokens: int, length: int, by_depth: Sequence[float], cost: Cost, *, read: float = 0.0) -> float:
     """Tokens per second of texts of ``num_tokens`` tokens."""
-    return num_tokens / expected_seconds(num_tokens, length, by_depth, cost)
+    return num_tokens / expected_seconds(num_tokens, length, by_depth, cost, read=read)
 
 
 def tokens_per_pass(by_depth: Sequence[float], length: int) -> float:

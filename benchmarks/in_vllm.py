@@ -1,0 +1,142 @@
+"""Our suffix drafter inside vLLM on prompts that are edited: texts, steps and CPU seconds beside vLLM's n-gram and our engine.
+
+    VLLM_PYTHON benchmarks/in_vllm.py MODEL [--prompts 3] [-n 48] [-K 8] [--rounds 2] [--out FILE]
+
+VLLM_PYTHON is the Python of an environment with vLLM, in which outrider can be imported too (PYTHONPATH=src). MODEL is a folder
+of transformers. Each way runs in a process of its own: vLLM without guesses, with its n-gram, with our suffix proposer, and our
+own engine with the same drafter and length. All are greedy, in float32, on one thread, one prompt at a time. Seconds are CPU
+seconds; every prompt counts at its fastest. The last line is JSON. The exit code is 1 if a text of vLLM differs from plain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_QUIET = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+_STEPS = "vllm:iteration_tokens_total"
+Continue = Callable[[list[int]], list[int]]
+
+
+def speculation(way: str, length: int) -> dict[str, Any] | None:
+    """What vLLM is told."""
+    if way == "ngram":
+        return {"method": "ngram", "num_speculative_tokens": length, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    if way == "suffix":
+        return {"method": "custom_class", "model": "outrider.vllm_plugin.Suffix", "num_speculative_tokens": length}
+    return None
+
+
+def prompts_of(model: str, count: int) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    from outrider.bench.suites import load_suites
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    asked = [[{"role": "user", "content": item.turns[0]}] for item in load_suites(["editing"])[0].first(count).items]
+    chats = [tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) for messages in asked]
+    return [tokenizer(chat, add_special_tokens=False).input_ids for chat in chats]
+
+
+def inside_vllm(way: str, arguments: argparse.Namespace) -> tuple[Continue, Callable[[], int]]:
+    """A function that continues a prompt, and the number of steps so far."""
+    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+
+    how = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 1, "enforce_eager": True, "enable_prefix_caching": False}
+    told = speculation(way, arguments.length)
+    llm = LLM(arguments.model, seed=0, disable_log_stats=False, **how, **({"speculative_config": told} if told else {}))
+    params = SamplingParams(temperature=0, max_tokens=arguments.max_tokens, ignore_eos=True)
+
+    def go_on(prompt: list[int]) -> list[int]:
+        return list(llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)[0].outputs[0].token_ids)
+
+    return go_on, lambda: sum(metric.count for metric in llm.get_metrics() if metric.name == _STEPS)
+
+
+def in_ours(arguments: argparse.Namespace) -> tuple[Continue, Callable[[], int]]:
+    from outrider import LLM, SamplingParams
+
+    llm = LLM(arguments.model, method="suffix", dtype="float32", device="cpu", num_draft_tokens=arguments.length)
+    params = SamplingParams(temperature=0, max_tokens=arguments.max_tokens, ignore_eos=True)
+    passes = 0
+
+    def go_on(prompt: list[int]) -> list[int]:
+        nonlocal passes
+        (output,) = llm.generate([prompt], params)
+        passes += output.stats.num_passes
+        return list(output.token_ids)
+
+    return go_on, lambda: passes
+
+
+def one_way(way: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Texts, steps and CPU seconds, in this process."""
+    prompts = prompts_of(arguments.model, arguments.prompts)
+    go_on, steps = in_ours(arguments) if way == "outrider" else inside_vllm(way, arguments)
+    texts: list[list[int]] = []
+    seconds = [float("inf")] * len(prompts)
+    for turn in range(arguments.rounds):
+        for index, prompt in enumerate(prompts):
+            began = time.process_time()
+            text = go_on(prompt)
+            seconds[index] = min(seconds[index], time.process_time() - began)
+            if turn == 0:
+                texts.append(text)
+    tokens = arguments.max_tokens * arguments.prompts
+    per_step = tokens * arguments.rounds / steps()
+    return {"way": way, "tokens": tokens, "tokens_per_step": per_step, "cpu_s": sum(seconds), "texts": texts}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--ways", nargs="+", default=["plain", "ngram", "suffix", "outrider"])
+    parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--max-tokens", "-n", type=int, default=48)
+    parser.add_argument("--length", "-K", type=int, default=8, help="guesses of a step")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--into", type=Path, help="one way alone, in this process; its row goes into this file")
+    parser.add_argument("--out", type=Path, help="write the JSON here too")
+    arguments = parser.parse_args()
+    if arguments.into:
+        arguments.into.write_text(json.dumps(one_way(arguments.ways[0], arguments)))
+        return 0
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as home:
+        for way in arguments.ways:
+            file = Path(home) / way
+            sizes = [f"--{name}={getattr(arguments, name)}" for name in ("prompts", "length", "rounds")]
+            command = [sys.executable, __file__, arguments.model, f"--max-tokens={arguments.max_tokens}", *sizes]
+            subprocess.run([*command, "--ways", way, "--into", str(file)], env={**os.environ, **_QUIET}, check=True)
+            rows.append(json.loads(file.read_text()))
+            print({name: value for name, value in rows[-1].items() if name != "texts"}, file=sys.stderr, flush=True)
+    texts = {row["way"]: row.pop("texts") for row in rows}
+    for row in rows:
+        plain = texts.get("plain", texts[row["way"]])
+        row["different"] = sum(mine != one for mine, one in zip(texts[row["way"]], plain, strict=True))
+    from outrider.bench.provenance import keep_results
+
+    told = keep_results(arguments.out, "the suffix drafter inside vLLM, editing prompts", rows, script="benchmarks/in_vllm.py")
+    print(json.dumps(told))
+    return 1 if any(row["different"] for row in rows if row["way"] != "outrider") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
