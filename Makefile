@@ -34,8 +34,8 @@ test-fast: $(READY)  ## the contract core alone, for every change
 	$(PYTEST) $(FAST)
 
 coverage: $(READY)  ## run the tests and count the lines they reach, by folder (TESTS=... for some of them)
-	$(BIN)/python -m pip --disable-pip-version-check --quiet install coverage pytest-cov
-	$(PYTEST) --cov=outrider --cov-report=json:build/coverage.json $(TESTS)
+	$(BIN)/python -m pip --disable-pip-version-check --quiet install coverage
+	$(BIN)/python scripts/test_costs.py --coverage build/coverage.json $(TESTS)
 	$(BIN)/python scripts/coverage_table.py build/coverage.json --command "make coverage$(if $(TESTS), TESTS='$(TESTS)')"
 	$(BIN)/python scripts/tables.py
 

@@ -1,6 +1,6 @@
 """Compile the GPU's kernels for Hopper on a machine without a GPU: what does not compile is found before a device is at hand.
 
-    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families] [quantised] [wide]
+    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families] [quantised] [wide] [recurrent]
 
 Needs triton. Launches are replaced by compilation alone, so results mean nothing and nothing is compared; tests/unit interprets
 the same kernels for that, and tests/gpu runs them.
@@ -202,8 +202,29 @@ def wide() -> None:
             attend_tree(queries, (block[0], block[1]), rows, sights=sights, cut=cut, scale=1.0, bounds=Bounds(window))
 
 
+def recurrent() -> None:
+    """Scans of Mamba-2 layers of real sizes, over chains and trees, with and without a log."""
+    from outrider.core.tree import TokenTree
+    from outrider.models.recurrent import mamba_mixer
+    from outrider.models.recurrent.random_model import random_recurrent, tiny_raw
+    from outrider.models.recurrent.scan_triton import TritonScan
+
+    def kernels(shape: Any, numbers: Any, *, fast: bool) -> TritonScan:
+        del fast
+        return TritonScan(shape, numbers)
+
+    mamba_mixer.scan_of = kernels
+    sizes = {"num_heads": 4, "head_dim": 64, "state_size": 128, "n_groups": 1, "num_hidden_layers": 1}
+    for dtype, bias in pairs((torch.bfloat16, torch.float32), (True, False)):
+        model = random_recurrent(tiny_raw("mamba2", **sizes, use_conv_bias=bias), dtype=dtype)
+        cache = model.new_cache(1)
+        for tree in (TokenTree.chain(torch.tensor([[5]])), TokenTree.of_rows([([5, 6, 7], [-1, 0, 0])])):
+            model.score(tree, cache)
+            cache.commit([[0]])
+
+
 def main() -> None:
-    parts = {"sampler": sampler, "families": families, "quantised": quantised, "wide": wide}
+    parts = {"sampler": sampler, "families": families, "quantised": quantised, "wide": wide, "recurrent": recurrent}
     driver.set_active(NoDevice())
     JITFunction.__getitem__ = compile_only
     for name in sys.argv[1:] or parts:

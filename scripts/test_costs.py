@@ -1,10 +1,10 @@
-"""Where the time of the tests goes: ``python scripts/test_costs.py [PATH ...] [--jobs N] [--out FILE]``.
+"""Where the time of the tests goes: ``python scripts/test_costs.py [PATH ...] [--jobs N] [--out FILE] [--coverage FILE]``.
 
 Every test file runs in a process of its own. A test's cost is the processor time that passes until the next test begins. It
 includes fixtures and child processes that have ended. Unlike seconds on the clock, it does not depend on what
 else the machine does. The cost named ``(imports)`` is what a process spends before its first test, and ``make test`` spends
 it once per core. A run of all tests writes its folders to ``benchmarks/results/test_costs.json``. ``--out`` names a file for
-the cost of every test.
+the cost of every test. ``--coverage`` also counts the lines that the tests reach and writes coverage's report in JSON.
 """
 
 from __future__ import annotations
@@ -69,12 +69,16 @@ def pytest_configure(config: pytest.Config) -> None:
 # --- outside --------------------------------------------------------------------------------------------------------------
 
 
-def costs_of(path: Path, timeout: float) -> Costs:
+COUNTED = ["-m", "coverage", "run", "--parallel-mode", f"--source={ROOT / 'src' / 'outrider'}"]
+"""What stands before ``-m pytest`` where lines are counted."""
+
+
+def costs_of(path: Path, timeout: float, before: list[str]) -> Costs:
     """The costs of one test file. Those that were noted before a time-out count."""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as notes:
         folders = [str(ROOT / "src"), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "TEST_COSTS": notes.name, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "test_costs", "-p", "no:cacheprovider", str(path)]
+        command = [sys.executable, *before, "-m", "pytest", "-q", "-p", "test_costs", "-p", "no:cacheprovider", str(path)]
         try:
             done = subprocess.run(
                 command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False
@@ -84,6 +88,13 @@ def costs_of(path: Path, timeout: float) -> Costs:
         except subprocess.TimeoutExpired:
             print(f"{path} ran for {timeout:.0f} s and was ended", file=sys.stderr, flush=True)
         return dict(map(json.loads, Path(notes.name).read_text().splitlines()))
+
+
+def join_counts(report: Path) -> None:
+    """One report of the lines that all processes have reached."""
+    report.parent.mkdir(parents=True, exist_ok=True)
+    for words in (["combine", "--quiet"], ["json", "--quiet", "-o", str(report)]):
+        subprocess.run([sys.executable, "-m", "coverage", *words], cwd=ROOT, check=True)
 
 
 def rows(files: dict[str, Costs]) -> list[dict[str, Any]]:
@@ -119,16 +130,23 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=1800, help="seconds for one file (1800)")
     parser.add_argument("--show", type=int, default=40, help="files and tests to print (40)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the cost of every test")
+    parser.add_argument("--coverage", type=Path, metavar="FILE", help="count lines too, and where to write the report")
     arguments = parser.parse_args()
     given = [path.resolve() for path in arguments.paths or [ROOT / "tests"]]
     found = [file for path in given for file in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
     names = [path.relative_to(ROOT).as_posix() for path in found]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        files = dict(zip(names, pool.map(lambda path: costs_of(path, arguments.timeout), found), strict=True))
+        before = COUNTED if arguments.coverage else []
+        files = dict(zip(names, pool.map(lambda path: costs_of(path, arguments.timeout, before), found), strict=True))
+    if arguments.coverage is not None:
+        join_counts(arguments.coverage.resolve())
     print("\n".join(dearest(files, arguments.show)))
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(files, indent=1) + "\n")
-    results, what = None if arguments.paths else RESULTS, "processor time of the tests, one process a file"
+    results, what = (
+        None if arguments.paths or arguments.coverage else RESULTS,
+        "processor time of the tests, one process a file",
+    )
     whole = keep_results(results, what, rows(files), script="scripts/test_costs.py")
     for row in whole["rows"]:
         print(f"{row['folder']:10} {row['tests']:6} tests {row['processor_seconds']:9.1f} s")

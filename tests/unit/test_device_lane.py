@@ -152,6 +152,7 @@ class FakeGraphs:
     drafter = None
     most_guesses = longest_at_hand = 2
     most_pieces = 16
+    slack = 3
 
     def __init__(self, target: Decoder, method: Method) -> None:
         self.target, self.policy = target, method.policy
@@ -173,8 +174,9 @@ class FakeGraphs:
     def has_room(self, size: int, states: Mapping[int, RequestState]) -> bool:
         return len(states) <= size
 
-    def grow(self, size: int, states: Mapping[int, RequestState]) -> None:
+    def grow(self, size: int, states: Mapping[int, RequestState]) -> dict[int, int]:
         assert all((size, slot) in self.slots for slot in states)
+        return {slot: len(state.tokens) + 2 * self.slack + 1 for slot, state in states.items()}
 
     def is_held_by_another(self, lane: object) -> bool:
         return self._holder not in (None, lane)

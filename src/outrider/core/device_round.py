@@ -18,7 +18,7 @@ from outrider.core.device_sampling import Shaping, Stages
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """B slots. A slot whose length has reached its limit stands still."""
+    """A batch of B slots. A slot whose length has reached its limit stands still: rounds do not change it."""
 
     tokens: Tensor
     """[B, S] int64 committed tokens, prompt first."""
@@ -157,7 +157,7 @@ class DeviceDrafter(ABC):
 
     @abstractmethod
     def fits(self, capacity: int) -> bool:
-        """Whether it can follow a text of this many tokens."""
+        """Whether this drafter can follow a text of this many tokens."""
 
     def has_room(self, reaches: Mapping[int, int], *, batch_size: int) -> bool:
         """Whether there is memory for the texts of slots to reach so many tokens each."""

@@ -43,7 +43,7 @@ class Stages(IntEnum):
 
 
 class Use(IntFlag):
-    """What the law of a slot is made with."""
+    """The steps of the sampler that a slot uses."""
 
     BIAS = 1
     MIN_TOKENS = 2
@@ -57,7 +57,7 @@ class Use(IntFlag):
 
 
 def use_of(params: SamplingParams) -> Use:
-    """What these parameters ask for. A greedy choice is never truncated."""
+    """The sampler steps that these parameters need. A greedy choice is never truncated."""
     draws = params.temperature > 0
     asked = (
         (Use.BIAS, bool(params.logit_bias or params.banned_token_ids)),
@@ -69,10 +69,7 @@ def use_of(params: SamplingParams) -> Use:
         (Use.TYPICAL, draws and params.typical_p < 1),
         (Use.GRAMMAR, params.grammar is not None),
     )
-    found = Use(0)
-    for use, is_asked in asked:
-        found |= use if is_asked else Use(0)
-    return found
+    return Use(sum(use.value for use, is_asked in asked if is_asked))
 
 
 def stages_for(requests: Sequence[Request]) -> Stages | None:
@@ -120,7 +117,7 @@ class Shaping:
 
     @staticmethod
     def empty(batch_size: int, vocab_size: int, device: torch.device) -> Shaping:
-        """Slots that ask for nothing."""
+        """Slots whose laws are the raw logits."""
 
         def column(*shape: int, dtype: torch.dtype, value: float = 0) -> Tensor:
             return torch.full((*shape,), value, dtype=dtype, device=device)

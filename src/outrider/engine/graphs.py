@@ -1,7 +1,7 @@
 """The captured rounds of a method, and the slots their requests stand in.
 
-Every kind of round (``engine/round_kind.py``) is captured once (``engine/round_graph.py``). After a warm-up nothing is captured:
-a kind that is missing is played by one that serves it.
+Every kind of round (``engine/round_kind.py``) is captured once (``engine/round_graph.py``). After a warm-up nothing is
+captured: a kind that is missing is played by one that serves it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RoundGraphs:
         self.most_guesses = shape.depth
         self.depths = [*([] if drafter is not None and not shape.varies else [0]), *sorted(shape.guesses)]
         """Guesses along a path that rounds are made for."""
-        self._slack = max(PIECE_LEN, 1 + self.num_nodes(self.most_guesses))
+        self.slack = max(PIECE_LEN, 1 + self.num_nodes(self.most_guesses))
         """Slots a round may use beyond a text."""
         self.seats = Seats(target)
         self._parts = RoundParts(target, drafter, self.seats)
@@ -115,7 +115,7 @@ class RoundGraphs:
     def has_pages(self, num_tokens: int, num_rows: int) -> bool:
         """Whether there are free pages for rows that hold so many tokens in all, and for a round behind each."""
         pool = self.target.pool
-        return pool.has_room(pool.pages_for(num_tokens) + num_rows * (1 + pool.pages_for(3 * self._slack)))
+        return pool.has_room(pool.pages_for(num_tokens) + num_rows * (1 + pool.pages_for(3 * self.slack)))
 
     def has_room(self, batch_size: int, states: Mapping[int, RequestState]) -> bool:
         """Whether there are free pages for what the next rounds write to slots, or for a text that is to be read there. It asks
@@ -126,13 +126,14 @@ class RoundGraphs:
             drafter is None or drafter.has_room(reaches, batch_size=batch_size)
         )
 
-    def grow(self, batch_size: int, states: Mapping[int, RequestState]) -> None:
-        """Give slots the pages that the next rounds may write."""
-        for slot, state in states.items():
-            reach = self._reach(state, rounds=2)
+    def grow(self, batch_size: int, states: Mapping[int, RequestState]) -> dict[int, int]:
+        """Give slots the pages that the next rounds may write; the tokens that each has pages for then."""
+        reaches = {slot: self._reach(state, rounds=2) for slot, state in states.items()}
+        for slot, reach in reaches.items():
             self.seats.grow(batch_size, slot, reach)
             if self.drafter is not None:
                 self.drafter.grow(slot, batch_size=batch_size, reach=reach)
+        return reaches
 
     def start(self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
         """Slots whose prompts were read run from the next round on."""
@@ -160,11 +161,13 @@ class RoundGraphs:
         return min(len(state.request.prompt_ids) + state.params.max_tokens, self.target.max_len)
 
     def _capacity(self, state: RequestState) -> int:
-        return self._limit(state) + self._slack
+        return self._limit(state) + self.slack
 
     def _reach(self, state: RequestState, *, rounds: int) -> int:
-        """Where rounds may write behind what is known of a text: at least the one in flight and the next."""
-        return min(len(state.tokens) + rounds * self._slack, self._capacity(state))
+        """Where rounds may write behind what is known of a text: at least the one in flight and the next, to the end of a
+        page."""
+        pool = self.target.pool
+        return min(pool.pages_for(len(state.tokens) + rounds * self.slack) * pool.page_len, self._capacity(state))
 
     def _fill(self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
         """Fill in the columns of a frame. Nobody moves yet."""
@@ -200,7 +203,7 @@ class RoundGraphs:
         """Compile and capture the rounds of so many slots with these numbers of guesses and pieces, one per step, before
         anybody waits for them. Those of unusual samplers take no longer than the usual ones, except for the few without which
         a request would wait. The slots must be free."""
-        slots, capacity, began = range(batch_size), capacity + self._slack, time.perf_counter()
+        slots, capacity, began = range(batch_size), capacity + self.slack, time.perf_counter()
         self.seats.open(slots, batch_size=batch_size)
         if self.drafter is not None:
             self.drafter.seat(slots, [[1, 1]] * batch_size, batch_size=batch_size, capacity=capacity)
@@ -223,7 +226,7 @@ class RoundGraphs:
         self.seats.release(batch_size, slots)
 
     def leave(self, batch_size: int) -> None:
-        """Everybody has finished: nothing moves any more, and the rows are free."""
+        """All requests have finished: free the rows."""
         self.frame(batch_size).limits.zero_()
         self.seats.leave(batch_size)
         if self.drafter is not None:
@@ -231,9 +234,9 @@ class RoundGraphs:
 
     def fits(self, capacity: int) -> bool:
         """Whether a text may grow to this many tokens."""
-        if capacity + self._slack > self.target.most_slots:
+        if capacity + self.slack > self.target.most_slots:
             return False
-        return self.drafter is None or self.drafter.fits(capacity + self._slack)
+        return self.drafter is None or self.drafter.fits(capacity + self.slack)
 
     def at_hand(self, wanted: RoundKind) -> RoundGraph:
         """A round that does what is wanted, maybe with fewer guesses or pieces: none is captured where a warm-up was made."""

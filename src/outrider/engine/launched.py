@@ -23,9 +23,9 @@ class Launched:
     graph: RoundGraph
     plan: Plan
     number: int
-    """Of the graph's rounds."""
+    """Number of this round among the graph's rounds."""
     index: int
-    """Of the lane's rounds."""
+    """Number of this round among the lane's rounds."""
     began: torch.cuda.Event
     ended: torch.cuda.Event
 
@@ -37,9 +37,11 @@ class Launched:
     def add_logprobs(self, taking: Mapping[int, Seat], emitted: Sequence[list[int]]) -> None:
         """Give the requests that asked for them the log-probabilities of what the round brought."""
         noted = self.graph.logprobs
+        if noted is None:
+            return
         for (slot, seat), tokens in zip(taking.items(), emitted, strict=True):
             count = seat.state.params.logprobs
-            if count is not None and noted is not None:
+            if count is not None:
                 seat.state.logprobs += [
                     noted.of(self.number, slot, place, count=count, token=token) for place, token in enumerate(tokens)
                 ]

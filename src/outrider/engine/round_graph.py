@@ -120,7 +120,7 @@ class RoundGraph:
         return self.num_launched - 1
 
     def drafted(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Of a round with grammars: wait for the draft; tokens and parents of every slot's nodes. A round without guesses has
+        """With grammars: wait for the draft and return tokens and parents of every slot's nodes. A round without guesses has
         one node, whose token nobody needs."""
         assert self._constraints is not None
         if not self.num_guesses:
@@ -130,7 +130,7 @@ class RoundGraph:
         return tokens, parents
 
     def score(self, amended: Mapping[int, Sequence[int]]) -> None:
-        """Of a round with grammars: start the pass, with other guesses for some slots."""
+        """In a round with grammars: start the pass, with other guesses for some slots."""
         assert self._constraints is not None
         for slot, tokens in amended.items():
             self._nodes[slot].copy_(sent(list(tokens), torch.int64, self._nodes.device), non_blocking=True)
@@ -138,7 +138,7 @@ class RoundGraph:
             self._graphs[1].replay()
 
     def choose(self, masks: Mapping[int, Tensor]) -> None:
-        """Of a round with grammars: start the rest, with packed masks [N, bytes] of some slots."""
+        """In a round with grammars: start the rest, with packed masks [N, bytes] of some slots."""
         assert self._constraints is not None
         for slot, mask in masks.items():
             self._constraints.upload(slot, mask)

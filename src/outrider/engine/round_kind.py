@@ -1,8 +1,9 @@
 """Kinds of captured rounds, and which of them are captured before anybody waits for one.
 
-A round is captured for one number of slots, guesses and pieces of prompts, and for what the samplers of its slots ask for. There
-are too many kinds to capture all of them. The usual ones, which sample with a temperature alone, are captured for every length
-of a draft. Of the others there are a few that do more than most requests ask for: such a round serves all who ask for less.
+A round is captured for one number of slots, guesses and pieces of prompts, and for what the samplers of its slots ask for.
+There are too many kinds to capture all of them. The usual ones, which sample with a temperature alone, are captured for every
+length of a draft. Of the others there are a few that do more than most requests ask for: such a round serves all who ask for
+less.
 
     kind a serves b  iff  slots equal;  guesses, pieces of a <= those of b;  stages, logprobs, grammars of a >= those of b
 

@@ -122,14 +122,15 @@ def lean_checkpoint(
 def _recurrent(
     config: RecurrentConfig, path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: Speed
 ) -> RecurrentDecoder:
-    """A model with recurrent layers; the plain PyTorch decoder is the only one they have."""
+    """A model with recurrent layers. There is one decoder for them; its scans may be native or kernels."""
     refuse(speed)
     if speed.page_len:
         what = f"page_len = {speed.page_len} is not available for this model"
         raise OptionError(f"{what}: a recurrent state has no pages ({config.family}); leave it out")
     if max_len is not None:
         config = replace(config, max_len=max_len)
-    return RecurrentDecoder(config, SafetensorsFolder(path), dtype=dtype or auto_dtype(config.dtype, device), device=device)
+    used = dtype or auto_dtype(config.dtype, device)
+    return RecurrentDecoder(config, SafetensorsFolder(path), dtype=used, device=device, fast=speed.fast)
 
 
 def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: Speed) -> Target:

@@ -108,14 +108,14 @@ class Rehearsal(PriceSource):
         return _BUDGET.get(self.target.device.type, _BUDGET["cpu"])
 
     def _measured(self, rounds: Trial, nodes_of: Callable[[int], int]) -> Prices | None:
-        """Of whole rounds, which are all passes."""
+        """Prices of whole rounds, which are all passes."""
         table = self._timed(rounds, _CAPTURED)
         drafts = {rows: {length: cost for length, cost in row.items() if length} for rows, row in table.items()}
         passes = {rows: {nodes_of(length): cost for length, cost in row.items()} for rows, row in table.items()}
         return _prices(passes, drafts)
 
     def _measured_apart(self, passes: Trial, nodes_of: Callable[[int], int]) -> Prices | None:
-        """Of passes, and of the drafter. One that finds nothing in made-up text, or refuses it, has no price."""
+        """Prices of passes and of the drafter. A drafter that finds nothing in made-up text, or refuses it, has no price."""
         table = self._timed(passes, _PASSES)
         if self.drafter.memories or self.drafter.never_guesses:
             return _prices(table, {})

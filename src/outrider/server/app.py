@@ -87,7 +87,7 @@ def open_app(models: Models, page: str = "") -> FastAPI:
 
 
 def client_of(http: HttpRequest) -> Client:
-    """Who asks, as the guard found out."""
+    """The client of a request, as the guard identified it."""
     return http.scope["outrider.client"]
 
 

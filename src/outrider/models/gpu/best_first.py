@@ -36,7 +36,7 @@ class Search:
 
     max_depth: int
     num_nodes: int
-    """Of the tree, the root included."""
+    """Nodes of the tree, the root included."""
     width: int
     num_children: int
     tau: float

@@ -56,7 +56,7 @@ class StaticTree:
         return SlotTrees(*rows)
 
     def sights(self, batch_size: int, *, start: int = 0, end: int | None = None) -> Sights:
-        """Of nodes ``start`` to ``end`` in every slot."""
+        """What nodes ``start`` to ``end`` see in every slot."""
         depths = self.depths[start:end].expand(batch_size, -1).contiguous()
         words, paths = (t[start:end].expand(batch_size, -1, -1).contiguous() for t in (self.words, self.paths))
         return Sights(words, depths, start, paths)
@@ -81,7 +81,7 @@ class FedTree:
 
     levels: tuple[Level, ...]
     shape: StaticTree
-    """Of the fed nodes alone, in the order they are fed in."""
+    """Shape of the fed nodes alone, in the order in which they are fed."""
 
     @staticmethod
     def of(parents: Sequence[int], ranks: Sequence[int], device: torch.device) -> FedTree:
@@ -101,7 +101,7 @@ class FedTree:
 
     @property
     def max_depth(self) -> int:
-        """Of the whole tree."""
+        """Depth of the whole tree."""
         return len(self.levels)
 
 

@@ -18,7 +18,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from outrider.cache.paged import PagedCache, PagePool
+from outrider.cache.page_pool import PagePool
+from outrider.cache.paged import PagedCache
 from outrider.core.interfaces import Cache
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.placing_target import PlacingTarget
@@ -102,7 +103,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
 
     @property
     def num_slots(self) -> int:
-        """Those that there are pages for today."""
+        """Slots that the pages of the pool can serve now."""
         return min(self.most_slots, self.pool.num_pages * self.page_len)
 
     @property

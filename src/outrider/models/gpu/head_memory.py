@@ -90,7 +90,7 @@ class HeadMemory(ABC):
     num_kept: int = 1
     """Newest columns of which something is kept."""
     width: int
-    """Of what is kept of a column."""
+    """Width of what is kept of a column."""
 
     def fits(self, capacity: int) -> bool:
         """Whether a text of this many tokens can be remembered."""

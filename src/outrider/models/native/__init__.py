@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from outrider.cache.paged import PAGE_LEN
+from outrider.cache.page_pool import PAGE_LEN
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
 from outrider.models.joint import Joint

@@ -19,7 +19,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.cache.paged import PAGE_LEN, PagedCache, PagePool
+from outrider.cache.page_pool import PAGE_LEN, PagePool
+from outrider.cache.paged import PagedCache
 from outrider.core.draft import Resume
 from outrider.core.guessing_target import Guesses, GuessingTarget, TreeSearch
 from outrider.core.interfaces import Cache, Plan

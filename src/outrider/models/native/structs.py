@@ -148,3 +148,13 @@ class TreeStruct(Structure):
         *((name, c_void_p) for name in ("depths", "most", "temperatures", "seeds", "positions")),
         *((name, c_void_p) for name in ("tokens", "parents", "numbers", "counts", "cuts")),
     ]
+
+
+class ScanStruct(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("batch", "nodes", "start", "heads", "head_dim", "groups", "state_size", "conv_len")),
+        *((name, c_int32) for name in ("begin", "end", "columns", "numbers", "num_threads")),
+        *((name, c_float) for name in ("low", "high")),
+        *((name, c_void_p) for name in ("projected", "log", "state", "parents", "weight", "bias", "rate", "time_bias", "skip")),
+        ("out", c_void_p),
+    ]
