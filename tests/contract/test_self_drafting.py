@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -91,8 +92,15 @@ def rate(states: Sequence[RequestState]) -> float:
     return sum(s.stats.num_tokens for s in states) / sum(s.stats.num_passes for s in states)
 
 
-@pytest.mark.parametrize("params", list(PARAMS))
-@pytest.mark.parametrize("name", list(CASES))
+def tiered(turns: Sequence[str], names: Sequence[str]) -> list[Any]:
+    """Every name with one of ``turns``, which take turns. The other pairs are left to ``make test-all``."""
+    pairs = [(name, turn, place % len(turns) == turns.index(turn)) for place, name in enumerate(names) for turn in turns]
+    return [pytest.param(name, turn, marks=() if usual else pytest.mark.exhaustive) for name, turn, usual in pairs]
+
+
+@pytest.mark.parametrize(
+    ("name", "params"), [*itertools.product(CASES, ["sampled"]), *tiered(["greedy", "everything"], list(CASES))]
+)
 def test_the_text_is_that_of_plain_decoding(target, expected, name: str, params: str) -> None:
     """Alone, together, and with requests that join while others run; a memory that outlives requests changes nothing."""
     method, num_accepted = method_of(name, target), 0
@@ -103,8 +111,10 @@ def test_the_text_is_that_of_plain_decoding(target, expected, name: str, params:
     assert num_accepted > 0, "the case tests nothing"
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-@pytest.mark.parametrize("name", [name for name in CASES if "tree" not in name and "branches" not in name])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    tiered(["rejection", "block"], [name for name in CASES if "tree" not in name and "branches" not in name]),
+)
 def test_rules_for_sampled_guesses_are_greedy_exact(target, expected, name: str, rule: str) -> None:
     method = method_of(name, target, acceptance=rule)
     assert method.drafter.draws is Draws.IID
