@@ -14,7 +14,7 @@ from outrider.core.params import SamplingParams
 from outrider.methods import POLICIES, compose
 
 PROMPTS = MANY_PROMPTS[:5]
-GREEDY = SamplingParams(max_tokens=24)
+GREEDY = SamplingParams(max_tokens=16)
 METHODS = ["draft-model", "prompt-lookup", "best-first", "hybrid", "cascade"]
 
 

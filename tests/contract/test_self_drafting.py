@@ -35,7 +35,7 @@ from outrider.methods import compose
 
 EOS = frozenset({VOCAB - 1})
 PROMPTS = [[random.Random(i).randrange(VOCAB - 1) for _ in range(1 + 3 * i % 17)] for i in range(6)]
-PARAMS = {"greedy": SamplingParams(max_tokens=24), "sampled": SAMPLED, "everything": EVERYTHING}
+PARAMS = {"greedy": SamplingParams(max_tokens=16), "sampled": SAMPLED, "everything": EVERYTHING}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exit 1": ("early-exit", {"exit_layer": 1}),
     "exit 5": ("early-exit", {"exit_layer": 5, "num_draft_tokens": 7}),
