@@ -29,13 +29,13 @@ _DRAW = random.Random(0)
 PROMPTS = [[_DRAW.randrange(VOCAB - 1) for _ in range(1 + 3 * i % 17)] for i in range(8)]
 PROMPTS[3] = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]  # something to copy
 COUPLED_ROWS = [name for name, row in METHODS.items() if row.acceptance == "coupled"]
-GREEDY = SamplingParams(max_tokens=24)
+GREEDY = SamplingParams(max_tokens=16)
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.95, seed=7)
 EVERYTHING = SamplingParams(
     max_tokens=24, temperature=0.9, top_k=20, top_p=0.95, min_p=0.01, typical_p=0.98, repetition_penalty=1.2,
     presence_penalty=0.3, frequency_penalty=0.2, logit_bias={3: 1.0}, banned_token_ids=[4], min_tokens=5, seed=11,
 )  # fmt: skip
-LOGGED = SamplingParams(max_tokens=20, temperature=0.7, seed=5, logprobs=3)
+LOGGED = SamplingParams(max_tokens=12, temperature=0.7, seed=5, logprobs=3)
 LONGER = SamplingParams(max_tokens=40)
 USUAL = {("top-p", 1, 3), ("everything", 3, 8), ("top-p", 7, 1)}
 WAYS = [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 from test_methods import PROMPTS as MANY_PROMPTS
 from test_methods import SAMPLED, serve, tokens
@@ -11,7 +14,8 @@ from outrider.core.params import SamplingParams
 from outrider.methods import POLICIES, compose
 
 PROMPTS = MANY_PROMPTS[:5]
-GREEDY = SamplingParams(max_tokens=24)
+GREEDY = SamplingParams(max_tokens=16)
+METHODS = ["draft-model", "prompt-lookup", "best-first", "hybrid", "cascade"]
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +25,17 @@ def models():
     return target, draft, {id(p): tokens(serve(target, plain, PROMPTS, p)) for p in (GREEDY, SAMPLED)}
 
 
-@pytest.mark.parametrize(("params", "batch"), [(GREEDY, 3), (SAMPLED, 1)], ids=["greedy, batched", "seeded, alone"])
-@pytest.mark.parametrize("method", ["draft-model", "prompt-lookup", "best-first", "hybrid", "cascade"])
-@pytest.mark.parametrize("policy", list(POLICIES))
+def tiered() -> list[Any]:
+    """Every policy with every method, greedy in a batch; seeded alone, each policy with one method, and the methods in turn."""
+    found = []
+    for (turn, policy), (place, method) in itertools.product(enumerate(POLICIES), enumerate(METHODS)):
+        found.append(pytest.param(policy, method, GREEDY, 3, id=f"{policy}-{method}-greedy, batched"))
+        marks = () if turn % len(METHODS) == place else pytest.mark.exhaustive
+        found.append(pytest.param(policy, method, SAMPLED, 1, id=f"{policy}-{method}-seeded, alone", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("policy", "method", "params", "batch"), tiered())
 def test_the_text_is_that_of_plain_decoding(models, policy: str, method: str, params: SamplingParams, batch: int) -> None:
     target, draft, expected = models
     composed, count = compose(method, target, draft=draft, policy=policy), 2 if batch == 1 else 5

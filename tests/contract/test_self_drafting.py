@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +35,7 @@ from outrider.methods import compose
 
 EOS = frozenset({VOCAB - 1})
 PROMPTS = [[random.Random(i).randrange(VOCAB - 1) for _ in range(1 + 3 * i % 17)] for i in range(6)]
-PARAMS = {"greedy": SamplingParams(max_tokens=24), "sampled": SAMPLED, "everything": EVERYTHING}
+PARAMS = {"greedy": SamplingParams(max_tokens=16), "sampled": SAMPLED, "everything": EVERYTHING}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exit 1": ("early-exit", {"exit_layer": 1}),
     "exit 5": ("early-exit", {"exit_layer": 5, "num_draft_tokens": 7}),
@@ -91,8 +92,15 @@ def rate(states: Sequence[RequestState]) -> float:
     return sum(s.stats.num_tokens for s in states) / sum(s.stats.num_passes for s in states)
 
 
-@pytest.mark.parametrize("params", list(PARAMS))
-@pytest.mark.parametrize("name", list(CASES))
+def tiered(turns: Sequence[str], names: Sequence[str]) -> list[Any]:
+    """Every name with one of ``turns``, which take turns. The other pairs are left to ``make test-all``."""
+    pairs = [(name, turn, place % len(turns) == turns.index(turn)) for place, name in enumerate(names) for turn in turns]
+    return [pytest.param(name, turn, marks=() if usual else pytest.mark.exhaustive) for name, turn, usual in pairs]
+
+
+@pytest.mark.parametrize(
+    ("name", "params"), [*itertools.product(CASES, ["sampled"]), *tiered(["greedy", "everything"], list(CASES))]
+)
 def test_the_text_is_that_of_plain_decoding(target, expected, name: str, params: str) -> None:
     """Alone, together, and with requests that join while others run; a memory that outlives requests changes nothing."""
     method, num_accepted = method_of(name, target), 0
@@ -103,8 +111,10 @@ def test_the_text_is_that_of_plain_decoding(target, expected, name: str, params:
     assert num_accepted > 0, "the case tests nothing"
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-@pytest.mark.parametrize("name", [name for name in CASES if "tree" not in name and "branches" not in name])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    tiered(["rejection", "block"], [name for name in CASES if "tree" not in name and "branches" not in name]),
+)
 def test_rules_for_sampled_guesses_are_greedy_exact(target, expected, name: str, rule: str) -> None:
     method = method_of(name, target, acceptance=rule)
     assert method.drafter.draws is Draws.IID

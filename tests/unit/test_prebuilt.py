@@ -102,3 +102,18 @@ def test_the_table_of_reached_lines() -> None:
     for where in ("", "/home/me/outrider/"):  # a checkout that has the package's name
         rows = found.rows({"files": {where + path: counts for path, counts in files.items()}})
         assert [tuple(row.values()) for row in rows] == expected
+
+
+def test_costs_of_tests_are_added_up_by_folder() -> None:
+    files = {
+        "tests/unit/test_a.py": {"(imports)": 9.0, "a": 1.0, "b": 0.5},
+        "tests/server/test_c.py": {"(imports)": 8.0, "c": 2.0},
+    }
+    rows = script("test_costs").rows(files)
+    assert [tuple(row.values()) for row in rows] == [("server", 1, 2.0), ("unit", 2, 1.5), ("all", 3, 3.5)]
+
+
+def test_a_wheels_tag_names_its_machine() -> None:
+    machine_of = script("check_wheel").machine_of
+    for machine in ("x86_64", "aarch64"):
+        assert machine_of(Path(f"dist/outrider-0.1.0-py3-none-manylinux_2_36_{machine}.whl")) == machine
