@@ -1,7 +1,8 @@
 """Build wheels with the native pass inside: ``python scripts/wheels.py [--machine x86_64 aarch64] [--out dist]``.
 
-A wheel of a machine holds one library per instruction set, so it needs no compiler where it is installed. aarch64 is
-cross-compiled on x86-64 by ``aarch64-linux-gnu-g++``. The wheel's tag names the oldest C library that its libraries run
+A wheel of a machine holds one library per instruction set, so it needs no compiler where it is installed. The best one
+that the processor has is chosen when it is loaded. aarch64 is cross-compiled on x86-64 by ``aarch64-linux-gnu-g++``, and
+the other way round. The wheel's tag names the oldest C library that its libraries run
 on, which is read out of them. Other machines install the source distribution and compile.
 """
 
@@ -20,25 +21,33 @@ ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "src" / "outrider" / "models" / "native"
 FLAGS = (
     "-std=c++20",
-    "-O3",
-    "-ffp-contract=fast",
     "-fPIC",
     "-shared",
+    "-O3",
+    "-ffp-contract=fast",
+    "--param=avoid-fma-max-bits=0",
     "-pthread",
     "-Wno-psabi",
     "-static-libstdc++",
     "-static-libgcc",
 )
+GENERIC = "-DOUTRIDER_ISA_GENERIC"
 SETS = {
     "x86_64": {
-        "amx": ("-march=sapphirerapids",),
-        "avx512": ("-march=skylake-avx512",),
-        "avx2": ("-march=haswell",),
-        "generic": ("-march=x86-64", "-DOUTRIDER_ISA_GENERIC"),
+        "amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        "avx512_vnni": ("-march=x86-64-v4", "-mavx512vnni"),
+        "avx512": ("-march=x86-64-v4",),
+        "avx2": ("-march=x86-64-v3",),
+        "generic": ("-march=x86-64", GENERIC),
     },
-    "aarch64": {"neon": ("-march=armv8-a",), "generic": ("-march=armv8-a", "-DOUTRIDER_ISA_GENERIC")},
+    "aarch64": {
+        "neon_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
+        "neon_dot": ("-march=armv8.2-a+dotprod",),
+        "neon": ("-march=armv8-a",),
+        "generic": ("-march=armv8-a", GENERIC),
+    },
 }
-"""Flags of each set that hold for every processor that has it."""
+"""Flags of each set that hold for every processor that has it: those of ``models/native/instruction_sets.py``."""
 
 
 def compiler_for(machine: str) -> str:
@@ -51,13 +60,14 @@ def compiler_for(machine: str) -> str:
 
 
 def compile_sets(machine: str, folder: Path) -> list[Path]:
-    """The libraries of every set of a machine, in ``folder``."""
+    """The libraries of every set of a machine in ``folder``, and the one that says which of them a processor has."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
-    for isa, flags in SETS[machine].items():
-        out = folder / f"{machine}-{isa}.so"
+    wanted = {name: ("decoder.cpp", flags) for name, flags in SETS[machine].items()} | {"sets": ("sets.cpp", ())}
+    for name, (source, flags) in wanted.items():
+        out = folder / f"{machine}-{name}.so"
         print(f"compiling {out.name}", flush=True)
-        subprocess.run([compiler_for(machine), *FLAGS, *flags, str(NATIVE / "decoder.cpp"), "-o", str(out)], check=True)
+        subprocess.run([compiler_for(machine), *FLAGS, *flags, str(NATIVE / source), "-o", str(out)], check=True)
         made.append(out)
     return made
 
