@@ -7,8 +7,10 @@ both, so what comes back costs one copy in memory.
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import final
 
 import torch
 from torch import Tensor
@@ -40,7 +42,7 @@ def check_mps() -> None:
         raise OptionError(f"device 'mps' is not there ({why}); use cpu, which is the default on a Mac")
 
 
-class PassesAway(WrappedTarget[Inner]):
+class Away(WrappedTarget[Inner], ABC):
     """A target on another device, whose scores and taps are on the host."""
 
     def __init__(self, inner: Inner) -> None:
@@ -67,8 +69,14 @@ class PassesAway(WrappedTarget[Inner]):
         return None if begun is None else replace(begun, hidden=begun.hidden.to(self.inner.device))
 
 
-class LayersAway(PassesAway[LayeredTarget], LayeredTarget):
-    """The same of a target whose layers can be run apart."""
+@final
+class PassesAway(Away[Target]):
+    """Of a target whose layers run together."""
+
+
+@final
+class LayersAway(Away[LayeredTarget], LayeredTarget):
+    """Of a target whose layers can be run apart."""
 
     def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, begun: Resume | None = None) -> Tensor:
         sent = tree.to(self.inner.device)
