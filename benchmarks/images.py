@@ -1,32 +1,31 @@
 """Quality against acceptance of every rule on image models: passes per image, one-step loss, CNN-FID and classifier accuracy.
 
-Each rule draws images of all classes with speculative Jacobi decoding, and with the draft model where one is given. The
-one-step loss is measured in closed form on the laws of target and draft along images of the target. CNN-FID is the Frechet
-distance of features of a small classifier that is trained here on the real images: it is no Inception FID, and compares rules
-only with each other. "plain" against "plain, other seeds" is its noise floor. The last line of the output is JSON.
+Each rule draws images of all classes with speculative Jacobi decoding, and with the draft model and trained heads where they
+are given. The one-step loss is measured in closed form on the laws of target and draft along images of the target. CNN-FID is
+the Frechet distance of features of a small classifier that is trained here on the images behind ``--tokens``: it is no
+Inception FID, and compares rules only with each other. "plain" against "plain, other seeds" is its noise floor.
 
-    python benchmarks/images.py --model build/images/mnist/target --draft build/images/mnist/draft --data mnist.npz
+    python benchmarks/images.py --model build/images/mnist/target --draft build/images/mnist/draft --tokens build/images/mnist
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from image_ways import Way, ways_of
 from torch import Tensor, nn
 
-from outrider import __version__
 from outrider.acceptance.distance import measure
 from outrider.acceptance.lossy import LossyRule
+from outrider.bench.provenance import keep_results
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.request import Request, RequestState
@@ -34,52 +33,6 @@ from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
 from outrider.images.model import ImageModel, Picture
-
-
-@dataclass(frozen=True)
-class Way:
-    """A method with its rule, by name."""
-
-    method: str
-    acceptance: str | None = None
-    options: tuple[tuple[str, Any], ...] = ()
-    shuffled: bool = False
-    """Neighbours are random codes instead of near ones."""
-
-    @property
-    def label(self) -> str:
-        options = ", ".join(f"{name} {value}" for name, value in self.options)
-        rule = " + ".join(filter(None, (self.method, self.acceptance)))
-        return f"{rule} ({options}{', random neighbours' if self.shuffled else ''})" if options else rule
-
-    def compose(self, model: ImageModel, window: int) -> Method:
-        options = {**dict(self.options), **({} if self.method == "plain" else {"num_draft_tokens": window})}
-        if self.shuffled:
-            book = model.codebook.embeddings(model.target.vocab_size)
-            order = torch.randperm(model.codebook.num_codes, generator=torch.Generator().manual_seed(0))
-            options["codebook"] = torch.cat([book[: len(order)][order], book[len(order) :]])
-        return model.compose(self.method, acceptance=self.acceptance, options=options)
-
-
-RELAXED = (
-    Way("sjd", "lantern", (("num_neighbours", 10), ("lantern_delta", 0.05))),
-    Way("sjd", "lantern", (("num_neighbours", 50), ("lantern_delta", 0.2))),
-    Way("sjd", "lantern", (("num_neighbours", 50), ("lantern_delta", 0.2)), shuffled=True),
-    Way("sjd", "lantern++", (("num_neighbours", 50), ("lantern_lambda", 2.0))),
-    Way("sjd", "lantern++", (("num_neighbours", 50), ("lantern_lambda", 5.0))),
-    Way("sjd", "gsd", (("group_size", 14),)),
-    Way("sjd", "gsd", (("group_size", 50),)),
-    Way("sjd", "gsd-partition", (("num_groups", 128),)),
-    Way("sjd", "gsd-partition", (("num_groups", 32),)),
-    Way("sjd", "lenient", (("lenience", 0.5),)),
-)
-EXACT = (
-    Way("sjd"),
-    Way("sjd", None, (("fill", "uniform"),)),
-    Way("sjd", None, (("fill", "point"),)),
-    Way("sjd-coupled"),
-    Way("jacobi"),
-)
 
 
 class Classifier(nn.Module):
@@ -128,18 +81,18 @@ def frechet(a: Tensor, b: Tensor) -> float:
 class Row:
     """What was measured of one way."""
 
-    label: str
+    method: str
     window: int
     lossless: bool
     passes: float
-    passes_error: float
-    fewer: float
-    """Codes per pass."""
+    error: float
+    """Of the mean of passes."""
+    codes_per_pass: float
     kept: float
     """Share of tested guesses that were kept."""
-    fid: float
-    accuracy: float
-    seconds: float
+    cnn_fid: float
+    class_is_right: float
+    """As the classifier sees it."""
     tv_mean: float = 0.0
     tv_max: float = 0.0
 
@@ -157,12 +110,10 @@ class Judge:
     @torch.no_grad()
     def row(self, model: ImageModel, way: Way, *, window: int, seed: int | None = None, label: str = "") -> Row:
         method = way.compose(model, window)
-        began = time.perf_counter()
         params = model.params(seed=self.seed if seed is None else seed)
-        pictures = model.imagine(self.labels, method, params, max_batch_size=50)
-        seconds = time.perf_counter() - began
-        loss = _loss(model, method)
-        return Row(label or way.label, window, method.lossless, seconds=seconds, **self._quality(pictures), **loss)
+        pictures = model.imagine(self.labels, method, params, max_batch_size=100)
+        found = {**self._quality(pictures), **_loss(model, method)}
+        return Row(label or way.label, window, method.lossless, **{name: round(value, 4) for name, value in found.items()})
 
     def _quality(self, pictures: Sequence[Picture]) -> dict[str, float]:
         pixels = torch.stack([one.pixels for one in pictures])
@@ -171,11 +122,11 @@ class Judge:
         said = self.classifier(pixels).argmax(-1)
         return {
             "passes": float(passes.mean()),
-            "passes_error": float(passes.std() / len(passes) ** 0.5),
-            "fewer": len(pictures[0].tokens) / float(passes.mean()),
+            "error": float(passes.std() / len(passes) ** 0.5),
+            "codes_per_pass": len(pictures[0].tokens) / float(passes.mean()),
             "kept": sum(one.stats.num_accepted for one in pictures) / max(tested, 1),
-            "fid": frechet(self.classifier.features(pixels), self.real),
-            "accuracy": float((said == torch.tensor(self.labels)).float().mean()),
+            "cnn_fid": frechet(self.classifier.features(pixels), self.real),
+            "class_is_right": float((said == torch.tensor(self.labels)).float().mean()),
         }
 
 
@@ -201,59 +152,60 @@ def _laws(model: ImageModel, scored: Target, *, count: int = 12) -> Tensor:
     return Sampler(states, scored.vocab_size, scored.device).law(logits, tree, Noise(zeros, zeros)).probs.flatten(0, 1)
 
 
-def read_images(path: Path, count: int) -> tuple[Tensor, Tensor]:
-    with np.load(path) as file:
-        images, labels = torch.from_numpy(file["train_images"][:count]), torch.from_numpy(file["train_labels"][:count])
-    images = images[..., None] if images.ndim == 3 else images
-    return images.float() / 255, labels.long()
+def read_tokens(path: Path, model: ImageModel) -> tuple[Tensor, Tensor]:
+    """Pictures as the codebook has them, and their classes, of a file that ``recipes/images.py`` wrote."""
+    rows = torch.from_numpy(np.load(path)[:12_000].astype(np.int64))
+    return model.codebook.decode(rows[:, 1:]), rows[:, 0] - model.codebook.num_codes
 
 
-def judge_of(model: ImageModel, data: Path, *, num_images: int, seed: int) -> Judge:
-    images, labels = read_images(data, 12_000)
-    classifier = trained_classifier(images[:10_000], labels[:10_000])
+def judge_of(model: ImageModel, tokens: Path, *, num_images: int, seed: int) -> Judge:
+    classifier = trained_classifier(*read_tokens(tokens / "train.npy", model))
+    images, labels = read_tokens(tokens / "test.npy", model)
     with torch.no_grad():
-        real = classifier.features(model.codebook.decode(model.codebook.encode(images[10_000:])))
+        real, said = classifier.features(images), classifier(images).argmax(-1)
+    print(f"the classifier names {(said == labels).float().mean():.3f} of the held-out images rightly", flush=True)
     return Judge(classifier, real, [i % model.num_classes for i in range(num_images)], seed)
 
 
-def rows_of(model: ImageModel, judge: Judge, windows: Sequence[int]) -> list[Row]:
+def rows_of(model: ImageModel, judge: Judge, ways: Iterable[tuple[Way, int]]) -> list[Row]:
     """Plain decoding twice, then everything else."""
     rows = [judge.row(model, Way("plain"), window=0)]
-    rows.append(judge.row(model, Way("plain"), window=0, seed=judge.seed + 10**6, label="plain, other seeds"))
     _show(rows[0])
+    rows.append(judge.row(model, Way("plain"), window=0, seed=judge.seed + 10**6, label="plain, other seeds"))
     _show(rows[1])
-    drafted = [] if model.draft is None else [Way("draft-model", "rejection"), Way("draft-model", "lantern++")]
-    for window in windows:
-        for way in EXACT:
-            rows.append(judge.row(model, way, window=window))
-            _show(rows[-1])
-    for way in (*RELAXED, *drafted):
-        rows.append(judge.row(model, way, window=windows[-1] if way.method == "sjd" else 5))
+    for way, window in ways:
+        rows.append(judge.row(model, way, window=window))
         _show(rows[-1])
     return rows
 
 
 def _show(row: Row) -> None:
     law = "lossless" if row.lossless else f"TV {row.tv_mean:.3f} (max {row.tv_max:.2f})"
-    figures = f"{row.passes:6.2f} +- {row.passes_error:.2f} passes {row.fewer:5.2f}x   kept {row.kept:.3f}"
-    print(f"{row.label:<66} W {row.window:<3}{figures}   CNN-FID {row.fid:6.2f}   class {row.accuracy:.3f}   {law}", flush=True)
+    figures = f"{row.passes:6.2f} +- {row.error:.2f} passes {row.codes_per_pass:5.2f}x   kept {row.kept:.3f}"
+    quality = f"CNN-FID {row.cnn_fid:6.2f}   class {row.class_is_right:.3f}"
+    print(f"{row.method:<66} W {row.window:<3}{figures}   {quality}   {law}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--draft", type=Path)
-    parser.add_argument("--data", type=Path, required=True, help="the .npz file the model was made from")
+    parser.add_argument("--heads", type=Path, nargs="*", default=[], help="folders that outrider train wrote for the model")
+    parser.add_argument("--tokens", type=Path, required=True, help="the folder of tokens that the model was made from")
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--windows", default="4,8,16")
     parser.add_argument("--guidance", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="cpu, cuda ... (default: a GPU where there is one)")
+    parser.add_argument("--out", type=Path, help="write the rows to this file")
     arguments = parser.parse_args()
-    model = ImageModel.load(arguments.model, draft=arguments.draft, guidance=arguments.guidance)
-    judge = judge_of(model, arguments.data, num_images=arguments.images, seed=arguments.seed)
-    rows = rows_of(model, judge, [int(word) for word in arguments.windows.split(",")])
-    provenance = {"outrider": __version__, "torch": torch.__version__, "machine": platform.machine()}
-    print(json.dumps({**provenance, "guidance": arguments.guidance, "rows": [asdict(row) for row in rows]}))
+    model = ImageModel.load(arguments.model, draft=arguments.draft, guidance=arguments.guidance, device=arguments.device)
+    judge = judge_of(model, arguments.tokens, num_images=arguments.images, seed=arguments.seed)
+    windows = [int(word) for word in arguments.windows.split(",")]
+    rows = rows_of(model, judge, ways_of(model, arguments.heads, windows))
+    what = f"quality against acceptance, {arguments.images} images of {arguments.model.parent.name}, temperature 1"
+    script = "benchmarks/images.py"
+    print(json.dumps(keep_results(arguments.out, what, [asdict(row) for row in rows], script=script)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The plot of docs/images.md: quality against acceptance of every rule, from the JSON line of benchmarks/images.py.
+"""The plot of docs/images.md: quality against acceptance of every rule, from a results file of benchmarks/images.py.
 
-python benchmarks/images_plot.py build/images/bench.txt --out docs/images/quality.svg
+python benchmarks/images_plot.py benchmarks/results/images_digits.json --out docs/images/quality.svg
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def rule_of(row: Row) -> str:
     """The rule's name in a row's label, or that it is lossless."""
     if row["lossless"]:
         return "lossless"
-    return str(row["label"]).split(" + ")[1].split(" (")[0]
+    return str(row["method"]).split(" + ")[1].split(" (")[0]
 
 
 def panel(rows: Sequence[Row], value: str, title: str, *, left: int) -> str:
     """A point per row: codes per pass to the right, ``value`` upwards."""
     top = 1.08 * max(float(row[value]) for row in rows) or 1.0
-    most = 1.05 * max(float(row["fewer"]) for row in rows)
+    most = 1.05 * max(float(row["codes_per_pass"]) for row in rows)
 
     def x(number: float) -> float:
         return left + _LEFT + (_WIDTH - _LEFT - 16) * number / most
@@ -37,10 +37,10 @@ def panel(rows: Sequence[Row], value: str, title: str, *, left: int) -> str:
 
     parts = [_text(left + _LEFT, 18, title, weight="bold"), *_axes(x, y, most, top)]
     for row in rows:
-        place = f'cx="{x(row["fewer"]):.1f}" cy="{y(row[value]):.1f}"'
+        place = f'cx="{x(row["codes_per_pass"]):.1f}" cy="{y(row[value]):.1f}"'
         colour = _COLOURS.get(rule_of(row), _OTHER)
-        name = f"{row['label']}, window {row['window']}: {row['fewer']:.2f} codes per pass, {value} {row[value]:.3f}"
-        hollow = "random" in str(row["label"])
+        name = f"{row['method']}, window {row['window']}: {row['codes_per_pass']:.2f} codes per pass, {value} {row[value]:.3f}"
+        hollow = "random" in str(row["method"])
         fill = f'fill="{"none" if hollow else colour}" stroke="{colour}" stroke-width="1.6"'
         parts.append(f'<circle {place} r="5" {fill}><title>{name}</title></circle>')
     return "".join(parts)
@@ -69,7 +69,7 @@ def plot(rows: Sequence[Row]) -> str:
         for index, (name, colour) in enumerate([*_COLOURS.items(), ("lenient", _OTHER)])
     )
     judged = [row for row in rows if row["lossless"] or row["tv_mean"] > 0]
-    panels = panel(judged, "tv_mean", "one-step total variation, mean", left=0) + panel(rows, "fid", "CNN-FID", left=_WIDTH)
+    panels = panel(judged, "tv_mean", "one-step total variation, mean", left=0) + panel(rows, "cnn_fid", "CNN-FID", left=_WIDTH)
     size = f'viewBox="0 0 {2 * _WIDTH} {_HEIGHT + 30}" width="{2 * _WIDTH}"'
     style = 'font-family="sans-serif" font-size="12"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{panels}{legend}</svg>\n'
@@ -77,10 +77,10 @@ def plot(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("file", type=Path, help="output of benchmarks/images.py")
+    parser.add_argument("file", type=Path, help="a file that benchmarks/images.py --out wrote")
     parser.add_argument("--out", type=Path, default=Path("docs/images/quality.svg"))
     arguments = parser.parse_args()
-    rows = json.loads(arguments.file.read_text().strip().splitlines()[-1])["rows"]
+    rows = json.loads(arguments.file.read_text())["rows"]
     arguments.out.write_text(plot(rows))
     print(arguments.out)
 

@@ -5,22 +5,24 @@
 
 Models have random weights: the cost of a pass does not depend on them. Passes of all widths take turns in one process; printed
 are medians with the first and third quartile, of CPU seconds where PyTorch has one thread, else of wall time. Memory is what
-the cache itself counts. The last line is one JSON document.
+the cache itself counts. Models whose scans are native or kernels take turns with those whose scans are PyTorch's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import statistics
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from outrider import SamplingParams, __version__
+from outrider import SamplingParams
+from outrider.bench.provenance import keep_results
 from outrider.core.interfaces import Target
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
@@ -69,17 +71,18 @@ def seconds_of(model: Target, tree: TokenTree, cache: Any) -> float:
     return _clock(model.device) - began
 
 
-def costs(model: RecurrentDecoder, widths: list[int], rounds: int) -> dict[int, list[float]]:
-    """Seconds of a pass by nodes, all widths in turns, on one cache."""
-    cache = model.new_cache(1)
-    model.prefill([[5, 6, 7] * 40], cache)
-    trees = {width: tree_of(width, model.device) for width in widths}
-    found: dict[int, list[float]] = {width: [] for width in widths}
+def costs(models: Mapping[str, RecurrentDecoder], widths: list[int], rounds: int) -> dict[tuple[str, int], list[float]]:
+    """Seconds of a pass by scan and nodes, all in turns, each model on one cache."""
+    caches = {name: model.new_cache(1) for name, model in models.items()}
+    for name, model in models.items():
+        model.prefill([[5, 6, 7] * 40], caches[name])
+    found: dict[tuple[str, int], list[float]] = {(name, width): [] for name in models for width in widths}
     for number in range(rounds + 3):
-        for width, tree in trees.items():
-            seconds = seconds_of(model, tree, cache)
+        for (name, width), times in found.items():
+            model = models[name]
+            seconds = seconds_of(model, tree_of(width, model.device), caches[name])
             if number >= 3:
-                found[width].append(seconds)
+                times.append(seconds)
     return found
 
 
@@ -109,14 +112,16 @@ def identity(family: str, num_prompts: int, max_tokens: int) -> dict[str, int]:
     return same
 
 
-def show(family: str, found: dict[int, list[float]]) -> dict[str, Any]:
-    """The table of one family."""
-    one = statistics.median(found[min(found)])
-    rows: dict[str, Any] = {}
-    for width, seconds in found.items():
+def show(family: str, found: Mapping[tuple[str, int], list[float]]) -> list[dict[str, Any]]:
+    """The rows of one family."""
+    rows: list[dict[str, Any]] = []
+    for (scan, width), seconds in found.items():
         low, middle, high = statistics.quantiles(seconds, n=4)
-        rows[str(width)] = {"ms": middle * 1e3, "low": low * 1e3, "high": high * 1e3, "to_one": middle / one}
-        print(f"{family:<12}{width:>4} nodes {middle * 1e3:8.2f} ms ({low * 1e3:.2f} - {high * 1e3:.2f}) {middle / one:6.2f}x")
+        one = statistics.median(found[scan, min(width for _, width in found)])
+        figures = {"ms": round(middle * 1e3, 3), "first_quartile": round(low * 1e3, 3), "third": round(high * 1e3, 3)}
+        rows.append({"model": family, "scan": scan, "nodes": width, **figures, "to_one_node": round(middle / one, 3)})
+        spread = f"({low * 1e3:.2f} - {high * 1e3:.2f})"
+        print(f"{family:<12}{scan:<9}{width:>4} nodes {middle * 1e3:8.2f} ms {spread} {middle / one:6.2f}x")
     return rows
 
 
@@ -136,21 +141,22 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--identity", type=int, default=0, metavar="PROMPTS")
     parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--out", type=Path, help="write the rows to this file")
     args = parser.parse_args()
-    result: dict[str, Any] = {"version": __version__, "machine": platform.processor() or platform.machine()}
-    result |= {"device": args.device, "dtype": args.dtype, "threads": torch.get_num_threads(), "families": {}}
+    rows: list[dict[str, Any]] = []
     for family in args.families:
         if args.identity:
             same = identity(family.partition("-")[0], args.identity, args.tokens)
             print(f"{family:<12} identical texts of {args.identity}: {same}")
-            result["families"][family] = {"identical": same, "prompts": args.identity}
+            rows.append({"model": family, "prompts": args.identity, "identical": same})
             continue
-        raw = tiny_raw(family.partition("-")[0], **SIZES[family])
-        model = random_recurrent(raw, dtype=getattr(torch, args.dtype), device=args.device)
-        row = {"passes": show(family, costs(model, args.widths, args.rounds)), "memory": memory(model, 16)}
-        print(f"{family:<12}  16 nodes: {row['memory']['ratio']:.0f}x less memory than a state per node")
-        result["families"][family] = row
-    print(json.dumps(result))
+        raw, used = tiny_raw(family.partition("-")[0], **SIZES[family]), getattr(torch, args.dtype)
+        scans = {"fast": True, "PyTorch": False}
+        models = {name: random_recurrent(raw, dtype=used, device=args.device, fast=fast) for name, fast in scans.items()}
+        rows += show(family, costs(models, args.widths, args.rounds))
+        print(f"{family:<12}  16 nodes: {memory(models['fast'], 16)['ratio']:.0f}x less memory than a state per node")
+    what = f"passes of recurrent targets on {args.device}, {args.dtype}, {torch.get_num_threads()} threads"
+    print(json.dumps(keep_results(args.out, what, rows, script="benchmarks/state_space.py")))
 
 
 if __name__ == "__main__":

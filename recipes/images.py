@@ -5,8 +5,13 @@ nothing, so that the same model is also the unconditional one that classifier-fr
 2207.12598). The file is an ``.npz`` with ``train_images``, ``train_labels``, ``test_images``, ``test_labels`` (uint8).
 
     python recipes/images.py --data mnist.npz --out build/images/mnist                              # CPU, two minutes
-    python recipes/images.py --data cifar10_16px.npz --out build/images/cifar --preset cifar        # GPU, ten minutes
+    python recipes/images.py --data cifar10_16px.npz --out build/images/cifar --preset cifar        # GPU, two minutes
     outrider imagine --model build/images/mnist/target --class 3 --method sjd --show
+    outrider train eagle3 --target build/images/mnist/target --data build/images/mnist/train.npy --out build/images/mnist
+
+The images become tokens first: ``codebook.safetensors``, ``train.npy`` and ``test.npy`` [N, 1 + T] in the folder. Without
+``--data`` the models learn from the tokens that are there, so the images need not be on the machine that trains.
+``--tokens-for MODEL`` writes the tokens of a model that exists, for training heads or for the benchmark, and no model.
 """
 
 from __future__ import annotations
@@ -47,6 +52,8 @@ class ImageRecipe:
     draft_steps: int = 500
     rate: float = 4e-3
     label_drop: float = 0.1
+    mirrored: bool = False
+    """The models learn from mirrored images too."""
     seed: int = 0
 
 
@@ -66,13 +73,14 @@ PRESETS = {
         num_codes=1024,
         patch=2,
         num_fitted=4000,
-        num_trained=40_000,
-        target=(256, 8, 8, 704),
+        num_trained=30_000,
+        target=(256, 6, 8, 704),
         draft=(128, 1, 4, 352),
-        batch=512,
-        target_steps=4000,
-        draft_steps=2000,
+        batch=256,
+        target_steps=2400,
+        draft_steps=1600,
         rate=1.5e-3,
+        mirrored=True,
     ),
     "smoke": ImageRecipe(
         num_codes=16,
@@ -89,12 +97,37 @@ PRESETS = {
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Images as tokens with their classes."""
+    """Images as tokens."""
 
-    codes: Tensor
-    """[N, T]"""
-    labels: Tensor
-    """[N] numbers of the classes."""
+    rows: Tensor
+    """[N, 1 + T] the class token, then the codes."""
+    codebook: Codebook
+
+    @property
+    def nothing(self) -> int:
+        """The token of no class."""
+        return self.codebook.num_codes + self.num_classes
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.rows[:, 0].max()) + 1 - self.codebook.num_codes
+
+    @property
+    def codes(self) -> Tensor:
+        return self.rows[:, 1:]
+
+    def mirrored(self) -> Tokens:
+        """These images and their mirror images."""
+        codes = self.codebook.encode(self.codebook.decode(self.codes).flip(2))
+        return replace(self, rows=torch.cat([self.rows, torch.cat([self.rows[:, :1], codes], 1)]))
+
+    def save(self, path: Path) -> None:
+        self.codebook.save(path.parent)
+        np.save(path, self.rows.numpy().astype(np.uint16))
+
+    @staticmethod
+    def load(path: Path) -> Tokens:
+        return Tokens(torch.from_numpy(np.load(path).astype(np.int64)), Codebook.load(path.parent))
 
 
 def read_images(path: Path, split: str) -> tuple[Tensor, Tensor]:
@@ -110,11 +143,10 @@ def shape_of(sizes: tuple[int, int, int, int], vocab: int, context: int) -> Llam
     return LlamaShape(vocab, hidden, layers, heads, heads, hidden // heads, mlp, context, rope_theta=1000.0, norm_eps=1e-5)
 
 
-def batch_of(tokens: Tokens, rows: Tensor, *, num_codes: int, drop: Tensor) -> Tensor:
-    """[B, 1 + T] class token and codes; the class is hidden where ``drop`` [B] is true."""
-    nothing = num_codes + int(tokens.labels.max()) + 1
-    first = torch.where(drop, nothing, num_codes + tokens.labels[rows])
-    return torch.cat([first[:, None], tokens.codes[rows]], 1)
+def batch_of(tokens: Tokens, rows: Tensor, drop: Tensor) -> Tensor:
+    """[B, 1 + T] images; the class is hidden where ``drop`` [B] is true."""
+    ids = tokens.rows[rows]
+    return torch.cat([torch.where(drop, tokens.nothing, ids[:, 0])[:, None], ids[:, 1:]], 1)
 
 
 def loss_of(model: Llama, ids: Tensor) -> Tensor:
@@ -134,9 +166,9 @@ def train(model: Llama, tokens: Tokens, recipe: ImageRecipe, *, num_steps: int, 
     )
     began = time.monotonic()
     for step in range(num_steps):
-        rows = torch.randint(len(tokens.codes), (recipe.batch,), generator=chance)
+        rows = torch.randint(len(tokens.rows), (recipe.batch,), generator=chance)
         drop = torch.rand(recipe.batch, generator=chance) < recipe.label_drop
-        loss = loss_of(model, batch_of(tokens, rows, num_codes=recipe.num_codes, drop=drop).to(device))
+        loss = loss_of(model, batch_of(tokens, rows, drop).to(device))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -148,17 +180,10 @@ def train(model: Llama, tokens: Tokens, recipe: ImageRecipe, *, num_steps: int, 
 
 
 @torch.no_grad()
-def held_out(model: Llama, tokens: Tokens, recipe: ImageRecipe, *, count: int = 1000) -> float:
+def held_out(model: Llama, tokens: Tokens, *, count: int = 1000) -> float:
     """Nats per token of images that were not trained on."""
-    device, rows = next(model.parameters()).device, torch.arange(min(count, len(tokens.codes)))
-    parts = rows.split(100)
-    losses = [
-        loss_of(
-            model, batch_of(tokens, part, num_codes=recipe.num_codes, drop=torch.zeros(len(part), dtype=torch.bool)).to(device)
-        )
-        for part in parts
-    ]
-    return sum(map(float, losses)) / len(losses)
+    parts = tokens.rows[:count].to(next(model.parameters()).device).split(100)
+    return sum(float(loss_of(model, part)) for part in parts) / len(parts)
 
 
 def export(model: Llama, codebook: Codebook, folder: Path, *, num_classes: int, notes: dict[str, object]) -> None:
@@ -169,33 +194,45 @@ def export(model: Llama, codebook: Codebook, folder: Path, *, num_classes: int, 
     codebook.save(folder)
 
 
-def make(data: Path, out: Path, recipe: ImageRecipe, device: torch.device) -> dict[str, float]:
-    """Codebook, target, draft."""
-    torch.manual_seed(recipe.seed)
+def tokenise(data: Path, out: Path, recipe: ImageRecipe, codebook: Codebook | None = None) -> dict[str, float]:
+    """The images as tokens, of a new codebook where none is given."""
+    out.mkdir(parents=True, exist_ok=True)
     images, labels = read_images(data, "train")
-    codebook = fit_codebook(images[: recipe.num_fitted], recipe.num_codes, patch=recipe.patch, seed=recipe.seed)
-    tokens = Tokens(codebook.encode(images[: recipe.num_trained]), labels[: recipe.num_trained])
+    if codebook is None:
+        codebook = fit_codebook(images[: recipe.num_fitted], recipe.num_codes, patch=recipe.patch, seed=recipe.seed)
     test_images, test_labels = (part[:2000] for part in read_images(data, "test"))
-    test = Tokens(codebook.encode(test_images), test_labels)
-    error = float((codebook.decode(test.codes) - test_images).square().mean())
-    report = {"reconstruction_rmse": error**0.5, "codes_used": float(len(tokens.codes.unique()))}
-    num_classes = int(labels.max()) + 1
-    vocab = recipe.num_codes + num_classes + 1
+    parts = {"train": (images[: recipe.num_trained], labels[: recipe.num_trained]), "test": (test_images, test_labels)}
+    rows: dict[str, Tensor] = {}
+    for name, (pictures, classes) in parts.items():
+        rows[name] = torch.cat([codebook.num_codes + classes[:, None], codebook.encode(pictures)], 1)
+        Tokens(rows[name], codebook).save(out / f"{name}.npy")
+    error = float((codebook.decode(rows["test"][:, 1:]) - test_images).square().mean())
+    return {"reconstruction_rmse": error**0.5, "codes_used": float(len(rows["train"][:, 1:].unique()))}
+
+
+def make(out: Path, recipe: ImageRecipe, device: torch.device) -> dict[str, float]:
+    """Target and draft, from the tokens in the folder."""
+    torch.manual_seed(recipe.seed)
+    tokens, test = (Tokens.load(out / f"{name}.npy") for name in ("train", "test"))
+    tokens, report = tokens.mirrored() if recipe.mirrored else tokens, {}
     for name, sizes, steps in (("target", recipe.target, recipe.target_steps), ("draft", recipe.draft, recipe.draft_steps)):
-        model = Llama(shape_of(sizes, vocab, codebook.num_tokens + 1), device)
+        model = Llama(shape_of(sizes, tokens.nothing + 1, tokens.rows.shape[1]), device)
         report[f"{name}_parameters"] = float(sum(parameter.numel() for parameter in model.parameters()))
         report[f"{name}_seconds"] = train(model, tokens, recipe, num_steps=steps, name=name)
-        report[f"{name}_nats"] = held_out(model, test, recipe)
-        notes = {"data": data.name, "recipe": asdict(recipe), "report": report}
-        export(model, codebook, out / name, num_classes=num_classes, notes=notes)
+        report[f"{name}_nats"] = held_out(model, test)
+        notes = {"recipe": asdict(recipe), "report": report}
+        export(model, tokens.codebook, out / name, num_classes=tokens.num_classes, notes=notes)
     return report
 
 
 def main() -> None:
     """Read the options, make the pair, print the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="an .npz file of images and labels")
+    parser.add_argument("--data", type=Path, help="an .npz file of images and labels (default: the tokens in the folder)")
     parser.add_argument("--out", type=Path, default=Path("build/images"))
+    parser.add_argument(
+        "--tokens-for", type=Path, metavar="MODEL", help="write the images as this model's tokens, and no model"
+    )
     parser.add_argument("--preset", choices=sorted(PRESETS), default="mnist")
     parser.add_argument("--target-steps", type=int, help="steps of the target (default: the preset's)")
     parser.add_argument("--draft-steps", type=int, help="steps of the draft (default: the preset's)")
@@ -207,7 +244,9 @@ def main() -> None:
         draft_steps=arguments.draft_steps or recipe.draft_steps,
     )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    print(json.dumps(make(arguments.data, arguments.out, recipe, device)))
+    book = None if arguments.tokens_for is None else Codebook.load(arguments.tokens_for)
+    report = tokenise(arguments.data, arguments.out, recipe, book) if arguments.data else {}
+    print(json.dumps(report | ({} if book else make(arguments.out, recipe, device))))
 
 
 if __name__ == "__main__":

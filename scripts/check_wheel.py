@@ -51,6 +51,9 @@ def check_here(wheel: Path, work: Path, packages: Path | None) -> None:
 def check_emulated(wheel: Path, work: Path, machine: str, own: list[Path]) -> None:
     """Run the libraries of a wheel on emulated processors. Each says which it chooses; equal sets find equal bits."""
     compiler = "g++" if machine == platform.machine() else f"{machine}-linux-gnu-g++"
+    for tool, package in ((f"qemu-{machine}", "qemu-user"), (compiler, f"g++-{machine.replace('_', '-')}-linux-gnu")):
+        if not shutil.which(tool):
+            raise SystemExit(f"there is no {tool}; install {package}, or check this wheel on a machine of its kind")
     program = work / "pass_check"
     flags = ["-std=c++20", "-O1", "-Wno-psabi", f"-I{NATIVE}", "-pthread", "-o", str(program)]
     subprocess.run([compiler, str(ROOT / "scripts" / "pass_check.cpp"), *flags, "-ldl"], check=True)
@@ -68,21 +71,25 @@ def check_emulated(wheel: Path, work: Path, machine: str, own: list[Path]) -> No
             assert digests.setdefault(name, digest) == digest, f"{name} finds other bits on {processor}"
 
 
+def machine_of(wheel: Path) -> str:
+    """The machine in a wheel's tag: the end of ``manylinux_2_34_x86_64``."""
+    return next(name for name in ("x86_64", "aarch64") if wheel.stem.endswith(name))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--packages", type=Path, metavar="DIR", help="site-packages of another environment to lend")
     parser.add_argument("--own", type=Path, nargs="*", default=[], metavar="LIBRARY", help="made on a machine, to compare with")
     arguments = parser.parse_args()
-    machine = next(name for name in PROCESSORS if arguments.wheel.stem.endswith(name))
     with tempfile.TemporaryDirectory() as work:
-        if machine == platform.machine():
+        is_home = (machine := machine_of(arguments.wheel)) == platform.machine()
+        if is_home:
             check_here(arguments.wheel, Path(work), arguments.packages)
-        elif not shutil.which(f"qemu-{machine}"):
-            raise SystemExit(f"there is no qemu-{machine}; install qemu-user, or check this wheel on a machine of its kind")
-        if shutil.which(f"qemu-{machine}"):
+            print(f"{arguments.wheel.name} works without a compiler")
+        if not is_home or shutil.which(f"qemu-{machine}"):
             check_emulated(arguments.wheel, Path(work), machine, arguments.own)
-    print(f"{arguments.wheel.name} works without a compiler")
+            print(f"the libraries of {arguments.wheel.name} run in an emulator")
     return 0
 
 

@@ -1,6 +1,6 @@
 """Compile the GPU's kernels for Hopper on a machine without a GPU: what does not compile is found before a device is at hand.
 
-    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families] [quantised] [wide]
+    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families] [quantised] [wide] [recurrent]
 
 Needs triton. Launches are replaced by compilation alone, so results mean nothing and nothing is compared; tests/unit interprets
 the same kernels for that, and tests/gpu runs them.
@@ -148,7 +148,34 @@ def quantised() -> None:
         sixteen_bits(packed, torch.bfloat16)
     small = torch.zeros(depth // 32, outputs, dtype=torch.bfloat16)
     product(x, Packed(nibbles, small.half(), small), tile=Tile(64, 128, bm=64))
+    table = Packed(nibbles, torch.zeros(depth // 64, outputs), levels=torch.zeros(16))
+    for bm in (16, 64):
+        product(x[:bm], table, tile=Tile(64, 128, bm=bm), gated=True)
+        product(x[:bm], table, tile=Tile(64, 128, bm=bm, num_parts=2))
+    sixteen_bits(table, torch.bfloat16)
     sixteen_bits(Packed(nibbles, small.half(), small), torch.bfloat16)
+    experts_in_mxfp4()
+
+
+def experts_in_mxfp4() -> None:
+    """Grouped products of one node and of many, with gates and without."""
+    from outrider.models.gpu.expert_products import Blocks, expert_product
+    from outrider.models.packed import Packed
+
+    count, size, depth, per_row = 8, 256, 512, 4
+    for rows, block in ((1, 16), (128, 64)):
+        num_pairs = rows * per_row
+        index, pairs = torch.zeros(count, dtype=torch.int32), torch.zeros(count, block, dtype=torch.int32)
+        blocks = Blocks(torch.ones(num_pairs), index, pairs)
+        for outputs, activation in ((size, "clamped"), (depth, None)):
+            inputs, sides = (depth, 2) if activation else (size, 1)
+            num_rows = count * outputs * sides
+            scales = torch.full((inputs // 32, num_rows), 127, dtype=torch.uint8)
+            weight = Packed(torch.zeros(num_rows, inputs // 2, dtype=torch.uint8), scales)
+            x = torch.zeros(rows if activation else num_pairs, inputs, dtype=torch.bfloat16)
+            out = torch.zeros(num_pairs, size, dtype=torch.bfloat16) if activation else torch.zeros(per_row, rows, depth)
+            bias = torch.zeros(num_rows, dtype=torch.bfloat16)
+            expert_product(x, weight, bias, out, blocks, per_row=per_row, activation=activation)
 
 
 def wide() -> None:
@@ -175,8 +202,29 @@ def wide() -> None:
             attend_tree(queries, (block[0], block[1]), rows, sights=sights, cut=cut, scale=1.0, bounds=Bounds(window))
 
 
+def recurrent() -> None:
+    """Scans of Mamba-2 layers of real sizes, over chains and trees, with and without a log."""
+    from outrider.core.tree import TokenTree
+    from outrider.models.recurrent import mamba_mixer
+    from outrider.models.recurrent.random_model import random_recurrent, tiny_raw
+    from outrider.models.recurrent.scan_triton import TritonScan
+
+    def kernels(shape: Any, numbers: Any, *, fast: bool) -> TritonScan:
+        del fast
+        return TritonScan(shape, numbers)
+
+    mamba_mixer.scan_of = kernels
+    sizes = {"num_heads": 4, "head_dim": 64, "state_size": 128, "n_groups": 1, "num_hidden_layers": 1}
+    for dtype, bias in pairs((torch.bfloat16, torch.float32), (True, False)):
+        model = random_recurrent(tiny_raw("mamba2", **sizes, use_conv_bias=bias), dtype=dtype)
+        cache = model.new_cache(1)
+        for tree in (TokenTree.chain(torch.tensor([[5]])), TokenTree.of_rows([([5, 6, 7], [-1, 0, 0])])):
+            model.score(tree, cache)
+            cache.commit([[0]])
+
+
 def main() -> None:
-    parts = {"sampler": sampler, "families": families, "quantised": quantised, "wide": wide}
+    parts = {"sampler": sampler, "families": families, "quantised": quantised, "wide": wide, "recurrent": recurrent}
     driver.set_active(NoDevice())
     JITFunction.__getitem__ = compile_only
     for name in sys.argv[1:] or parts:

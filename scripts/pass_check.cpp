@@ -52,9 +52,10 @@ class RandomModel {
         for (int i = 0; i < NODES; i++) tokens[i] = (7 * i + 3) % VOCAB;
         const float *cosine = cosines.data(), *sine = sines.data();
         for (int32_t done = 0; done < NODES; done += together) {
-            const int32_t size = together;
+            const int32_t size = together, page = 0;
             Pass pass{};
-            pass.batch = 1, pass.nodes = size, pass.last_layer = LAYERS, pass.capacity = CAPACITY, pass.num_threads = 1, pass.cache_rows = 1;
+            pass.batch = 1, pass.nodes = size, pass.last_layer = LAYERS, pass.page_len = CAPACITY, pass.num_threads = 1;
+            pass.num_pages = 1, pass.pages = &page, pass.columns = 1;
             pass.tokens = tokens + done, pass.sizes = &size, pass.lengths = &done, pass.cache = cache.data();
             pass.cosines = &cosine, pass.sines = &sine, pass.logits = found.data() + size_t(done) * VOCAB;
             library.get<void(const Model*, const Pass*)>("outrider_pass")(&model, &pass);

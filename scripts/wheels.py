@@ -1,20 +1,22 @@
 """Build wheels with the native pass inside: ``python scripts/wheels.py [--machine x86_64 aarch64] [--out dist]``.
 
 A wheel of a machine holds one library per instruction set, so it needs no compiler where it is installed. The best one
-that the processor has is chosen when it is loaded. aarch64 is cross-compiled on x86-64 by ``aarch64-linux-gnu-g++``, and
-the other way round. The wheel's tag names the oldest C library that its libraries run
-on, which is read out of them. Other machines install the source distribution and compile.
+that the processor has is chosen when it is loaded. The other machine's libraries come from a cross-compiler,
+``aarch64-linux-gnu-g++`` or ``x86_64-linux-gnu-g++``. The wheel's tag names the oldest C library that its libraries run on,
+which is read out of them. Other machines install the source distribution and compile.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -60,16 +62,21 @@ def compiler_for(machine: str) -> str:
 
 
 def compile_sets(machine: str, folder: Path) -> list[Path]:
-    """The libraries of every set of a machine in ``folder``, and the one that says which of them a processor has."""
+    """The libraries of every set of a machine in ``folder``, and the one that says which of them a processor has. They are
+    compiled beside each other."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    compiler = compiler_for(machine)
     wanted = {name: ("decoder.cpp", flags) for name, flags in SETS[machine].items()} | {"sets": ("sets.cpp", ())}
-    for name, (source, flags) in wanted.items():
+
+    def compile_set(name: str) -> Path:
+        source, flags = wanted[name]
         out = folder / f"{machine}-{name}.so"
         print(f"compiling {out.name}", flush=True)
-        subprocess.run([compiler_for(machine), *FLAGS, *flags, str(NATIVE / source), "-o", str(out)], check=True)
-        made.append(out)
-    return made
+        subprocess.run([compiler, *FLAGS, *flags, str(NATIVE / source), "-o", str(out)], check=True)
+        return out
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compile_set, wanted))
 
 
 def oldest_libc(libraries: list[Path]) -> tuple[int, int]:

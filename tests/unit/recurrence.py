@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,3 +60,24 @@ def some_path(tree: TokenTree, row: int, seed: int) -> list[int]:
     if rng.random() < 0.1:
         return []
     return [0, *tree.path(row, rng.randrange(tree.sizes[row]))]
+
+
+def check_twins(plain: RecurrentDecoder, other: RecurrentDecoder, *, num_rounds: int) -> None:
+    """Ragged prompts, random trees, grown in two parts, with commits of random paths, past several replays."""
+    chance, models = random.Random(0), (plain, other)
+    caches = [model.new_cache(2) for model in models]
+    prompts = [[chance.randrange(64) for _ in range(size)] for size in (41, 3)]
+    near = partial(torch.testing.assert_close, atol=2e-4, rtol=2e-4)
+    for model, cache in zip(models, caches, strict=True):
+        model.prefill(prompts, cache)
+    for number in range(num_rounds):
+        tree = TokenTree.of_rows([random_tree(2 * number + row, 6 + 12 * row) for row in range(2)], plain.device)
+        expected, found = (model.score(tree, cache).logits for model, cache in zip(models, caches, strict=True))
+        near(found[tree.valid], expected[tree.valid])
+        other.score(TokenTree(tree.tokens[:, :4], tree.parents[:, :4], (4, 4)), caches[1])
+        near(other.score(tree, caches[1], start=4).logits, found[:, 4:])
+        paths = [some_path(tree, row, number) for row in range(2)]
+        for cache in caches:
+            cache.commit(paths)
+    for layer in range(caches[0].shape.num_layers):
+        near(caches[1].state(layer), caches[0].state(layer))

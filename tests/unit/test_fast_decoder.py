@@ -168,3 +168,19 @@ def test_rows_that_begin_alike_share_pages() -> None:
     expected = eager.score(TREE, other).logits
     for row, size in enumerate(TREE.sizes):
         torch.testing.assert_close(logits[row, :size], expected[row, :size], atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("head_dim", [16, 12])
+def test_tokens_at_positions_of_their_own(head_dim: int) -> None:
+    """A prompt with an axis of positions per pair of dimensions, beside an empty row, then a tree at its slots."""
+    eager, fast = pair(config_named("llama", head_dim=head_dim))
+    prompt = [5, 9, 1, 33, 7]
+    positions = torch.randn(len(prompt), head_dim // 2, generator=torch.Generator().manual_seed(0)) * 3
+    states = []
+    for model in (eager, fast):
+        cache = model.new_cache(2)
+        model.prefill([[], [2, 8, 60, 4, 4, 4, 1]], cache)
+        model.placed(positions).prefill([prompt, []], cache)
+        assert cache.lengths == [5, 7]
+        states.append(model.exit(TREE, cache, route=Route.first(2, 2))[TREE.valid])
+    torch.testing.assert_close(states[0], states[1], atol=2e-3, rtol=1e-3)

@@ -154,9 +154,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arrays = {f"{split}_images": chance.integers(0, 256, (60, 8, 8), dtype=np.uint8) for split in ("train", "test")}
     labels = {f"{split}_labels": (np.arange(60) % 3).astype(np.uint8) for split in ("train", "test")}
     np.savez(out / "noise.npz", allow_pickle=False, **arrays, **labels)
-    report = recipe.make(out / "noise.npz", out, recipe.PRESETS["smoke"], torch.device("cpu"))
+    small = recipe.PRESETS["smoke"]
+    report = recipe.tokenise(out / "noise.npz", out, small) | recipe.make(out, small, torch.device("cpu"))
     assert report["target_nats"] < 5 and report["codes_used"] == 16
     return out
+
+
+def test_mirrored_images_are_learned_beside_the_others(folder: Path) -> None:
+    tokens = recipe.Tokens.load(folder / "train.npy")
+    both, book = tokens.mirrored(), tokens.codebook
+    one, other = both.rows.chunk(2)
+    assert torch.equal(one, tokens.rows) and torch.equal(other[:, 0], one[:, 0])
+    assert torch.equal(other[:, 1:], book.encode(book.decode(one[:, 1:]).flip(2))) and not torch.equal(one, other)
 
 
 def test_the_recipes_models_draw(folder: Path) -> None:
@@ -234,7 +243,7 @@ def test_the_frechet_distance() -> None:
 
 
 def test_the_plot_has_a_point_per_row() -> None:
-    row = {"label": "sjd", "window": 4, "lossless": True, "fewer": 2.0, "tv_mean": 0.0, "fid": 30.0}
-    lossy = {**row, "label": "sjd + lantern (k 1)", "lossless": False, "tv_mean": 0.2, "fid": 60.0}
+    row = {"method": "sjd", "window": 4, "lossless": True, "codes_per_pass": 2.0, "tv_mean": 0.0, "cnn_fid": 30.0}
+    lossy = {**row, "method": "sjd + lantern (k 1)", "lossless": False, "tv_mean": 0.2, "cnn_fid": 60.0}
     text = _benchmark("images_plot").plot([row, lossy])
     assert text.count('r="5"') == 4 + 6 and "lantern (k 1), window 4: 2.00 codes per pass" in text

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -43,6 +43,19 @@ class Recurrence:
     end: int
     logged: list[int]
     """Tokens of each row in the log."""
+
+
+class Columns(NamedTuple):
+    """The memory of one layer."""
+
+    state: Tensor
+    """[B, heads, P, K] before column ``begin``."""
+    log: Tensor
+    """[B, columns, numbers]"""
+    begin: int
+    """First column of the log; the inputs of the convolution begin a window before it."""
+    end: int
+    """Column of the root."""
 
 
 @final
@@ -103,6 +116,10 @@ class RecurrentCache(Cache):
     def state(self, layer: int) -> Tensor:
         """[B, heads, P, K] before the log."""
         return self._held.states[layer]
+
+    def columns(self, layer: int) -> Columns:
+        """A layer's memory as native scans and kernels take it."""
+        return Columns(self._held.states[layer], self._held.log[layer], self._held.begin, self._held.end)
 
     def write_inputs(self, layer: int, inputs: Tensor) -> Tensor:
         """Note the convolution inputs [B, N, C] of the nodes last reserved; returns those of window, log and nodes."""

@@ -170,7 +170,9 @@ class RotaryTable:
         [S, D / 2] gives every pair of dimensions a position of its own."""
         table = copy(self)
         first = torch.as_tensor(positions, dtype=torch.float32, device="cpu")
-        table._first = first[:, None] if first.dim() == 1 else first
+        first = first[:, None] if first.dim() == 1 else first
+        wider = len(self._frequencies) - first.shape[1]  # heads that were widened: what was added does not turn
+        table._first = first if first.shape[1] == 1 else torch.nn.functional.pad(first, (0, wider))
         table.cos, table.sin = table._rows(len(positions))
         return table
 

@@ -18,11 +18,6 @@ class Speed:
     rounds_inputs: bool = False
     """Inputs are rounded to 8 bits too, for products of whole numbers (``dtype="w8a8"``)."""
 
-    @property
-    def leaves_stored(self) -> bool:
-        """Whether the native pass, which multiplies stored matrices, is what is wanted."""
-        return self.fast and not self.page_len
-
 
 def refuse(speed: Speed) -> None:
     """Weights of few bits and invariant numerics are those of the GPU's fast decoder and of the CPU's native pass. A CPU has
@@ -34,7 +29,7 @@ def refuse(speed: Speed) -> None:
         )
     if speed.rounds_inputs:
         raise OptionError(
-            "dtype = 'w8a8' is not available for this model here; it needs the native pass of a CPU (fast=True, page_len=0) "
+            "dtype = 'w8a8' is not available for this model here; it needs the native pass of a CPU (fast=True) "
             "and matrices with inputs in groups of 32; dtype = 'int8' rounds the weights alone"
         )
     if speed.bits != 16:

@@ -46,7 +46,6 @@ def load_vision(
     config = _lean(text, path, family)
     config = config if max_len is None else replace(config, max_len=max_len)
     weights = _with_spare_rows(read_weights(tensors, config, dtype=used, device=place))
-    fast = fast and not (family.has_axes and place.type != "cpu")  # tokens at positions of their own: the plain decoder has it
     decoder = decoder_of(config, weights, dtype=dtype, fast=fast, **{"numerics": "auto", "page_len": 0, **speed})
     return _eyes(path, raw, text, codec, VisionTarget(decoder, weights.embedding, Book()), tower=tower, family=family)
 

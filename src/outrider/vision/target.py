@@ -13,6 +13,7 @@ the whole prompt is shifted until the first token behind its last image has the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import final
 
@@ -42,8 +43,14 @@ class VisionTarget(WrappedTarget[LayeredTarget], LayeredTarget):
     def __init__(self, inner: LayeredTarget, table: Tensor, book: Book) -> None:
         """``table`` is the decoder's embedding, with ``SPARE_ROWS`` rows behind the vocabulary."""
         super().__init__(inner)
+        self.traits = replace(self.traits, can_be_captured=inner.traits.can_be_captured)
         self.table, self.book = table, book
         self._spare, self._lock = table[inner.vocab_size :], Lock()
+
+    @property
+    def captured_as(self) -> Target:
+        """Behind a prompt there are no images: rounds are those of the decoder."""
+        return self.inner
 
     def new_cache(self, batch_size: int) -> Cache:
         return self.inner.new_cache(batch_size)

@@ -41,9 +41,13 @@ def check_numerics(numerics: str) -> None:
 
 def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device, *, bits: int = 16) -> bool:
     """The fast decoder knows this model, and the device can run its kernels."""
+    return not missing_features(config, bits) and dtype in (torch.bfloat16, torch.float16) and runs_kernels(device)
+
+
+def runs_kernels(device: torch.device) -> bool:
+    """Whether the device can run the kernels here, and there is triton to compile them."""
     there = device.type == "cuda" and torch.version.hip is None and importlib.util.find_spec("triton") is not None
-    known = not missing_features(config, bits)
-    return known and there and dtype in (torch.bfloat16, torch.float16) and not _is_too_old(device)
+    return there and not _is_too_old(device)
 
 
 def _is_too_old(device: torch.device) -> bool:

@@ -12,23 +12,26 @@ of short ones, so that the score of a node is bit for bit the same whatever else
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import final
+from copy import copy
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from outrider.cache.paged import PagedCache, PagePool
+from outrider.cache.page_pool import PagePool
+from outrider.cache.paged import PagedCache
 from outrider.core.interfaces import Cache
 from outrider.core.layered_target import LayeredTarget
+from outrider.core.placing_target import PlacingTarget
 from outrider.core.resume import Resume
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
-from outrider.models.attention.tree_tiles import Bounds, Rows, Sights, paths_of
+from outrider.models.attention.tree_tiles import Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import pack_words
 from outrider.models.features import ModelConfig
-from outrider.models.gpu.cuts import Cuts
+from outrider.models.gpu.cuts import Cuts, bounds_of
 from outrider.models.gpu.experts import experts_mlp
 from outrider.models.gpu.finish import Finish
 from outrider.models.gpu.known import head_dim_for
@@ -49,14 +52,15 @@ from outrider.models.weights import Weights
 
 _MOST_PLACES = 65_535
 """Rows times tokens of a pass: kernels count them in a dimension of the grid that CUDA keeps this small."""
-_CHUNK = 512
 _LONGEST, _BEYOND = 1 << 17, 512
 """Tokens of a text that captured rounds have room for, and of a tree behind it."""
 
 
 @final
-class FastDecoder(LayeredTarget):
+class FastDecoder(LayeredTarget, PlacingTarget):
     """A frozen decoder with one pool of pages for all its caches; passes of one decoder must not run side by side."""
+
+    chunk_len = 512  # most tokens of a prompt that one pass reads
 
     def __init__(
         self, config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16, page_len: int = PAGE_LEN
@@ -70,21 +74,22 @@ class FastDecoder(LayeredTarget):
         self.traits = TargetTraits(is_invariant=numerics == "invariant", can_be_captured=True)
         shape = (config.num_layers, config.num_kv_heads, config.head_dim)
         self.pool = PagePool(shape, dtype=self.dtype, device=self.device, page_len=page_len, sides=config.cache_sides)
-        self._tables = [
-            RotaryTable(rope, config.rotary_dim, context_len=config.max_len, dtype=self.dtype, device=self.device)
-            for rope in config.ropes
-        ]
-        for table in self._tables:
-            table.reach(self.most_slots)  # whole, since graphs hold its address
+        sizes: dict[str, Any] = {"context_len": config.max_len, "dtype": self.dtype, "device": self.device}
+        self._tables = [RotaryTable(rope, config.rotary_dim, **sizes) for rope in config.ropes]
+        self._reach(self.most_slots)  # whole, since graphs hold its address
         self._graphs = PassGraphs()
-        bounds = [
-            Bounds(self._window(index), config.attention_softcap or 0.0, layer.sinks)
-            for index, layer in enumerate(weights.layers)
-        ]
-        exact = self.traits.is_invariant
-        self._heads = heads_of(config, self._tables, bounds, exact=exact)
+        self._bounds, exact = bounds_of(config, weights.layers), self.traits.is_invariant
+        self._heads = heads_of(config, self._tables, self._bounds, exact=exact)
         is_wide = page_len % PAGE_LEN == 0 and can_go_wide(config.head_dim, self.dtype)
-        self._cuts = Cuts(config, bounds, is_invariant=exact, is_wide=is_wide)
+        self._cuts = Cuts(config, self._bounds, is_invariant=exact, is_wide=is_wide)
+        self.has_windows = any(each.window for each in self._bounds)
+
+    def placed(self, positions: Sequence[int] | Tensor) -> FastDecoder:
+        twin = copy(self)
+        twin._tables = [table.placed(positions) for table in self._tables]
+        twin._heads = heads_of(self.config, twin._tables, self._bounds, exact=self.traits.is_invariant)
+        twin._graphs = PassGraphs()
+        return twin
 
     @property
     def page_len(self) -> int:
@@ -98,13 +103,8 @@ class FastDecoder(LayeredTarget):
 
     @property
     def num_slots(self) -> int:
-        """Those that there are pages for today."""
+        """Slots that the pages of the pool can serve now."""
         return min(self.most_slots, self.pool.num_pages * self.page_len)
-
-    @property
-    def token_bytes(self) -> int:
-        """Of the keys and values of one token."""
-        return self.pool.page_bytes // self.pool.page_len
 
     @property
     def room(self) -> int:
@@ -119,8 +119,9 @@ class FastDecoder(LayeredTarget):
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         assert isinstance(cache, PagedCache), "a FastDecoder works on the caches it made"
         pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
-        for tree in chunks_of(rows, max(1, min(_CHUNK, _MOST_PLACES // max(1, len(rows)))), self.device):
+        for tree in chunks_of(rows, max(1, min(self.chunk_len, _MOST_PLACES // max(1, len(rows)))), self.device):
             cache.reserve(tree.num_nodes)
+            self._reach(max(cache.lengths) + tree.num_nodes)
             with torch.inference_mode():
                 _, tapped = self.hidden(tree.tokens, self.step_of(tree, cache), taps=taps)
             cache.commit([range(size) for size in tree.sizes])
@@ -280,14 +281,14 @@ class FastDecoder(LayeredTarget):
         """What the MLP, or the experts, add to the stream."""
         config, rest = self.config, layer.rest
         if rest.router is not None and config.experts is not None:
-            return experts_mlp(x, rest, config.experts, activation=config.activation, exact=self.traits.is_invariant)
+            return experts_mlp(x, layer, config.experts, activation=config.activation, exact=self.traits.is_invariant)
         finish = Finish(config.activation, rest.gate_up_bias)
         inner = multiply(x, layer.gate_up, Kind.GATED, exact=self.traits.is_invariant, finish=finish, gated=config.gated)
         return self._product(inner, layer.down, Kind.NARROW)
 
-    def _window(self, index: int) -> int:
-        window = self.config.windows[index]
-        return 0 if window is None or window >= self.max_len else window
+    def _reach(self, num_slots: int) -> None:
+        for table in self._tables:
+            table.reach(num_slots)
 
     def _ending(self, bias: Tensor | None, norm: Tensor | None) -> Ending:
         return Ending(bias, self._norm(norm), self.config.residual_scale)

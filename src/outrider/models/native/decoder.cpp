@@ -1,6 +1,7 @@
-// What Python calls: passes, drafts of chains and trees in one call, packing, random numbers.
+// What Python calls: passes, scans of recurrent layers, drafts of chains and trees in one call, packing, random numbers.
 #include "cut.hpp"
 #include "pass.hpp"
+#include "scan.hpp"
 #include "tree.hpp"
 
 extern "C" struct Chain {
@@ -95,6 +96,11 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
         if (std::all_of(sizes.begin(), sizes.end(), [](int32_t size) { return size == 0; })) break;
         now.nodes = 1, now.tokens = fed.data();
     }
+}
+// What the nodes of trees read in one recurrent layer; their steps go to the log.
+void outrider_scan(const Scan* scan) {
+    std::lock_guard<std::mutex> only(Pool::lock());
+    ScanPass(*scan).run();
 }
 // Reads the tokens of `pass`, then grows a tree behind them, level by level; what is fed after the root stays uncommitted.
 void outrider_tree(const Model* model, const Pass* pass, const Tree* tree) {

@@ -25,10 +25,8 @@ from outrider.models.layers import Pass
 from outrider.models.linear import linear_of
 from outrider.models.prefill import read_in_chunks
 from outrider.models.recurrent.config import RecurrentConfig
-from outrider.models.recurrent.convolution import windows_of
 from outrider.models.recurrent.families import FAMILIES
 from outrider.models.recurrent.layers import RecurrentPass
-from outrider.models.recurrent.scan import Reach
 from outrider.models.recurrent.tensors import Tensors, sums_dtype
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import TensorSource
@@ -46,13 +44,20 @@ class RecurrentDecoder(Target):
     )
 
     def __init__(
-        self, config: RecurrentConfig, source: TensorSource, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        config: RecurrentConfig,
+        source: TensorSource,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        fast: bool = True,
     ) -> None:
+        """``fast``: with native scans or kernels, where there are any."""
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = torch.device(device), dtype
         family, shape = FAMILIES[config.family], (config.vocab_size, config.hidden_size)
-        whole = Tensors(source, dtype, self.device, config.norm_eps, family.norm_offset)
+        whole = Tensors(source, dtype, self.device, config.norm_eps, family.norm_offset, fast=fast)
         inner = whole.below(family.prefix)
         names = [name for name in family.embeddings if inner.has(f"{name}.weight")]
         self._embedding = inner.take(f"{(names or family.embeddings)[0]}.weight", *shape)
@@ -110,11 +115,8 @@ class RecurrentDecoder(Target):
         return hidden.view(shape), tapped
 
     def _pass(self, tree: TokenTree, cache: RecurrentCache, start: int) -> RecurrentPass:
-        conv_len = self.config.scan.conv_len
-        windows = windows_of(tree, conv_len=conv_len, num_before=cache.num_logged + conv_len - 1, start=start)
         attention = None if self._attending is None else self._attending(tree, cache.attention, start)
-        reach = Reach.of(tree, cache.num_logged, start)
-        return RecurrentPass(cache, attention, reach, windows, tree.batch_size, tree.num_nodes - start)
+        return RecurrentPass(cache, attention, tree, start)
 
 
 class _Attending:

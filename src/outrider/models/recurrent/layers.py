@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.cache.recurrent import RecurrentCache
+from outrider.core.tree import TokenTree
 from outrider.models.layers import Pass, SelfAttention
 from outrider.models.linear import Linear
 from outrider.models.norms import Norm
+from outrider.models.recurrent.convolution import windows_of
 from outrider.models.recurrent.scan import Reach
 
 
@@ -23,11 +26,42 @@ class RecurrentPass:
     cache: RecurrentCache
     attention: Pass | None
     """The same for the attention layers, where there are any."""
-    reach: Reach
-    windows: Tensor | None
-    """[B, N, W] where the convolutions of the nodes look; None on a chain."""
-    batch_size: int
-    num_nodes: int
+    tree: TokenTree
+    start: int
+    """The first node that is computed."""
+
+    @property
+    def batch_size(self) -> int:
+        return self.tree.batch_size
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that are computed."""
+        return self.tree.num_nodes - self.start
+
+    @cached_property
+    def reach(self) -> Reach:
+        """What the nodes see of the columns, for scans in PyTorch."""
+        return Reach.of(self.tree, self.cache.num_logged, self.start)
+
+    @cached_property
+    def windows(self) -> Tensor | None:
+        """[B, N, W] where the convolutions of the nodes look, from the first column that is read on; None on a chain."""
+        return self._windows(self.cache.num_logged + self.cache.shape.conv_len - 1)
+
+    @cached_property
+    def log_windows(self) -> Tensor | None:
+        """The same as columns of the log, for kernels."""
+        windows = self._windows(self.cache.columns(0).end)
+        return None if windows is None else windows.contiguous()
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """[B, all nodes, all nodes] int8 ones at a node's ancestors and itself, for kernels."""
+        return self.tree.ancestors.contiguous().view(torch.int8)
+
+    def _windows(self, num_before: int) -> Tensor | None:
+        return windows_of(self.tree, conv_len=self.cache.shape.conv_len, num_before=num_before, start=self.start)
 
 
 class Mixer(Protocol):

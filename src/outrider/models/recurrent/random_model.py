@@ -44,16 +44,17 @@ def random_recurrent(
     noise: float = 0.0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    fast: bool = True,
 ) -> RecurrentDecoder:
     """A model of this ``config.json``. ``noise`` mixes in a second set of weights: the more, the worse a draft it is for the
     model without."""
-    return RecurrentDecoder(_config(raw), RandomTensors(seed, noise), dtype=dtype, device=device)
+    return RecurrentDecoder(_config(raw), RandomTensors(seed, noise), dtype=dtype, device=device, fast=fast)
 
 
 def write_random(folder: Path, raw: Mapping[str, Any], *, seed: int = 0, noise: float = 0.0) -> None:
     """The same model as a folder in the layout of its family."""
     source = RandomTensors(seed, noise)
-    RecurrentDecoder(_config(raw), source, dtype=torch.float32)
+    RecurrentDecoder(_config(raw), source, dtype=torch.float32, fast=False)
     write_checkpoint(folder, source.made, config=raw)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -33,10 +33,12 @@ class Tensors:
     norm_offset: float = 0.0
     """Added to the weights of norms, where a family stores w of (1 + w)."""
     prefix: str = ""
+    fast: bool = True
+    """What is made of them may be native or a kernel."""
 
     def below(self, name: str) -> Tensors:
         """The part called ``name``."""
-        return Tensors(self.source, self.dtype, self.device, self.norm_eps, self.norm_offset, f"{self.prefix}{name}.")
+        return replace(self, prefix=f"{self.prefix}{name}.")
 
     def has(self, name: str) -> bool:
         return f"{self.prefix}{name}" in self.source.names

@@ -1,0 +1,242 @@
+"""The tree scan of a Mamba-2 layer on a GPU, in two kernels. ``mamba_scan.py``, the oracle, has the formulas.
+
+The first kernel runs the convolution along the ancestors of a node and writes the node's step to the log. The second one reads:
+a program takes a few nodes of one head, multiplies their queries with the state, and then with the keys of the log and of all
+nodes, block by block, under the mask of the tree. Decays are summed in float64. No state of a node is ever made.
+"""
+
+# ruff: noqa: N803, N806 - kernels write compile-time numbers in capitals
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+from typing import final
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.cache.recurrent import Columns
+from outrider.cache.replay import ScanShape
+from outrider.models.recurrent.layers import RecurrentPass
+from outrider.models.recurrent.mamba_scan import MambaNumbers, MambaScan
+
+_CHANNELS = 256
+"""Of a node, per program of the first kernel."""
+_BLOCK = 16
+"""Nodes, and columns, per step of the second."""
+
+
+@final
+class TritonScan(MambaScan):
+    """One layer's scan, with sums in float32."""
+
+    def __init__(self, shape: ScanShape, numbers: MambaNumbers) -> None:
+        self._shape, self._numbers = shape, numbers
+
+    def __call__(self, projected: Tensor, layer: int, step: RecurrentPass) -> Tensor:
+        columns, shape = step.cache.columns(layer), self._shape
+        mixed = projected.new_empty(step.batch_size, step.num_nodes, shape.conv_size)
+        self._convolve(projected, mixed, columns, step)
+        out = projected.new_empty(step.batch_size, step.num_nodes, shape.num_heads * shape.head_dim)
+        self._read(mixed, out, columns, step)
+        return out
+
+    def _convolve(self, projected: Tensor, mixed: Tensor, columns: Columns, step: RecurrentPass) -> None:
+        shape, numbers, log = self._shape, self._numbers, columns.log
+        windows = mixed if step.tree.is_chain else step.log_windows
+        _mamba_convolve[(step.batch_size * step.num_nodes, triton.cdiv(shape.conv_size, _CHANNELS))](
+            projected,
+            log,
+            mixed,
+            windows,
+            numbers.weight,
+            mixed if numbers.bias is None else numbers.bias,
+            numbers.rate,
+            numbers.time_bias,
+            step.num_nodes,
+            columns.end + step.start,
+            log.stride(0),
+            log.stride(1),
+            projected.shape[2],
+            *numbers.limit,
+            HEADS=shape.num_heads,
+            SIZE=shape.head_dim,
+            KEYS=shape.num_groups * shape.state_size,
+            WINDOW=shape.conv_len,
+            HAS_BIAS=numbers.bias is not None,
+            IS_CHAIN=step.tree.is_chain,
+            BLOCK=_CHANNELS,
+            HEAD_BLOCK=triton.next_power_of_2(shape.num_heads),
+            num_warps=4,
+        )
+
+    def _read(self, mixed: Tensor, out: Tensor, columns: Columns, step: RecurrentPass) -> None:
+        shape, log, tree = self._shape, columns.log, step.tree
+        seen = mixed if tree.is_chain else step.seen
+        _mamba_read[(triton.cdiv(step.num_nodes, _BLOCK), shape.num_heads, step.batch_size)](
+            mixed,
+            log,
+            columns.state,
+            seen,
+            self._numbers.skip,
+            out,
+            step.num_nodes,
+            tree.num_nodes,
+            columns.begin,
+            columns.end,
+            log.stride(0),
+            log.stride(1),
+            HEADS=shape.num_heads,
+            SIZE=shape.head_dim,
+            STATE=shape.state_size,
+            GROUPS=shape.num_groups,
+            IS_CHAIN=tree.is_chain,
+            BLOCK=_BLOCK,
+            SIZE_BLOCK=max(16, triton.next_power_of_2(shape.head_dim)),
+            STATE_BLOCK=max(16, triton.next_power_of_2(shape.state_size)),
+            num_warps=4,
+        )
+
+
+@triton.jit
+def _softplus(x):  # log(1 + e^x); the quotient gives back what 1 + e^x loses
+    small = tl.exp(tl.minimum(x, 20.0))
+    rounded = 1.0 + small
+    lost = tl.where(rounded == 1.0, 1.0, small / tl.where(rounded == 1.0, 1.0, rounded - 1.0))
+    return tl.where(x > 20.0, x, tl.where(rounded == 1.0, small, tl.log(rounded) * lost))
+
+
+@triton.jit
+def _time(times, bias, head, valid, low, high):
+    """How far the clocks of heads move."""
+    moved = _softplus(tl.load(times + head, valid, 0.0).to(tl.float32) + tl.load(bias + head, valid, 0.0))
+    return tl.minimum(tl.maximum(moved, low), high)
+
+
+@triton.jit(do_not_specialize=["num_nodes", "first", "row_stride"])
+def _mamba_convolve(
+    projected, log, mixed, windows, weight, bias, rate, time_bias, num_nodes, first, row_stride, column_stride, width,
+    low, high, HEADS: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_CHAIN: tl.constexpr, BLOCK: tl.constexpr, HEAD_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Node ``place`` of all rows, and a block of its channels. ``first`` is the column of the first node that is computed."""
+    INNER: tl.constexpr = HEADS * SIZE
+    CHANNELS: tl.constexpr = INNER + 2 * KEYS
+    place = tl.program_id(0).to(tl.int64)
+    row, node = place // num_nodes, place % num_nodes
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    valid = channel < CHANNELS
+    log += row * row_stride
+    inputs = projected + row * num_nodes * width + INNER
+    own = log + (first + node) * column_stride
+    total = tl.zeros((BLOCK,), tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias + channel, valid, 0.0)
+    for past in tl.static_range(WINDOW):
+        column = first + node - (WINDOW - 1 - past)
+        if not IS_CHAIN:
+            column = tl.load(windows + place * WINDOW + past)
+        is_new = column >= first
+        new = tl.load(inputs + (column - first) * width + channel, valid & is_new, 0.0)
+        old = tl.load(log + column * column_stride + channel, valid & (column < first), 0.0)
+        total += (new.to(tl.float32) + old) * tl.load(weight + channel * WINDOW + past, valid, 0.0)
+    found = total / (1.0 + tl.exp(-total))
+    tl.store(own + channel, tl.load(inputs + node * width + channel, valid, 0.0).to(tl.float32), valid)
+    tl.store(mixed + place * CHANNELS + channel, found, valid)
+    is_value = channel < INNER
+    times = inputs + node * width + CHANNELS
+    time = _time(times, time_bias, channel // SIZE, is_value, low, high)
+    tl.store(own + CHANNELS + HEADS + KEYS + channel, found * time, is_value)
+    tl.store(own + CHANNELS + HEADS + channel - INNER, found, (channel >= INNER) & (channel < INNER + KEYS))
+    if tl.program_id(1) == 0:
+        head = tl.arange(0, HEAD_BLOCK)
+        clock = _time(times, time_bias, head, head < HEADS, low, high)
+        tl.store(own + CHANNELS + head, clock * tl.load(rate + head, head < HEADS, 0.0), head < HEADS)
+
+
+@triton.jit
+def _at_nodes(decays, seen, node, total_nodes, column_stride, IS_CHAIN: tl.constexpr, BLOCK: tl.constexpr):
+    """[BLOCK] float64 sums of the decays of the ancestors of ``node`` [BLOCK], itself included."""
+    total = tl.zeros((BLOCK,), tl.float64)
+    for begin in range(0, total_nodes, BLOCK):
+        other = begin + tl.arange(0, BLOCK)
+        decay = tl.load(decays + other * column_stride, other < total_nodes, 0.0).to(tl.float64)
+        inside = (node[:, None] < total_nodes) & (other[None, :] < total_nodes)
+        if IS_CHAIN:
+            on_path = inside & (other[None, :] <= node[:, None])
+        else:
+            on_path = tl.load(seen + node[:, None] * total_nodes + other[None, :], inside, 0) != 0
+        total += tl.sum(tl.where(on_path, decay[None, :], 0.0), 1)
+    return total
+
+
+@triton.jit(do_not_specialize=["num_nodes", "total_nodes", "begin", "end", "row_stride"])
+def _mamba_read(
+    mixed, log, state, seen, skip, out, num_nodes, total_nodes, begin, end, row_stride, column_stride,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, GROUPS: tl.constexpr, IS_CHAIN: tl.constexpr,
+    BLOCK: tl.constexpr, SIZE_BLOCK: tl.constexpr, STATE_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of nodes of one row, in one head."""
+    INNER: tl.constexpr = HEADS * SIZE
+    KEYS: tl.constexpr = GROUPS * STATE
+    CHANNELS: tl.constexpr = INNER + 2 * KEYS
+    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    group = head // (HEADS // GROUPS)
+    new = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    node = total_nodes - num_nodes + new
+    part, key, place = tl.arange(0, SIZE_BLOCK), tl.arange(0, STATE_BLOCK), tl.arange(0, BLOCK)
+    log += row * row_stride
+    seen += row * total_nodes * total_nodes
+    mixed += (row * num_nodes + new) * CHANNELS
+    is_new, is_part, is_key = new < num_nodes, part < SIZE, key < STATE
+    query_at = mixed[:, None] + INNER + KEYS + group * STATE + key[None, :]
+    query = tl.load(query_at, is_new[:, None] & is_key[None, :], 0.0)
+    nodes = log + end * column_stride + CHANNELS + head
+    logged = tl.zeros((BLOCK,), tl.float64)
+    for first in range(begin, end, BLOCK):
+        column = first + place
+        logged += tl.load(log + column * column_stride + CHANNELS + head, column < end, 0.0).to(tl.float64)
+    before = tl.sum(logged, 0)
+    now = before + _at_nodes(nodes, seen, node, total_nodes, column_stride, IS_CHAIN, BLOCK)
+    state += (row * HEADS + head) * SIZE * STATE
+    held = tl.load(state + part[None, :] * STATE + key[:, None], is_key[:, None] & is_part[None, :], 0.0)
+    found = tl.dot(query, held, input_precision="ieee") * tl.exp(now.to(tl.float32))[:, None]
+    passed = before - before
+    for first in range(begin, end, BLOCK):
+        column = first + place
+        decay = tl.load(log + column * column_stride + CHANNELS + head, column < end, 0.0).to(tl.float64)
+        left = now[:, None] - (passed + tl.cumsum(decay, 0))[None, :]
+        passed += tl.sum(decay, 0)
+        fade = tl.where((column < end)[None, :], tl.exp(left.to(tl.float32)), 0.0)
+        found = _add(found, query, log, column, column < end, fade, group, head, column_stride, part, key,
+                     HEADS, SIZE, STATE, KEYS, CHANNELS)  # fmt: skip
+    for first in range(0, total_nodes, BLOCK):
+        other = first + place
+        there = before + _at_nodes(nodes, seen, other, total_nodes, column_stride, IS_CHAIN, BLOCK)
+        inside = is_new[:, None] & (other < total_nodes)[None, :]
+        if IS_CHAIN:
+            on_path = inside & (other[None, :] <= node[:, None])
+        else:
+            on_path = tl.load(seen + node[:, None] * total_nodes + other[None, :], inside, 0) != 0
+        left = tl.where(on_path, now[:, None] - there[None, :], 0.0)
+        fade = tl.where(on_path, tl.exp(left.to(tl.float32)), 0.0)
+        found = _add(found, query, log, end + other, other < total_nodes, fade, group, head, column_stride, part, key,
+                     HEADS, SIZE, STATE, KEYS, CHANNELS)  # fmt: skip
+    kept = is_new[:, None] & is_part[None, :]
+    value = tl.load(mixed[:, None] + head * SIZE + part[None, :], kept, 0.0)
+    to = out + ((row * num_nodes + new) * INNER)[:, None] + head * SIZE + part[None, :]
+    tl.store(to, found + value * tl.load(skip + head), kept)
+
+
+@triton.jit
+def _add(
+    found, query, log, column, valid, fade, group, head, column_stride, part, key,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """``found`` [nodes, SIZE] with what the nodes read from a block of columns, faded."""
+    at = log + column * column_stride + CHANNELS + HEADS
+    keys = tl.load(at[None, :] + group * STATE + key[:, None], (key < STATE)[:, None] & valid[None, :], 0.0)
+    score = tl.dot(query, keys, input_precision="ieee") * fade
+    values = tl.load(at[:, None] + KEYS + head * SIZE + part[None, :], valid[:, None] & (part < SIZE)[None, :], 0.0)
+    return found + tl.dot(score, values, input_precision="ieee")
