@@ -2,8 +2,11 @@
 
 The wheel goes into a new virtual environment. Its programs then run with nothing but that environment on PATH and with an empty
 cache folder, so the native pass can only be the wheel's. ``--packages DIR`` lends the environment the installed packages of
-another one, so that nothing is downloaded. A wheel for the other machine is checked as far as that goes: an emulator
-(``qemu-aarch64`` or ``qemu-x86_64``) loads its libraries and asks each for its name.
+another one, so that nothing is downloaded.
+
+Where there is an emulator (``qemu-x86_64``, ``qemu-aarch64``), processors of several kinds are asked which library they choose,
+and what a small model says on each set that they have (``pass_check.cpp``). ``--own LIBRARY`` adds a library that was compiled
+on such a machine: a set with the same name finds the same bits. A wheel of another machine is checked in this way alone.
 """
 
 from __future__ import annotations
@@ -18,24 +21,16 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
+NATIVE = ROOT / "src" / "outrider" / "models" / "native"
 _NATIVE = """
 from outrider.models.native import BUILD
-from outrider.models.native.build import _find_compiler
-assert _find_compiler() is None, "there is a compiler on PATH"
+from outrider.models.native.compiler import find_compiler
+assert find_compiler() is None, "there is a compiler on PATH"
 assert BUILD.wait() is not None, "the native pass is not there"
 """
-_LOADER = """
-#include <dlfcn.h>
-#include <cstdio>
-int main(int, char** given) {
-    void* library = dlopen(given[1], RTLD_NOW);
-    if (!library) { std::puts(dlerror()); return 1; }
-    auto name = (const char* (*)())dlsym(library, "outrider_isa");
-    auto init = (int (*)())dlsym(library, "outrider_init");
-    std::puts(name());
-    return init() ? 0 : 2;
-}
-"""
+PROCESSORS = {"x86_64": ("qemu64", "Haswell", "max"), "aarch64": ("cortex-a72", "neoverse-n1", "max")}
+"""Those that an emulator (``qemu-x86_64``, ``qemu-aarch64``) is asked for."""
 
 
 def check_here(wheel: Path, work: Path, packages: Path | None) -> None:
@@ -53,27 +48,27 @@ def check_here(wheel: Path, work: Path, packages: Path | None) -> None:
         subprocess.run([str(bin_folder / command[0]), *command[1:]], env={**environment, **threads}, cwd=work, check=True)
 
 
-def check_emulated(wheel: Path, work: Path, machine: str) -> None:
-    """Load the libraries of another machine's wheel in an emulator.
-
-    An emulator may lack AMX. A library that asks the processor for permission may then be refused, as the program is.
-    """
-    emulator, compiler = f"qemu-{machine}", f"{machine}-linux-gnu-g++"
-    for tool, package in ((emulator, "qemu-user"), (compiler, f"g++-{machine.replace('_', '-')}-linux-gnu")):
+def check_emulated(wheel: Path, work: Path, machine: str, own: list[Path]) -> None:
+    """Run the libraries of a wheel on emulated processors. Each says which it chooses; equal sets find equal bits."""
+    compiler = "g++" if machine == platform.machine() else f"{machine}-linux-gnu-g++"
+    for tool, package in ((f"qemu-{machine}", "qemu-user"), (compiler, f"g++-{machine.replace('_', '-')}-linux-gnu")):
         if not shutil.which(tool):
             raise SystemExit(f"there is no {tool}; install {package}, or check this wheel on a machine of its kind")
-    (work / "loader.cpp").write_text(_LOADER)
-    subprocess.run([compiler, str(work / "loader.cpp"), "-o", str(work / "loader"), "-ldl"], check=True)
+    program = work / "pass_check"
+    flags = ["-std=c++20", "-O1", "-Wno-psabi", f"-I{NATIVE}", "-pthread", "-o", str(program)]
+    subprocess.run([compiler, str(ROOT / "scripts" / "pass_check.cpp"), *flags, "-ldl"], check=True)
     with zipfile.ZipFile(wheel) as archive:
-        libraries = [archive.extract(name, work) for name in archive.namelist() if name.endswith(".so")]
+        libraries = [Path(archive.extract(name, work)) for name in archive.namelist() if name.endswith(".so")]
     assert libraries, f"{wheel.name} holds no library"
-    for library in libraries:
-        run = [emulator, "-cpu", "max", "-L", f"/usr/{machine}-linux-gnu", str(work / "loader"), library]
-        done = subprocess.run(run, check=False, capture_output=True, text=True)
-        said = done.stdout.strip()
-        assert Path(library).stem == f"{machine}-{said}", f"{Path(library).name} says that it is {said!r} ({done.returncode})"
-        refused = "" if done.returncode == 0 else "; it refuses this processor"
-        print(f"{Path(library).name} loads and is {said}{refused}")
+    root = [] if machine == platform.machine() else ["-L", f"/usr/{machine}-linux-gnu"]
+    digests = dict[str, str]()
+    for processor in PROCESSORS[machine]:
+        run = [f"qemu-{machine}", *root, "-cpu", processor, str(program), str(libraries[0].parent), machine]
+        said = subprocess.run([*run, *map(str, own)], check=True, capture_output=True, text=True).stdout
+        found = [line.split() for line in said.splitlines()]
+        print(f"{processor}: takes {found[0][0]}; {', '.join(f'{name} {digest}' for name, digest, _ in found)}")
+        for name, digest, _ in found:
+            assert digests.setdefault(name, digest) == digest, f"{name} finds other bits on {processor}"
 
 
 def machine_of(wheel: Path) -> str:
@@ -85,14 +80,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--packages", type=Path, metavar="DIR", help="site-packages of another environment to lend")
+    parser.add_argument("--own", type=Path, nargs="*", default=[], metavar="LIBRARY", help="made on a machine, to compare with")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        if (machine := machine_of(arguments.wheel)) != platform.machine():
-            check_emulated(arguments.wheel, Path(work), machine)
-            print(f"the libraries of {arguments.wheel.name} load in an emulator")
-        else:
+        is_home = (machine := machine_of(arguments.wheel)) == platform.machine()
+        if is_home:
             check_here(arguments.wheel, Path(work), arguments.packages)
             print(f"{arguments.wheel.name} works without a compiler")
+        if not is_home or shutil.which(f"qemu-{machine}"):
+            check_emulated(arguments.wheel, Path(work), machine, arguments.own)
+            print(f"the libraries of {arguments.wheel.name} run in an emulator")
     return 0
 
 

@@ -1,9 +1,9 @@
 """Build wheels with the native pass inside: ``python scripts/wheels.py [--machine x86_64 aarch64] [--out dist]``.
 
-A wheel of a machine holds one library per instruction set, so it needs no compiler where it is installed. The other
-machine's libraries come from a cross-compiler, ``aarch64-linux-gnu-g++`` or ``x86_64-linux-gnu-g++``. The wheel's tag
-names the oldest C library that its libraries run on, which is read out of them. Other machines install the source
-distribution and compile.
+A wheel of a machine holds one library per instruction set, so it needs no compiler where it is installed. The best one
+that the processor has is chosen when it is loaded. The other machine's libraries come from a cross-compiler,
+``aarch64-linux-gnu-g++`` or ``x86_64-linux-gnu-g++``. The wheel's tag names the oldest C library that its libraries run on,
+which is read out of them. Other machines install the source distribution and compile.
 """
 
 from __future__ import annotations
@@ -23,25 +23,33 @@ ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "src" / "outrider" / "models" / "native"
 FLAGS = (
     "-std=c++20",
-    "-O3",
-    "-ffp-contract=fast",
     "-fPIC",
     "-shared",
+    "-O3",
+    "-ffp-contract=fast",
+    "--param=avoid-fma-max-bits=0",
     "-pthread",
     "-Wno-psabi",
     "-static-libstdc++",
     "-static-libgcc",
 )
+GENERIC = "-DOUTRIDER_ISA_GENERIC"
 SETS = {
     "x86_64": {
-        "amx": ("-march=sapphirerapids",),
-        "avx512": ("-march=skylake-avx512",),
-        "avx2": ("-march=haswell",),
-        "generic": ("-march=x86-64", "-DOUTRIDER_ISA_GENERIC"),
+        "amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        "avx512_vnni": ("-march=x86-64-v4", "-mavx512vnni"),
+        "avx512": ("-march=x86-64-v4",),
+        "avx2": ("-march=x86-64-v3",),
+        "generic": ("-march=x86-64", GENERIC),
     },
-    "aarch64": {"neon": ("-march=armv8-a",), "generic": ("-march=armv8-a", "-DOUTRIDER_ISA_GENERIC")},
+    "aarch64": {
+        "neon_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
+        "neon_dot": ("-march=armv8.2-a+dotprod",),
+        "neon": ("-march=armv8-a",),
+        "generic": ("-march=armv8-a", GENERIC),
+    },
 }
-"""Flags of each set that hold for every processor that has it."""
+"""Flags of each set that hold for every processor that has it: those of ``models/native/instruction_sets.py``."""
 
 
 def compiler_for(machine: str) -> str:
@@ -54,18 +62,21 @@ def compiler_for(machine: str) -> str:
 
 
 def compile_sets(machine: str, folder: Path) -> list[Path]:
-    """The libraries of every set of a machine, in ``folder``. The sets are compiled beside each other."""
+    """The libraries of every set of a machine in ``folder``, and the one that says which of them a processor has. They are
+    compiled beside each other."""
     folder.mkdir(parents=True, exist_ok=True)
     compiler = compiler_for(machine)
+    wanted = {name: ("decoder.cpp", flags) for name, flags in SETS[machine].items()} | {"sets": ("sets.cpp", ())}
 
-    def compile_set(isa: str) -> Path:
-        out = folder / f"{machine}-{isa}.so"
+    def compile_set(name: str) -> Path:
+        source, flags = wanted[name]
+        out = folder / f"{machine}-{name}.so"
         print(f"compiling {out.name}", flush=True)
-        subprocess.run([compiler, *FLAGS, *SETS[machine][isa], str(NATIVE / "decoder.cpp"), "-o", str(out)], check=True)
+        subprocess.run([compiler, *FLAGS, *flags, str(NATIVE / source), "-o", str(out)], check=True)
         return out
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(compile_set, SETS[machine]))
+        return list(pool.map(compile_set, wanted))
 
 
 def oldest_libc(libraries: list[Path]) -> tuple[int, int]:

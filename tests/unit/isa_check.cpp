@@ -164,12 +164,14 @@ template <class T> static void check_attention(int rows, int heads, int dim, int
     for (T& one : keys) make(one);
     for (T& one : values) make(one);
     for (float& one : queries) one = chance();
-    std::vector<int32_t> last(2 * rows);
+    std::vector<int32_t> last(2 * rows), pages(slots / 16 + 1);  // pages of sixteen tokens, one after the other
+    for (size_t i = 0; i < pages.size(); i++) pages[i] = int32_t(i);
+    const auto in_pages = [&](std::vector<T>& all) { return Slots<T>{all.data(), pages.data(), size_t(16) * dim, 4, dim}; };
     std::vector<Past<T>> pasts;
     std::vector<const float*> at;
     for (int r = 0; r < rows; r++) {
         last[2 * r] = size - 1, last[2 * r + 1] = size + r;
-        pasts.push_back({keys.data(), values.data(), dim, 0, size - 1, &last[2 * r], 2, 0});
+        pasts.push_back({in_pages(keys), in_pages(values), dim, 0, size - 1, &last[2 * r], 2, 0});
         for (int h = 0; h < heads; h++) at.push_back(&queries[size_t(r * heads + h) * dim]);
     }
     attend<T>({pasts.data(), at.data(), rows, heads}, 0.25f, 0.0f, space.data(), stride, out.data());

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from outrider.models.native import build, prebuilt
-from outrider.models.native.instruction_sets import sets_here
+from outrider.models.native import build
+from outrider.models.native.instruction_sets import ARM, PREBUILT, X86, sets_here
 from outrider.models.native.prebuilt import file_name, prebuilt_library
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def test_a_machine_takes_the_best_library_that_it_can_run(tmp_path: Path, monkey
 @pytest.mark.usefixtures("on_linux")
 def test_the_wheels_library_stands_in_for_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTRIDER_NATIVE", raising=False)
-    monkeypatch.setattr(build, "_find_compiler", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
     monkeypatch.setattr(build, "prebuilt_library", lambda: None)
     assert not build.can_build()
     with pytest.warns(UserWarning, match=r"no C\+\+ compiler"):
@@ -67,11 +67,11 @@ def test_the_wheels_library_stands_in_for_a_compiler(tmp_path: Path, monkeypatch
 
 def test_a_wheel_has_a_library_for_every_set_of_its_machine() -> None:
     wheels = script("wheels")
-    here = platform.machine()
-    if here in wheels.SETS:
-        assert {isa.name for isa in sets_here()} <= set(wheels.SETS[here])
+    for machine, sets in (("x86_64", X86), ("aarch64", ARM)):
+        assert wheels.SETS[machine] == {isa.name: isa.flags for isa in sets}
+    assert set(build.FLAGS) <= set(wheels.FLAGS)
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["outrider"]
-    folder = prebuilt.FOLDER.relative_to(Path(build.__file__).parents[2])
+    folder = PREBUILT.relative_to(Path(build.__file__).parents[2])
     assert f"{folder.as_posix()}/*.so" in patterns
 
 

@@ -1,7 +1,8 @@
-"""``dtype="int4"`` on a CPU: the nearest codes, the arithmetic of stored matrices, and speculative text that is plain text."""
+"""``dtype="int4"`` and ``"w8a8"`` on a CPU: nearest codes, products of stored matrices, speculative text that is plain text."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from outrider.core.errors import OptionError
 from outrider.core.tree import TokenTree
 from outrider.models import decoder
 from outrider.models.linear import Linear
-from outrider.models.load import load_model
+from outrider.models.load import FEW_BITS, load_model
 from outrider.models.native import BUILD, NativeDecoder
 from outrider.models.quantised.rounded import round_to_codes
 
@@ -51,11 +52,14 @@ def test_the_farthest_weight_of_a_group_is_kept() -> None:
     torch.testing.assert_close(found.gather(1, farthest), weight.gather(1, farthest), rtol=1e-3, atol=0)
 
 
+@dataclass(frozen=True)
 class Reference:
     """Linears of the native pass in PyTorch: rounded weights, 8 bits at the head, times rounded inputs."""
 
+    bits: int
+
     def __call__(self, weight: Tensor, bias: Tensor | None = None, **_: object) -> Linear:
-        return RoundedInputs(round_to_codes(weight, 8 if len(weight) == VOCAB else 4).dequantised(), bias)
+        return RoundedInputs(round_to_codes(weight, 8 if len(weight) == VOCAB else self.bits).dequantised(), bias)
 
 
 def folder_of(folder: Path, *, tied: bool = False) -> str:
@@ -66,11 +70,11 @@ def folder_of(folder: Path, *, tied: bool = False) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_model_is_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
+@pytest.mark.parametrize(("dtype", "tied"), [("int4", True), ("int4", False), ("w8a8", False)])
+def test_a_model_is_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, tied: bool) -> None:
     path = folder_of(tmp_path, tied=tied)
-    rounded, exact = load_model(path, dtype="int4", device="cpu"), load_model(path, dtype="float32", device="cpu", fast=False)
-    monkeypatch.setattr(decoder, "linear_of", Reference())
+    rounded, exact = load_model(path, dtype=dtype, device="cpu"), load_model(path, dtype="float32", device="cpu", fast=False)
+    monkeypatch.setattr(decoder, "linear_of", Reference(FEW_BITS[dtype]))
     reference = load_model(path, dtype="float32", device="cpu", fast=False)
     assert isinstance(rounded, NativeDecoder)
     tree = TokenTree.of_rows([([row, row + 30, row + 60], [-1, 0, 0]) for row in range(20)])
@@ -88,9 +92,9 @@ def test_a_model_takes_the_memory_of_its_codes(tmp_path: Path) -> None:
     assert rounded.num_bytes == (short.num_bytes // 2 - head) * 18 // 32 + head * 34 // 32
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_speculative_text_is_plain_text(temperature: float) -> None:
-    llm, params = LLM(dtype="int4", device="cpu"), SamplingParams(max_tokens=40, temperature=temperature, seed=3)
+@pytest.mark.parametrize(("dtype", "temperature"), [("int4", 0.0), ("int4", 1.0), ("w8a8", 1.0)])
+def test_speculative_text_is_plain_text(dtype: str, temperature: float) -> None:
+    llm, params = LLM(dtype=dtype, device="cpu"), SamplingParams(max_tokens=40, temperature=temperature, seed=3)
     assert isinstance(llm.target, NativeDecoder)
     names = ("plain", "draft-model", "best-first")
     texts = [llm.generate("Once upon a time", params, method=llm.compose(name))[0].token_ids for name in names]
@@ -99,4 +103,6 @@ def test_speculative_text_is_plain_text(temperature: float) -> None:
 
 def test_without_the_native_pass_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"int4.*on a CPU it needs the native pass"):
-        load_model(folder_of(tmp_path), dtype="int4", device="cpu", fast=False)
+        load_model(folder_of(tmp_path / "few"), dtype="int4", device="cpu", fast=False)
+    with pytest.raises(OptionError, match=r"w8a8.*needs the native pass of a CPU.*int8"):
+        load_model(folder_of(tmp_path / "eight"), dtype="w8a8", device="cpu", fast=False)

@@ -96,8 +96,7 @@ class Sampler:
         self.all_greedy = all(p.temperature == 0 for p in params)
         self._temperature = self._column([p.temperature for p in params])
         self._top_k = self._column([min(p.top_k or vocab_size, vocab_size) for p in params], torch.int64)
-        precise = torch.float32 if device.type == "mps" else torch.float64  # 1 - p must be rounded once, not twice
-        self._top_p = self._column([p.top_p for p in params], precise)
+        self._top_p = self._column([p.top_p for p in params], torch.float64)  # 1 - p must be rounded once, not twice
         self._min_p = self._column([p.min_p for p in params])
         self._typical_p = self._column([p.typical_p for p in params])
         self._uses_top_k = any(p.top_k for p in params)

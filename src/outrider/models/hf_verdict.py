@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from outrider.core.kept_json import keep_json, read_json
-from outrider.models.native.build import cache_folder
+from outrider.models.native.compiler import cache_folder
 
 _CODE = ("hf.py", "hf_cache.py", "hf_check.py", "hf_verdict.py")
 

@@ -21,6 +21,7 @@ from outrider.models.decoder import Decoder
 from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
 from outrider.models.gguf.stored import StoredTensors, is_quantised
 from outrider.models.gpu import check_numerics, gpu_decoder
+from outrider.models.host_side import check_mps, host_side
 from outrider.models.native import auto_types, fastest_decoder, native_decoder
 from outrider.models.quantised.folder import checkpoint
 from outrider.models.quantised.formats import format_of
@@ -33,9 +34,11 @@ from outrider.models.speed import Speed, refuse
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, Weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-FEW_BITS = {"int8": 8, "int4": 4}
+ROUNDED_INPUTS = "w8a8"
+"""Weights of 8 bits, and activations rounded to 8 bits for every product, 32 at a time, as those of a Q8_0 file (CPU)."""
+FEW_BITS = {"int8": 8, "int4": 4, ROUNDED_INPUTS: 8}
 """Weights rounded to so many bits: another model, whose own plain decoding is its reference. Activations are bfloat16, or 8
-bits for int4 on a CPU."""
+bits for int4 on a CPU and for w8a8."""
 STORED = "stored"
 """Quantised matrices as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
 
@@ -50,21 +53,25 @@ def load_model(
     numerics: str = "auto",
     page_len: int = 0,
 ) -> Target:
-    """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8" and "int4"
-    round the weights and so change the model). Quantised matrices stay as they are where the device has a product for them, and
-    are dequantised with any other type. "stored" insists on it for a GGUF file or a quantised folder on a CPU, where inputs are
-    rounded to 8 bits. ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than
-    its original length; ``fast`` False takes the plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant"
-    insists on scores that do not depend on what shares a pass (``models.gpu.NUMERICS``); ``page_len`` keeps keys and values in
-    pages of so many tokens, which rows can share (0: 64, but rows of their own in the plain PyTorch decoder)."""
+    """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8" and "int4" round the
+    weights and so change the model; "w8a8" rounds the inputs of every product too). Quantised matrices stay as they are where
+    the device has a product for them, and are dequantised with any other type. "stored" insists on it for a GGUF file or a
+    quantised folder on a CPU, where inputs are rounded to 8 bits. ``max_len`` opens a model whose rotary scaling depends on the
+    context (longrope, dynamic) for more than its original length; ``fast`` False takes the plain PyTorch decoder where a faster
+    twin exists; ``numerics`` "invariant" insists on scores that do not depend on what shares a pass (``models.gpu.NUMERICS``);
+    ``page_len`` keeps keys and values in pages of so many tokens, which rows can share (0: 64, but rows of their own in the
+    plain PyTorch decoder)."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     check_numerics(numerics)
     place = device_of(device)
     if page_len < 0 or page_len & (page_len - 1):
         raise OptionError(f"page_len = {page_len} is not valid; use a power of two, or 0 to leave it to the device")
-    speed = Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len)
-    source = name if isinstance(name, Source) else Source(name)
+    speed = _speed(fast, numerics, dtype, page_len)
+    return host_side(_load(name if isinstance(name, Source) else Source(name), dtype, place, max_len=max_len, speed=speed))
+
+
+def _load(source: Source, dtype: str | None, place: torch.device, *, max_len: int | None, speed: Speed) -> Target:
     if dtype == STORED:
         return _load_stored(local_path(source), place, max_len=max_len, speed=speed)
     wanted = torch.bfloat16 if speed.bits < 16 else _dtype_named(dtype)
@@ -78,8 +85,9 @@ def load_model(
         return _recurrent(recurrent, path, wanted, place, max_len=max_len, speed=speed)
     if config is None:
         refuse(speed)
-        if page_len:
-            raise OptionError(f"page_len = {page_len} is not available for this model, which transformers runs; leave it out")
+        if speed.page_len:
+            what = f"page_len = {speed.page_len} is not available for this model"
+            raise OptionError(f"{what}, which transformers runs; leave it out")
         from outrider.models.hf import HFModel, check_quantisation
 
         check_quantisation(raw)
@@ -210,12 +218,12 @@ def _decoder(
 
 def _of_weights(config: ModelConfig, weights: Weights, speed: Speed) -> LayeredTarget:
     on_gpu, device = None, weights.embedding.device
-    if speed.fast:
+    if speed.fast and not speed.rounds_inputs:
         on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits, page_len=speed.page_len)
     if on_gpu is not None:
         return on_gpu
-    if speed.bits == 4 and device.type == "cpu" and speed.fast:
-        rounded = rounded_decoder(config, weights, page_len=speed.page_len)
+    if (speed.bits == 4 or speed.rounds_inputs) and device.type == "cpu" and speed.fast:
+        rounded = rounded_decoder(config, weights, speed.bits, page_len=speed.page_len)
         if rounded is not None:
             return rounded
     refuse(replace(speed, numerics="auto", bits=16 if speed.bits == 8 and device.type == "cpu" else speed.bits))
@@ -232,7 +240,11 @@ def decoder_of(
     config: ModelConfig, weights: Weights, *, dtype: str | None, fast: bool, numerics: str, page_len: int
 ) -> LayeredTarget:
     """The decoder that ``load_model`` would take for weights that are in memory already, with its options."""
-    return _of_weights(config, weights, Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len))
+    return _of_weights(config, weights, _speed(fast, numerics, dtype, page_len))
+
+
+def _speed(fast: bool, numerics: str, dtype: str | None, page_len: int) -> Speed:
+    return Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len, dtype == ROUNDED_INPUTS)
 
 
 def computing_dtype(dtype: str | None, stored: str | None, device: torch.device) -> torch.dtype:
@@ -264,6 +276,8 @@ def device_of(name: str | None) -> torch.device:
         raise OptionError(f"unknown device {name!r}; {nearest(name, ['auto', 'cpu', 'cuda', 'cuda:0', 'mps'])}") from None
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
         raise OptionError(f"device {name!r} is not there ({torch.cuda.device_count()} CUDA devices found); use cpu")
+    if device.type == "mps":
+        check_mps()
     return device
 
 
@@ -279,4 +293,5 @@ def auto_dtype(stored: str | None, device: torch.device) -> torch.dtype:
     """bfloat16 on a GPU; on a CPU for bfloat16 checkpoints where its instruction set is fast in it; float32 otherwise."""
     if device.type == "cuda":
         return torch.bfloat16
-    return torch.bfloat16 if stored == "bfloat16" and torch.bfloat16 in auto_types() else torch.float32
+    keeps = device.type == "cpu" and stored == "bfloat16" and torch.bfloat16 in auto_types()
+    return torch.bfloat16 if keeps else torch.float32

@@ -15,6 +15,8 @@ class Speed:
     numerics: str
     bits: int
     page_len: int
+    rounds_inputs: bool = False
+    """Inputs are rounded to 8 bits too, for products of whole numbers (``dtype="w8a8"``)."""
 
 
 def refuse(speed: Speed) -> None:
@@ -24,6 +26,11 @@ def refuse(speed: Speed) -> None:
         raise OptionError(
             "numerics = 'invariant' is not available for this model here: `outrider info MODEL` says under \"same bits\" where "
             "scores do not depend on what shares a pass; elsewhere method='plain' with max_batch_size=1 scores every text alone"
+        )
+    if speed.rounds_inputs:
+        raise OptionError(
+            "dtype = 'w8a8' is not available for this model here; it needs the native pass of a CPU (fast=True) "
+            "and matrices with inputs in groups of 32; dtype = 'int8' rounds the weights alone"
         )
     if speed.bits != 16:
         on_cpu = "; on a CPU it needs the native pass, and dtype = 'int8' does not" if speed.bits == 4 else ""

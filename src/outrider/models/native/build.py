@@ -10,28 +10,22 @@ Where there is no compiler, the library that a wheel brings along is used (``pre
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
-from functools import cache
 from pathlib import Path
 
 import torch
 
+from outrider.models.native.compiler import FOLDER, compile_library, find_compiler, is_wanted, kept_path
 from outrider.models.native.instruction_sets import isa_here
 from outrider.models.native.prebuilt import prebuilt_library
 
-_FOLDER = Path(__file__).parent
-_SOURCE = _FOLDER / "decoder.cpp"
-_FLAGS = ("-std=c++20", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
-_SECONDS = 900
+_SOURCE = FOLDER / "decoder.cpp"
+FLAGS = ("-O3", "-ffp-contract=fast", "--param=avoid-fma-max-bits=0", "-pthread", "-Wno-psabi")
+"""The last but two joins products and sums everywhere: some processors' tuning would not, and find other bits."""
 
 
 class Build:
@@ -76,7 +70,7 @@ class Build:
 
     def _build(self, compiler: str, path: Path) -> None:
         try:
-            _compile(compiler, path)
+            compile_library(compiler, _SOURCE, (*FLAGS, *isa_here().flags), path)
             self._library = _open(path)
         except (OSError, subprocess.SubprocessError) as error:
             warnings.warn(f"the native CPU pass could not be built ({_reason(error)}); running in PyTorch", stacklevel=2)
@@ -106,23 +100,14 @@ def ready_to_measure() -> None:
 
 def can_build() -> bool:
     """The native pass is wanted and can be had: from a compiler, or from the wheel."""
-    return _is_wanted() and (_find_compiler() is not None or prebuilt_library() is not None)
-
-
-def _is_wanted() -> bool:
-    return os.environ.get("OUTRIDER_NATIVE", "1") != "0"
-
-
-def _find_compiler() -> str | None:
-    wanted = os.environ.get("CXX")
-    return shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+    return is_wanted() and (find_compiler() is not None or prebuilt_library() is not None)
 
 
 def _compiler() -> str | None:
     """A C++ compiler, unless the user wants none."""
-    if not _is_wanted():
+    if not is_wanted():
         return None
-    found = _find_compiler()
+    found = find_compiler()
     if found is None and prebuilt_library() is None:
         warnings.warn(
             "no C++ compiler was found, so the CPU runs in PyTorch, which is slower for small models; install g++ "
@@ -134,46 +119,8 @@ def _compiler() -> str | None:
 
 def _path(compiler: str) -> Path:
     """Where the library for these sources, this compiler and this processor lies."""
-    digest = hashlib.sha256()
-    for path in (_SOURCE, *sorted(_FOLDER.rglob("*.hpp"))):
-        digest.update(path.read_bytes())
-    digest.update(" ".join((*_FLAGS, *isa_here().flags, _version(compiler), processor())).encode())
-    return cache_folder() / f"native-{digest.hexdigest()[:20]}.so"
-
-
-def cache_folder() -> Path:
-    """Where what was built or measured on this machine is kept (``OUTRIDER_CACHE``, or the user's cache folder)."""
-    folder = os.environ.get("OUTRIDER_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "outrider")
-    return Path(folder).expanduser()
-
-
-@cache
-def _version(compiler: str) -> str:
-    result = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False)
-    return result.stdout.partition("\n")[0]
-
-
-@cache
-def processor() -> str:
-    """What tells this machine's processor from others."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.platform() + platform.processor()
-    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
-
-
-def _compile(compiler: str, path: Path) -> None:
-    """Into a temporary name first: another process may be doing the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(suffix=".so", dir=path.parent)
-    os.close(handle)
-    try:
-        command = [compiler, *_FLAGS, *isa_here().flags, str(_SOURCE), "-o", partial]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
-        os.replace(partial, path)
-    finally:
-        Path(partial).unlink(missing_ok=True)
+    sources = (_SOURCE, *sorted(FOLDER.rglob("*.hpp")))
+    return kept_path(compiler, "native", sources, (*FLAGS, *isa_here().flags))
 
 
 def _open(path: Path) -> ctypes.CDLL | None:
@@ -183,7 +130,7 @@ def _open(path: Path) -> ctypes.CDLL | None:
 
 def _open_prebuilt() -> ctypes.CDLL | None:
     """The library that the wheel brought, where it is wanted and this system can load it."""
-    path = prebuilt_library() if _is_wanted() else None
+    path = prebuilt_library() if is_wanted() else None
     try:
         return None if path is None else _open(path)
     except OSError as error:

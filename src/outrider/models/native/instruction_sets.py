@@ -2,19 +2,28 @@
 
 A machine gets the best set it has. ``OUTRIDER_ISA`` asks for a lesser one, to test it or to compare: the text of one set need
 not be that of another to the last bit, since they fuse and round differently, but each is bit-identical with itself.
+
+What the processor has is asked of ``sets.cpp``, which a wheel brings along and which a compiler makes in an instant.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 import torch
 
 from outrider.core.errors import OptionError, nearest
+from outrider.models.native.compiler import FOLDER, compile_library, find_compiler, is_wanted, kept_path
 
+PREBUILT = FOLDER / "prebuilt"
+_SOURCE = FOLDER / "sets.cpp"
 _VARIABLE = "OUTRIDER_ISA"
 
 
@@ -24,7 +33,7 @@ class Isa:
 
     name: str
     flags: tuple[str, ...]
-    """Of the compiler, on a machine that has more than this set."""
+    """Of the compiler: code for every processor that has the set."""
     auto_types: frozenset[torch.dtype]
     """Types that ``dtype="auto"`` takes for a checkpoint stored in them; others are widened to float32."""
 
@@ -32,15 +41,19 @@ class Isa:
 _FLOAT = frozenset({torch.float32})
 _SHORT = frozenset({torch.float32, torch.bfloat16})
 _GENERIC = "-DOUTRIDER_ISA_GENERIC"
-_X86 = (
-    Isa("amx", ("-march=native",), _SHORT),
-    Isa("avx512", ("-march=skylake-avx512",), _FLOAT),
-    Isa("avx2", ("-march=haswell",), _FLOAT),
+_TILES = ("-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+X86 = (
+    Isa("amx", ("-march=x86-64-v4", *_TILES), _SHORT),
+    Isa("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni"), _FLOAT),
+    Isa("avx512", ("-march=x86-64-v4",), _FLOAT),
+    Isa("avx2", ("-march=x86-64-v3",), _FLOAT),
     Isa("generic", ("-march=x86-64", _GENERIC), _FLOAT),
 )
-_ARM = (
-    Isa("neon", ("-mcpu=native",), _FLOAT),
-    Isa("generic", ("-mcpu=native", _GENERIC), _FLOAT),
+ARM = (
+    Isa("neon_i8mm", ("-march=armv8.2-a+dotprod+i8mm",), _FLOAT),
+    Isa("neon_dot", ("-march=armv8.2-a+dotprod",), _FLOAT),
+    Isa("neon", ("-march=armv8-a",), _FLOAT),
+    Isa("generic", ("-march=armv8-a", _GENERIC), _FLOAT),
 )
 _OTHER = (Isa("generic", (_GENERIC,), _FLOAT),)
 
@@ -62,24 +75,57 @@ def isa_here(environment: Mapping[str, str] = os.environ) -> Isa:
 
 
 def sets_here() -> tuple[Isa, ...]:
-    """The sets this machine has, the best first."""
-    machine = platform.machine().lower()
-    if machine in ("aarch64", "arm64"):
-        return _ARM
-    if machine not in ("x86_64", "amd64"):
-        return _OTHER
-    if torch.cpu._is_amx_tile_supported():
-        return _X86
-    if torch.cpu._is_avx512_supported():
-        return _X86[1:]
-    return _X86[2:] if torch.cpu._is_avx2_supported() else _X86[3:]
+    """The sets this machine has, the best first; the generic one alone where no native code can be had."""
+    names = _names_here(is_wanted()) or ("generic",)
+    return tuple(isa for isa in _sets_of(platform.machine().lower()) if isa.name in names)
+
+
+def _sets_of(machine: str) -> tuple[Isa, ...]:
+    return X86 if machine in ("x86_64", "amd64") else ARM if machine in ("aarch64", "arm64") else _OTHER
+
+
+@cache
+def _names_here(can_ask: bool) -> tuple[str, ...]:
+    """What the processor says it has; nothing where it cannot be asked."""
+    path = (_prebuilt_question() or _compiled_question()) if can_ask else None
+    try:
+        library = None if path is None else ctypes.CDLL(str(path))
+    except OSError:
+        library = None
+    if library is None:
+        return ()
+    library.outrider_sets.restype = ctypes.c_char_p
+    return tuple(library.outrider_sets().decode().split())
+
+
+def question_name(machine: str) -> str:
+    """How the library is called that says which sets a machine has."""
+    return f"{machine.lower()}-sets.so"
+
+
+def _prebuilt_question() -> Path | None:
+    path = PREBUILT / question_name(platform.machine())
+    return path if platform.system() == "Linux" and path.is_file() else None
+
+
+def _compiled_question() -> Path | None:
+    compiler = find_compiler()
+    if compiler is None:
+        return None
+    path = kept_path(compiler, "sets", [_SOURCE], ())
+    try:
+        if not path.is_file():
+            compile_library(compiler, _SOURCE, (), path)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return path
 
 
 def _tuned(isa: Isa) -> Isa:
     """The machine's best set, with whatever else this very processor has."""
-    if isa not in _X86:
-        return isa
-    return replace(isa, flags=("-march=native",), auto_types=_SHORT if has_bfloat16() else isa.auto_types)
+    if isa in X86:
+        return replace(isa, flags=("-march=native",), auto_types=_SHORT if has_bfloat16() else isa.auto_types)
+    return replace(isa, flags=("-mcpu=native",)) if isa in ARM else isa
 
 
 def has_bfloat16() -> bool:

@@ -71,7 +71,7 @@ template <int R, int B, class W> static void multiply_up_to(int rows, Some of, B
 }
 // A multiple of MANY_ROWS. Few blocks for many rows: weights come from the second-level cache for every group of rows.
 template <class W> static void multiply_many(int rows, Some of, Blocks<W> w, int count, Blocks<W> then) {
-    const int num_groups = rows / MANY_ROWS, step = MANY_BLOCKS * BLOCK * int(sizeof(W)) / num_groups;
+    const int num_groups = rows / std::max(1, MANY_ROWS), step = MANY_BLOCKS * BLOCK * int(sizeof(W)) / num_groups;
     for (int b = 0; b < count; b += MANY_BLOCKS) {
         const char* next = reinterpret_cast<const char*>(b + MANY_BLOCKS < count ? w.after(b + MANY_BLOCKS).at : then.at);
         for (int group = 0; group < num_groups; group++) {

@@ -2,8 +2,9 @@
 // thread that the system holds up does not hold up the others by more than one piece. On a busy machine even that can be most
 // of the time; then the caller works alone for a while. Results do not depend on who computes what.
 #pragma once
+#if !defined(_WIN32)
 #include <pthread.h>
-#include <sched.h>
+#endif
 
 #include <atomic>
 #include <chrono>
@@ -20,6 +21,13 @@ static inline void pause_cpu() {
 #endif
 }
 
+// A forked child has no threads: it makes new ones. Windows does not fork.
+static inline void forget_in_children([[maybe_unused]] void (*forget)()) {
+#if !defined(_WIN32)
+    pthread_atfork(nullptr, nullptr, forget);
+#endif
+}
+
 class Pool {
   public:
     static Pool& of(int num_threads) {
@@ -27,7 +35,7 @@ class Pool {
         static bool watched = false;
         if (!watched) {
             watched = true;
-            pthread_atfork(nullptr, nullptr, [] { pool = nullptr; });  // a forked child has no threads: it makes new ones
+            forget_in_children([] { pool = nullptr; });
         }
         if (pool == nullptr || pool->size() != num_threads) {
             delete pool;
@@ -89,7 +97,7 @@ class Pool {
     }
     static void rest(int spins) {
         if (spins < 4096) pause_cpu();
-        else sched_yield();
+        else std::this_thread::yield();
     }
     void serve(int index) {
         for (int seen = 0;;) {

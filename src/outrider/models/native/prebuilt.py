@@ -1,8 +1,9 @@
 """Libraries of the native pass that a wheel brings along, for machines without a compiler.
 
-``scripts/wheels.py`` compiles one library per instruction set into the folder ``prebuilt/``, which a checkout does not have. A
-library is named after the machine and the set: ``x86_64-avx2.so``. A machine takes the best one that it can run. A compiler on
-the machine is still preferred, because it knows the very processor.
+``scripts/wheels.py`` compiles one library per instruction set into the folder ``prebuilt/``, which a checkout does not have. It
+compiles ``sets.cpp`` there too, which says what the processor has. A library is named after the machine and the set:
+``x86_64-avx2.so``. A machine takes the best one that it can run. A compiler on the machine is still preferred, because it knows
+the very processor.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from outrider.models.native.instruction_sets import isa_here, sets_here
-
-FOLDER = Path(__file__).parent / "prebuilt"
+from outrider.models.native.instruction_sets import PREBUILT, isa_here, sets_here
 
 
-def prebuilt_library(folder: Path = FOLDER) -> Path | None:
+def prebuilt_library(folder: Path = PREBUILT) -> Path | None:
     """The best library in the folder that this machine can run; None where there is none."""
     if platform.system() != "Linux":
         return None

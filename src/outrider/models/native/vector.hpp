@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #endif
 
+#include <new>
 #include <vector>
 
 #include "isa/isa.hpp"
@@ -44,14 +45,15 @@ template <class T> class Memory {
     Memory() = default;
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
-    ~Memory() { free(begin); }
+    ~Memory() { release(); }
     T* data() const { return begin; }
     T* grow(size_t size) {
         if (size <= room) return begin;
         const bool is_large = size * sizeof(T) >= LARGE;
-        const size_t unit = is_large ? LARGE_PAGE : 64, bytes = (size * sizeof(T) + unit - 1) / unit * unit;
-        free(begin);
-        begin = static_cast<T*>(aligned_alloc(unit, bytes));
+        release();
+        unit = is_large ? LARGE_PAGE : 64;
+        const size_t bytes = (size * sizeof(T) + unit - 1) / unit * unit;
+        begin = static_cast<T*>(::operator new(bytes, std::align_val_t(unit)));
         if (is_large) on_large_pages(begin, bytes);
         memset(begin, 0, bytes);
         room = bytes / sizeof(T);
@@ -60,6 +62,10 @@ template <class T> class Memory {
 
   private:
     static constexpr size_t LARGE = 1 << 20, LARGE_PAGE = 1 << 21;
+    void release() {
+        if (begin) ::operator delete(static_cast<void*>(begin), std::align_val_t(unit));
+        begin = nullptr, room = 0;
+    }
     T* begin = nullptr;
-    size_t room = 0;
+    size_t room = 0, unit = 64;
 };

@@ -1,9 +1,9 @@
-"""A float model rounded to 4 bits on a CPU (``dtype="int4"``), multiplied by the products of stored matrices.
+"""A float model rounded to 4 or 8 bits on a CPU (``dtype="int4"``, ``"w8a8"``), multiplied by the products of stored matrices.
 
-The weights of 32 inputs share a scale of 16 bits. The weight that is farthest from zero becomes the code -8, so all sixteen
-codes are in use and the scale may be negative. The head is rounded the same way to 8 bits. The embedding stays in 16 bits.
+The weights of 32 inputs share a scale of 16 bits. The weight that is farthest from zero becomes the lowest code, so all codes
+are in use and the scale may be negative. The head is rounded to 8 bits either way. The embedding stays in 16 bits.
 
-    scale = farthest / -8,      code = round(w / scale) in -8 .. 7
+    scale = farthest / lowest,      code = round(w / scale) in -8 .. 7, or -128 .. 127
 
 It changes the model: its own plain decoding is the reference of speculation on it. Inputs are rounded to 8 bits for every
 product, as for GGUF files.
@@ -25,16 +25,16 @@ from outrider.models.native.decoder import missing_features
 from outrider.models.quantised.matrix import Quantised
 from outrider.models.quantised.stored import FLOATS, RowMemory, rows_of
 
-_LAYER_BITS, _HEAD_BITS = 4, 8
+_HEAD_BITS = 8
 _TYPES = {4: "Q4_0", 8: "Q8_0"}
 
 
-def rounded_decoder(config: ModelConfig, weights: Weights, *, page_len: int = 0) -> LayeredTarget | None:
-    """The native decoder on rounded weights; None where it cannot run, or where inputs do not come in groups of 32."""
+def rounded_decoder(config: ModelConfig, weights: Weights, bits: int, *, page_len: int = 0) -> LayeredTarget | None:
+    """The native decoder on weights of 4 or 8 ``bits``; None where it cannot run, or where inputs are not in groups of 32."""
     if missing_features(config) or any(size % SPAN for size in (config.hidden_size, config.mlp_size, _width(config))):
         return None
     memory = RowMemory(2 * (weights.embedding.numel() + sum(tensor.numel() for tensor in [weights.head, *weights.tensors])))
-    layers = [_rounded_layer(layer, memory) for layer in weights.layers]
+    layers = [_rounded_layer(layer, bits, memory) for layer in weights.layers]
     head = _table(weights.head, _HEAD_BITS, memory)
     embedding = weights.embedding if weights.embedding.dtype in FLOATS else weights.embedding.bfloat16()
     rows = memory.table(embedding.contiguous().view(torch.uint8), FLOATS[embedding.dtype])
@@ -60,7 +60,7 @@ def _table(weight: Tensor, bits: int, memory: RowMemory) -> Tensor:
     return memory.table(rows_of(round_to_codes(weight, bits), _TYPES[bits]), _TYPES[bits])
 
 
-def _rounded_layer(layer: LayerWeights, memory: RowMemory) -> LayerWeights:
-    tables = (_table(matrix, _LAYER_BITS, memory) for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down))
+def _rounded_layer(layer: LayerWeights, bits: int, memory: RowMemory) -> LayerWeights:
+    tables = (_table(matrix, bits, memory) for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down))
     qkv, out, gate_up, down = tables
     return replace(layer, qkv=qkv, out=out, gate_up=gate_up, down=down)

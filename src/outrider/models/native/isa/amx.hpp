@@ -1,7 +1,9 @@
 // Products with AMX tiles: bfloat16 rows, weights of bfloat16 or of 8 bits, which become bfloat16, exactly, on their way into a tile.
 #pragma once
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 #include "../blocks.hpp"
 
@@ -165,5 +167,11 @@ static void multiply_tiles(int rows, const bf16* x, Blocks<W> w, int count, Bloc
         default: return multiply_blocks<1>(rows, x, w, then, sums, wide);
     }
 }
-// Asks the system for the tile registers.
-static bool has_permission() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }  // ARCH_REQ_XCOMP_PERM, XTILEDATA
+// Asks the system for the tile registers, where one must.
+static bool has_permission() {
+#if defined(__linux__)
+    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
+#else
+    return true;
+#endif
+}

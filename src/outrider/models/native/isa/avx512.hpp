@@ -18,7 +18,11 @@ constexpr bool HAS_TILES = true;
 constexpr const char* ISA_NAME = "amx";
 #else
 constexpr bool HAS_TILES = false;
+#if defined(__AVX512VNNI__)
+constexpr const char* ISA_NAME = "avx512_vnni";
+#else
 constexpr const char* ISA_NAME = "avx512";
+#endif
 #endif
 
 static inline V load(const float* p) { V v; memcpy(&v, p, 64); return v; }

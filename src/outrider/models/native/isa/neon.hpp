@@ -6,7 +6,13 @@ constexpr int PART_BYTES = 16;
 constexpr int QUERIES_AT_ONCE = 4;
 constexpr int ACCUMULATORS = 2, MOST_TOGETHER = 4;  // at most 16 of 32 registers for sums: with more, GCC spills
 constexpr bool WIDENS_FIRST = true;
+#if defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr const char* ISA_NAME = "neon_i8mm";
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr const char* ISA_NAME = "neon_dot";
+#else
 constexpr const char* ISA_NAME = "neon";
+#endif
 #include "parts.hpp"
 
 // The next four halves as words; GCC would take __builtin_convertvector apart number by number

@@ -1,0 +1,64 @@
+// The instruction sets that this processor has, the best first: those of isa/, by name (instruction_sets.py).
+//
+// It is compiled for any processor, so that it can be asked before code of a set is loaded. A set is named only if the processor has
+// every instruction that the flags of instruction_sets.py let a compiler use for it.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#include <sys/types.h>
+#endif
+
+namespace {
+#if defined(__x86_64__)
+bool has_v3() {  // x86-64-v3
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+}
+bool has_v4() {  // x86-64-v4
+    return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+}
+// Bits of leaf 7: VNNI, the bfloat16 of AVX-512, tiles. Compilers differ in their names.
+bool has_vnni() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 11 & 1);
+}
+bool has_tiles() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+const char* best() {
+    __builtin_cpu_init();
+    if (has_v4() && has_vnni()) return has_tiles() ? "amx avx512_vnni avx512 avx2 generic" : "avx512_vnni avx512 avx2 generic";
+    return has_v4() ? "avx512 avx2 generic" : has_v3() ? "avx2 generic" : "generic";
+}
+#elif defined(__aarch64__)
+struct Has { bool dot, i8mm; };
+#if defined(__linux__)
+Has has() {
+    return {bool(getauxval(AT_HWCAP) >> 20 & 1), bool(getauxval(AT_HWCAP2) >> 13 & 1)};  // ASIMDDP, I8MM
+}
+#elif defined(__APPLE__)
+bool is_set(const char* name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+Has has() { return {is_set("hw.optional.arm.FEAT_DotProd"), is_set("hw.optional.arm.FEAT_I8MM")}; }
+#else
+Has has() { return {}; }
+#endif
+const char* best() {
+    const Has found = has();
+    if (found.dot && found.i8mm) return "neon_i8mm neon_dot neon generic";
+    return found.dot ? "neon_dot neon generic" : "neon generic";
+}
+#else
+const char* best() { return "generic"; }
+#endif
+}  // namespace
+
+extern "C" const char* outrider_sets() { return best(); }
