@@ -12,6 +12,9 @@ FAST := tests/arch tests/contract/test_rules_exact.py tests/contract/test_rules_
 	tests/contract/test_methods.py tests/contract/test_copying.py tests/unit/test_api.py tests/unit/test_mistakes.py \
 	tests/unit/test_native_isa.py tests/unit/test_wrapped_target.py tests/unit/test_prebuilt.py
 
+# One thread a test, as many tests as cores; compiled modules are kept, also where the shell says otherwise.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
+
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
@@ -22,17 +25,17 @@ demo: $(READY)  ## the bundled pair continues a prompt, plain and speculative si
 	@$(BIN)/outrider demo
 
 test: $(READY)  ## run the tests, as many at a time as there are cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	$(PYTEST)
 
 test-all: $(READY)  ## the tests and the exhaustive products of which `make test` runs a part
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m ""
+	$(PYTEST) -m ""
 
 test-fast: $(READY)  ## the contract core alone, for every change
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(FAST)
+	$(PYTEST) $(FAST)
 
 coverage: $(READY)  ## run the tests and count the lines they reach, by folder (TESTS=... for some of them)
-	$(BIN)/python -m pip --disable-pip-version-check --quiet install coverage pytest-cov
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --cov=outrider --cov-report=json:build/coverage.json $(TESTS)
+	$(BIN)/python -m pip --disable-pip-version-check --quiet install coverage
+	$(BIN)/python scripts/test_costs.py --coverage build/coverage.json $(TESTS)
 	$(BIN)/python scripts/coverage_table.py build/coverage.json --command "make coverage$(if $(TESTS), TESTS='$(TESTS)')"
 	$(BIN)/python scripts/tables.py
 

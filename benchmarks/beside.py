@@ -9,7 +9,9 @@ layers add little to the stream, so guesses are often right, as those of a train
    target that is divided among two processes. Fewest of many repetitions. A message is what an exact pass takes longer for
    each layer.
 2. placements: tokens per second in turns, with EasySpec and with PEARL. Placements take turns, and every prompt counts at its
-   fastest. Each is predicted from the pieces and from the acceptance it had.
+   fastest. Each is predicted from passes of the target, from the acceptance, and from what its draft costs in rounds. That
+   cost is measured with a stranger: a draft of the same shape and other weights, whose guesses are wrong. No time of the
+   run that is predicted is used.
 3. texts: with two ranks (NCCL wants a device for each; two on one device are connected by gloo) the text of one process.
 4. projection: passes of a divided target, and drafts of the simulator, on 2, 4 and 8 devices. Labelled, not measured.
 
@@ -24,19 +26,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from outrider import LLM
-from outrider.bench.costs import Sample, run_once, undisturbed
+from outrider.bench.costs import Sample, plain_costs, run_once, undisturbed
+from outrider.bench.curves import Curve
 from outrider.bench.provenance import results_head
-from outrider.bench.simulate import predicted_speed
-from outrider.bench.simulate_easyspec import drafting_seconds
+from outrider.bench.simulate import Cost, predicted_speed
 from outrider.bench.simulate_pearl import pearl_seconds
 from outrider.core.interfaces import Target
+from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.tree import TokenTree
 from outrider.models.checkpoint import write_checkpoint
@@ -45,13 +47,22 @@ from outrider.models.parallel import load_layers_apart, load_parallel
 from outrider.models.source import Source
 
 _CONTEXT = 64
-_RESIDUAL = 0.15
-"""Layers of trained models add little to the stream they read; this is how little ours do."""
+_RESIDUAL = 0.02
+"""Layers of trained models add little to the stream they read; this is how little ours do, so that most guesses are right."""
 _SIZES = (2, 4, 8)
+_PLACES: dict[str, dict[str, Any]] = {"in turns": {}, "easyspec": {"draft_parallel": 2}, "pearl": {"draft_process": True}}
 
 
-def write_pair(home: Path, arguments: argparse.Namespace) -> tuple[str, str]:
-    """A target and a draft of its first layers."""
+class Names(NamedTuple):
+    """Folders of checkpoints."""
+
+    target: str
+    draft: str
+    stranger: str
+
+
+def write_models(home: Path, arguments: argparse.Namespace) -> Names:
+    """A target, a draft of its first layers, and a stranger of the draft's shape."""
     hidden, vocab = arguments.hidden, arguments.vocab
     raw = {
         "model_type": "llama",
@@ -72,15 +83,15 @@ def write_pair(home: Path, arguments: argparse.Namespace) -> tuple[str, str]:
     def drawn(rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
         return torch.randn(rows, columns) * scale / columns**0.5
 
-    ends = {"embed_tokens.weight": torch.randn(vocab, hidden), "norm.weight": torch.ones(hidden)}
-    tensors = {f"model.{name}": tensor for name, tensor in ends.items()} | {"lm_head.weight": drawn(vocab, hidden, 4.0)}
+    tensors = {"model.embed_tokens.weight": torch.randn(vocab, hidden), "model.norm.weight": torch.ones(hidden)}
+    tensors["lm_head.weight"] = drawn(vocab, hidden, 4.0)
     layers = [_layer(f"model.layers.{index}.", hidden, drawn) for index in range(arguments.target_layers)]
-    names = []
-    for kind, count in (("target", arguments.target_layers), ("draft", arguments.draft_layers)):
-        held = {name: tensor.clone() for part in (tensors, *layers[:count]) for name, tensor in part.items()}
+    other = tensors | {"lm_head.weight": drawn(vocab, hidden, 4.0)}
+    num_draft = arguments.draft_layers
+    for kind, ends, count in (("target", tensors, len(layers)), ("draft", tensors, num_draft), ("stranger", other, num_draft)):
+        held = {name: tensor.clone() for part in (ends, *layers[:count]) for name, tensor in part.items()}
         write_checkpoint(home / kind, held, config={**raw, "num_hidden_layers": count})
-        names.append(str(home / kind))
-    return names[0], names[1]
+    return Names(*(str(home / kind) for kind in Names._fields))
 
 
 def _layer(at: str, hidden: int, drawn: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -106,91 +117,84 @@ def pass_seconds(model: Target, num_nodes: int, repeats: int, *, settles: bool =
     return best
 
 
-def pieces_of(names: tuple[str, str], arguments: argparse.Namespace) -> dict[str, Any]:
+def pieces_of(names: Names, arguments: argparse.Namespace) -> dict[str, Any]:
     """What passes cost here."""
     how = {"dtype": arguments.dtype, "device": arguments.device, "fast": False}
     repeats, lengths = arguments.repeats, range(1, arguments.length + 2)
-    target, draft = (load_model(name, **how) for name in names)
+    target, draft = (load_model(name, **how) for name in (names.target, names.draft))
     found: dict[str, Any] = {"target": [pass_seconds(target, nodes, repeats) for nodes in lengths]}
     found["draft"] = pass_seconds(draft, 1, repeats)
-    spread = load_layers_apart(names[1], 2, **how)
+    spread = load_layers_apart(names.draft, 2, **how)
     found["exact"] = pass_seconds(spread, 1, repeats, settles=True)
     found["fuzzy"] = pass_seconds(spread, 1, repeats)
     spread.team.close()
-    divided = load_parallel(Source(names[0]), 2, **how)
+    divided = load_parallel(Source(names.target), 2, **how)
     found["divided"] = pass_seconds(divided, 1, repeats)
     divided.team.close()
     found["message"] = max(0.0, (found["exact"] - found["draft"]) / arguments.draft_layers)
     return found
 
 
-def placements(names: tuple[str, str], arguments: argparse.Namespace) -> dict[str, LLM]:
-    """The same pair with the draft in several places."""
-    places: dict[str, dict[str, Any]] = {"in turns": {}, "easyspec": {"draft_parallel": 2}, "pearl": {"draft_process": True}}
-    how = {"dtype": arguments.dtype, "device": arguments.device, "fast": False}
-    return {name: LLM(names[0], draft=names[1], **how, **place) for name, place in places.items()}
-
-
-def measured(llms: Mapping[str, LLM], arguments: argparse.Namespace) -> dict[str, Sample]:
-    """Plain decoding and every placement, in turns."""
+def measured(names: Names, arguments: argparse.Namespace) -> dict[str, Sample]:
+    """Plain decoding, every placement, and every placement with the stranger, in turns."""
     generator = torch.Generator().manual_seed(1)
     prompts = torch.randint(arguments.vocab, (arguments.prompts, 16), generator=generator).tolist()
-    methods = {"plain": llms["in turns"].compose("plain")}
-    for name, llm in llms.items():
-        row = "pearl" if name == "pearl" else "draft-model"
-        methods[name] = llm.compose(row, policy="fixed", num_draft_tokens=arguments.length)
-    samples: dict[str, list[Sample]] = {name: [] for name in methods}
+    how = {"dtype": arguments.dtype, "device": arguments.device, "fast": False}
+    opened = {
+        (place, draft): LLM(names.target, draft=draft, **how, **options)
+        for place, options in _PLACES.items()
+        for draft in (names.draft, names.stranger)
+    }
+    runs: dict[str, tuple[LLM, Method]] = {}
+    for (place, draft), llm in opened.items():
+        is_strange = draft == names.stranger
+        row = "pearl" if place == "pearl" and not is_strange else "draft-model"
+        length = arguments.length + (place == "pearl" and is_strange)  # pearl drafts one more, for the target's own token
+        method = llm.compose(row, policy="fixed", num_draft_tokens=length)
+        runs[f"{place}, strange" if is_strange else place] = (llm, method)
+        runs["plain"] = (llm, llm.compose("plain"))
+    samples: dict[str, list[Sample]] = {name: [] for name in runs}
     for _ in range(arguments.rounds):
-        for name, method in methods.items():
-            llm = llms.get(name, llms["in turns"])
+        for name, (llm, method) in runs.items():
             samples[name].append(run_once(llm, method, prompts, max_tokens=arguments.max_tokens))
     return {name: undisturbed(many) for name, many in samples.items()}
 
 
-def predicted(
-    name: str, pieces: Mapping[str, Any], host: float, by_depth: Sequence[float], arguments: argparse.Namespace
-) -> float:
-    """Tokens per second by the simulator's formulas; ``by_depth`` is the acceptance of chains."""
+def predicted(place: str, checking: Cost, drafting: float, by_depth: Sequence[float], arguments: argparse.Namespace) -> float:
+    """Tokens per second by the simulator's formulas. ``drafting`` is the time of a chain, ``by_depth`` its acceptance."""
     count, length = arguments.max_tokens, arguments.length
-
-    def checking(guesses: int) -> float:
-        return pieces["target"][guesses] + host
-
-    if name == "pearl":
-        seconds = pearl_seconds(count, length, by_depth, score=checking, draft=lambda steps: steps * pieces["draft"])
-        return count / seconds
-    first, later = (pieces["exact"], pieces["fuzzy"]) if name == "easyspec" else (pieces["draft"], pieces["draft"])
-    drafting = partial(drafting_seconds, exact=first, fuzzy=later)
-    return predicted_speed(count, length, by_depth, lambda guesses: checking(guesses) + drafting(guesses))
+    if place == "pearl":
+        return count / pearl_seconds(count, length, by_depth, score=checking, draft=lambda _: drafting)
+    return predicted_speed(count, length, by_depth, lambda k: checking(k) + drafting * k / length)
 
 
 def rows_of(pieces: Mapping[str, Any], samples: Mapping[str, Sample], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     tokens = arguments.max_tokens * arguments.prompts
-    plain = sum(samples["plain"].by_prompt)
-    host = max(0.0, plain / tokens - pieces["target"][0])
-    turns = sum(samples["in turns"].by_prompt)
+    plain, turns = samples["plain"].seconds, samples["in turns"].seconds
+    passes = Curve(_CONTEXT, 1, tuple(range(1, len(pieces["target"]) + 1)), tuple(pieces["target"]))
+    costs = plain_costs([passes], [samples["plain"]])
     rows: list[dict[str, Any]] = []
-    for name in ("in turns", "easyspec", "pearl"):
-        sample = samples[name]
-        chains = samples["in turns"] if name == "pearl" else sample
-        seconds, by_depth = sum(sample.by_prompt), chains.tally.by_depth
-        expected = predicted(name, pieces, host, by_depth, arguments)
-        told = {"placement": name, "tokens_per_s": tokens / seconds, "against_turns": turns / seconds}
-        told |= {"against_plain": plain / seconds, "acceptance": by_depth, "predicted_tokens_per_s": expected}
-        rows.append({**told, "error": expected * seconds / tokens - 1})
+    for place in _PLACES:
+        sample, strange = samples[place], samples[f"{place}, strange"]
+        by_depth = samples["in turns" if place == "pearl" else place].tally.by_depth  # pearl's own count is of another walk
+        drafting = strange.round_seconds - costs.seconds(strange.guesses)
+        expected = predicted(place, costs.seconds, drafting, by_depth, arguments)
+        told = {"placement": place, "tokens_per_s": tokens / sample.seconds, "against_turns": turns / sample.seconds}
+        told |= {"against_plain": plain / sample.seconds, "acceptance": by_depth, "drafting_s": drafting, "host_s": costs.host}
+        rows.append({**told, "predicted_tokens_per_s": expected, "error": expected * sample.seconds / tokens - 1})
     return rows
 
 
-def wrong_texts(names: tuple[str, str], arguments: argparse.Namespace) -> dict[str, int]:
+def wrong_texts(names: Names, arguments: argparse.Namespace) -> dict[str, int]:
     """Texts that differ from those of one process and plain decoding, of 8 prompts, greedy and seeded."""
     how = {"dtype": arguments.dtype, "device": arguments.device, "fast": False}
     prompts = [[index, 2 * index, 3] for index in range(8)]
     sampling = [SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.8 * (i % 2), seed=i) for i in range(8)]
-    plain = LLM(names[0], method="plain", **how).generate(prompts, sampling)
+    plain = LLM(names.target, method="plain", **how).generate(prompts, sampling)
     found: dict[str, int] = {}
-    places: dict[str, dict[str, Any]] = {"tensor_parallel": {"tensor_parallel": 2}, "draft_parallel": {"draft_parallel": 2}}
+    places = {"tensor_parallel": {"tensor_parallel": 2}, "draft_parallel": {"draft_parallel": 2}}
     for name, place in places.items():
-        llm = LLM(names[0], draft=names[1], **how, **place)
+        llm = LLM(names.target, draft=names.draft, **how, **place)
         ours = llm.generate(prompts, sampling, method=llm.compose("draft-model", policy="fixed", num_draft_tokens=3))
         found[name] = sum(mine.token_ids != one.token_ids for mine, one in zip(ours, plain, strict=True))
     return found
@@ -225,10 +229,10 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as home:
-        names = write_pair(Path(home), arguments)
+        names = write_models(Path(home), arguments)
         pieces = pieces_of(names, arguments)
         print(pieces, file=sys.stderr, flush=True)
-        rows = rows_of(pieces, measured(placements(names, arguments), arguments), arguments)
+        rows = rows_of(pieces, measured(names, arguments), arguments)
         wrong = wrong_texts(names, arguments)
     told = results_head("a draft on devices of its own: measured and predicted", script="benchmarks/beside.py")
     told |= {"pieces": pieces, "rows": rows}

@@ -34,6 +34,7 @@ from outrider.captured import Rounds  # noqa: E402
 from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.request import Request, RequestState  # noqa: E402
 from outrider.core.tree import TokenTree  # noqa: E402
+from outrider.engine.round_kind import RoundKind  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.attention.tree_tiles import Rows, Sights, paths_of  # noqa: E402
 from outrider.models.attention.tree_triton import pack_words  # noqa: E402
@@ -317,7 +318,7 @@ def round_parts(bench: Bench, num_guesses: int) -> None:
     frame = graphs.frame(1)
     with torch.inference_mode():
         graphs.seat(1, [0], states, [read_prompt(graphs.target, bench.prompts[0])])
-        graph = graphs.round(1, num_guesses)
+        graph = graphs.round(RoundKind(1, num_guesses))
         held = frame.lengths.clone()
 
         def replay() -> None:
@@ -330,10 +331,10 @@ def round_parts(bench: Bench, num_guesses: int) -> None:
         drafting = torch.cuda.CUDAGraph()
         assert graphs.drafter is not None
         frame.lengths.copy_(held)
-        graphs.drafter.propose(frame, chain)
+        graphs.drafter.propose(frame, chain, num_guesses)
         torch.cuda.synchronize()
         with torch.cuda.graph(drafting):
-            graphs.drafter.propose(frame, chain)
+            graphs.drafter.propose(frame, chain, num_guesses)
         draft = median_ms(drafting.replay)
     graphs.leave(1)
     running = bench.run(bench.method("draft-model", num_draft_tokens=num_guesses), bench.prompts[:1], 200)[0].stats

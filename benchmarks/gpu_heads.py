@@ -115,17 +115,17 @@ class Bench:
     def draft_ms(self, method: Method, mode: str) -> float:
         """Milliseconds of the head's part of a round, as a graph of its own."""
         graphs = captured(method, self.targets[mode])
-        assert graphs is not None and graphs.drafter is not None and graphs.drafter.tree_size is not None
+        assert graphs is not None and graphs.drafter is not None
         state = RequestState.of(Request(self.prompts[0], SamplingParams(max_tokens=64)))
         frame = graphs.frame(1)
-        nodes = torch.zeros(1, graphs.drafter.tree_size[0], dtype=torch.int64, device=DEVICE)
+        nodes = torch.zeros(1, graphs.num_nodes(graphs.most_guesses), dtype=torch.int64, device=DEVICE)
         with torch.inference_mode():
             graphs.seat(1, [0], [state], [read_prompt(graphs.target, self.prompts[0])])
-            graphs.drafter.propose(frame, nodes)
+            graphs.drafter.propose(frame, nodes, graphs.most_guesses)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                graphs.drafter.propose(frame, nodes)
+                graphs.drafter.propose(frame, nodes, graphs.most_guesses)
             found = median_ms(graph.replay)
         graphs.leave(1)
         return found

@@ -4,7 +4,8 @@
 
 The models are the bundled pair in 8B shapes (recipes/inflate.py). Keys live in pages of one pool, which is made once and
 must not move: rounds captured before the long text came serve it too. Reported are the pages that requests held at most, in
-bytes, the rounds that were captured after the warm-up, and tokens per second. The last line is JSON.
+bytes, the rounds that were captured after the warm-up, and tokens per second. Then 16 requests of each sampler come, and again
+the captured rounds are counted. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -33,6 +34,15 @@ from outrider.methods import compose  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 
 LONG, SHORT, COUNT, NEW = 15_000, 1_000, 64, 64
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "greedy choices": {},
+    "a temperature": {"temperature": 0.8},
+    "top-p": {"temperature": 0.8, "top_p": 0.9},
+    "top-k": {"temperature": 0.8, "top_k": 20},
+    "typical-p": {"temperature": 0.8, "typical_p": 0.9},
+    "penalties": {"repetition_penalty": 1.1},
+    "logprobs": {"logprobs": 5},
+}
 
 
 def counted() -> list[int]:
@@ -70,6 +80,21 @@ def measure(rounds: Rounds, target: FastDecoder, name: str, options: dict[str, A
     return row
 
 
+def count_samplers(rounds: Rounds, target: FastDecoder, captures: list[int]) -> dict[str, Any]:
+    """Rounds captured after a warm-up for requests of every sampler, and seconds of the warm-up."""
+    method, story = compose("plain", target), load_codec(bundled_path("target")).encode(STORIES[0])
+    began = time.perf_counter()
+    for size in (16, 8, 4, 2, 1):
+        list(rounds.prepare(method, batch_size=size, num_tokens=256))
+    row: dict[str, Any] = {"method": "plain, 16 requests of each sampler", "warm-up seconds": time.perf_counter() - began}
+    for name, more in SAMPLERS.items():
+        before, params = len(captures), SamplingParams(max_tokens=NEW, ignore_eos=True, seed=1, **more)
+        list(rounds.run(method, [Request([1 + number, *story], params) for number in range(16)], max_batch_size=16))
+        row[f"rounds captured for {name}"] = len(captures) - before
+    print(row, flush=True)
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
@@ -82,6 +107,7 @@ def main() -> None:
         ("draft-model", {"draft": draft, "options": {"num_draft_tokens": 4}}),
     )
     rows = [measure(rounds, target, name, options, captures) for name, options in kinds]
+    rows.append(count_samplers(rounds, target, captures))
     what = "the bundled pair in 8B shapes: one prompt of 15,000 tokens, then 64 prompts of 1,000, 64 new tokens each"
     print(json.dumps(keep_results(arguments.out, what, rows, script="benchmarks/gpu_pages.py")))
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,17 @@ from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).parent)]
 from gpu import BANDWIDTH, Bench, _cache, _pass_ms, median_ms  # noqa: E402  # pyright: ignore
+from gpu_wide import in_turns  # noqa: E402  # pyright: ignore
 
 from outrider.captured import Rounds  # noqa: E402
 from outrider.models.decoder_weights import LayerWeights, Weights  # noqa: E402
+from outrider.models.features import Experts  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
+from outrider.models.gpu.experts import experts_mlp  # noqa: E402
 from outrider.models.gpu.products import multiply  # noqa: E402
 from outrider.models.gpu.skinny import product, reference_product  # noqa: E402
 from outrider.models.gpu.tiles import Kind, tile_for  # noqa: E402
-from outrider.models.packed import GROUP, Packed  # noqa: E402
+from outrider.models.packed import GROUP, Layer, Packed  # noqa: E402
 from outrider.models.quantised.packed_rows import PackedRows  # noqa: E402
 
 BF16 = "bf16"
@@ -86,12 +90,26 @@ def float_outputs(weight: Tensor) -> Packed:
     return Packed((weight.float() / scales).to(torch.float8_e4m3fn), scales.T.contiguous())
 
 
+def from_table(weight: Tensor) -> Packed:
+    """bitsandbytes' 4 bits: places in a table of quantiles of the normal law, scales of 32 bits for groups of 64."""
+    chances = torch.linspace(0.03, 0.97, 16, device=weight.device)
+    levels = torch.special.ndtri(chances)
+    levels = levels / levels.abs().max()
+    groups = weight.float().unflatten(1, (-1, 64))
+    scales = groups.abs().amax(-1).clamp_(min=LEAST)
+    codes = torch.bucketize(groups / scales[..., None], (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
+    return Packed((codes[..., :32] | codes[..., 32:] << 4).flatten(1).contiguous(), scales.T.contiguous(), levels=levels)
+
+
 FORMS: dict[str, Callable[[Tensor], Packed]] = {
     "int4 (GPTQ)": symmetric,
     "int4 (AWQ)": with_zeros,
     "fp8 blocks": float_blocks,
     "fp8 outputs": float_outputs,
+    "nf4": from_table,
 }
+EXPERTS = Experts(count=32, num_chosen=4, size=2880, normalised=True, layers=(True,))
+"""Of gpt-oss-20b, whose stream is as wide as its experts."""
 
 
 def rounded_weights(weights: Weights, pack: Callable[[Tensor], Packed]) -> Weights:
@@ -185,15 +203,65 @@ def passes(target: FastDecoder) -> dict[str, float]:
     return found | {str(count): median_ms(lambda count=count: prompt(count), 5) for count in NODES if count > 64}
 
 
+def any_experts() -> tuple[Layer, Layer, Tensor]:
+    """One layer's experts of gpt-oss-20b's shapes, in MXFP4 and the same numbers in bf16, and their router."""
+    width = EXPERTS.size
+    draw, none = torch.Generator("cuda").manual_seed(2), torch.empty(0, 0, device="cuda")
+    packed = list[Packed]()
+    for outputs in (2 * width, width):
+        rows = EXPERTS.count * outputs
+        data = torch.randint(0, 256, (rows, width // 2), generator=draw, device="cuda", dtype=torch.uint8)
+        packed.append(Packed(data, torch.full((width // 32, rows), 119, device="cuda", dtype=torch.uint8)))
+    gate_up, down = packed
+    router = torch.randn(EXPERTS.count, width, generator=draw, device="cuda").bfloat16()
+    rest = LayerWeights(None, none, none, None, none, none, router=router)
+    whole = [each.unpacked(torch.bfloat16).unflatten(0, (EXPERTS.count, -1)) for each in packed]
+    return Layer(none, none, gate_up, down, rest), Layer(none, none, whole[0], whole[1], rest), router
+
+
+def expert_layers() -> dict[str, Any]:
+    """Microseconds of a layer's experts by nodes, captured, in turns; the floor reads every chosen expert once."""
+    few, whole, router = any_experts()
+    found: dict[str, Any] = {}
+    for count in (1, 8, 32, 128):
+        x = torch.randn(count, EXPERTS.size, generator=torch.Generator("cuda").manual_seed(count), device="cuda").bfloat16()
+        chosen = (x @ router.T).topk(EXPERTS.num_chosen).indices.unique().numel()
+        layers = (("mxfp4", few), (BF16, whole))
+        graphs = {name: replayed(partial(mlp_of, x, layer)) for name, layer in layers}
+        times = in_turns(graphs)
+        bytes_of = {"mxfp4": few.gate_up.nbytes + few.down.nbytes, BF16: whole.gate_up.nbytes + whole.down.nbytes}
+        floors = {name: bytes_of[name] * chosen / EXPERTS.count / BANDWIDTH * 1e6 for name in times}
+        found[str(count)] = {"experts": chosen} | {name: {"us": times[name] * 1e3, "floor_us": floors[name]} for name in times}
+        words = ", ".join(f"{name} {times[name] * 1e3:.0f} us, floor {floors[name]:.0f}" for name in times)
+        print(f"experts of {count} nodes: {words}", flush=True)
+    return found
+
+
+def mlp_of(x: Tensor, layer: Layer) -> None:
+    experts_mlp(x, layer, EXPERTS, activation="clamped", exact=False)
+
+
+def replayed(call: Callable[[], None]) -> Callable[[], None]:
+    """The call as a graph."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--check", action="store_true", help="check the products only")
+    parser.add_argument("--check", action="store_true", help="check the products and time experts only")
     arguments = parser.parse_args()
     began = time.perf_counter()
     results: dict[str, Any] = {"checks": {name: check(name, pack) for name, pack in FORMS.items()}}
+    with torch.inference_mode():
+        results["experts"] = expert_layers()
     if not arguments.check:
         bench = Bench(context=1024)
         bench.targets[BF16], bench.drafts[BF16] = bench.targets["fast"], bench.drafts["fast"]

@@ -1,12 +1,12 @@
-"""How far does a draft come back on text that never repeats, by updates and learning rate? Without a server.
+"""How far does a draft come back on prompts that never repeat, update by update? Without a server.
 
-    python benchmarks/learn_offline.py [--served 400] [--unseen 60] [--updates 24] [--rates 3e-4 1e-3] [--out FILE]
+    python benchmarks/learn_offline.py [--text sums] [--method eagle3] [--served 400] [--updates 40] [--set NAME=VALUE ...]
 
-The bundled target answers passages of the manual, each asked once. The bundled draft, which knows stories, learns from these
-answers by the updates of ``serve --learn``, one after the other, as in idle time. After each update the draft that would serve
-is measured on answers to other passages: tokens per pass of greedy chains of four along the target's text. ``home`` is that on
-stories. So the table tells learning too little (later rows are better) from having learned all there is (they are not).
-The last line is JSON.
+The bundled target answers prompts of an application (``benchmarks/shifts.py``), each asked once. The bundled draft or heads,
+which know stories, learn from these answers by the updates of ``serve --learn``, one after the other, with all of them at hand
+from the beginning. After each update the weights that would serve are measured on answers to other prompts: tokens per pass
+along the target's text. ``home`` is that on stories. With many updates and ``--set margin=-9``, which serves every update, the
+best row is what learning from so many texts can bring at all. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import torch
-from learn_run import BEGINNINGS, passages  # pyright: ignore[reportMissingImports]
+from learn_run import online_settings  # pyright: ignore[reportMissingImports]
+from shifts import HOME, TEXTS, shifted  # pyright: ignore[reportMissingImports]
 
 from outrider import LLM, SamplingParams
-from outrider.bundled import bundled_path
+from outrider.bench.provenance import keep_results
+from outrider.cli.serve_learning import taught
 from outrider.core.request import Origin
 from outrider.models.load import load_model
 from outrider.train.data import Document
-from outrider.train.draft_lm import DraftLM
 from outrider.train.objective import accepted_length
-from outrider.train.online import OnlineSettings, online_draft
-from outrider.train.pupils import DraftPupil
+from outrider.train.online import OnlineLearner
 from outrider.train.taught_states import TaughtStates
 
 
@@ -41,43 +42,42 @@ def answered(llm: LLM, prompts: Sequence[Any], num_tokens: int) -> list[Document
 
 
 class Study:
-    """Texts, and a target that knows their laws."""
+    """Texts, and what learns from them."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        llm, given = LLM(max_batch_size=16), arguments
-        self.given = given
-        self.served = answered(llm, passages(llm, given.served, given.prompt_len, 0) * given.answers, given.max_tokens)
-        self.unseen = answered(llm, passages(llm, given.unseen, given.prompt_len, 1), given.max_tokens)
-        self.home = answered(llm, [BEGINNINGS[i % len(BEGINNINGS)] for i in range(given.unseen)], given.max_tokens)
-        self.target = load_model(bundled_path("target"), fast=False)
-        self.states = TaughtStates(self.target, (), 10**9)
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, llm = given, LLM(method=given.method, max_batch_size=16)
+        served, unseen = (shifted(given.text, llm, count, seed) for seed, count in enumerate((given.served, given.unseen)))
+        self.served, self.unseen = answered(llm, served, given.max_tokens), answered(llm, unseen, given.max_tokens)
+        self.home = answered(llm, [HOME[i % len(HOME)] for i in range(given.unseen)], given.max_tokens)
+        found = taught(llm, online_settings(given.set, update_every=1))
+        assert found is not None and isinstance(found.learner, OnlineLearner), "nothing is taught by this method"
+        self.learner, pupil = found.learner, found.learner.pupil
+        self.states = TaughtStates(load_model(llm.model_name, fast=False), pupil.taps, 10**9)
 
-    def draft(self) -> DraftLM:
-        return DraftLM.load(bundled_path("draft"), self.target.device)
-
-    def tokens_per_pass(self, draft: torch.nn.Module, documents: Sequence[Document]) -> float:
-        pupil = DraftPupil(self.draft(), self.target, OnlineSettings().lesson, torch.float32)
+    def tokens_per_pass(self, documents: Sequence[Document]) -> float:
+        """With the weights that serve."""
+        judge = self.learner.pupil.objective(self.learner.module)
         with torch.no_grad():
-            parts = [self.states.packed(documents[i : i + 8]) for i in range(0, len(documents), 8)]
-            return accepted_length([pupil.objective(draft)(part) for part in parts])
+            return accepted_length([judge(self.states.packed(documents[i : i + 8])) for i in range(0, len(documents), 8)])
 
-    def rows(self, rate: float) -> list[dict[str, Any]]:
-        """What each update at a learning rate brought."""
-        learner = online_draft(self.draft(), self.target, OnlineSettings(learning_rate=rate, update_every=1))
-        last = self.given.updates
-        for document in self.served[:-last]:
-            learner.observe(*_parted(document))
-        rows = [{"rate": rate, "updates": 0, "unseen": self.tokens_per_pass(learner.module, self.unseen)}]
-        for document in self.served[-last:]:
-            learner.observe(*_parted(document))
-            learner.maybe_update()
-            if len(learner.judgements) < len(rows):  # the document was held out: there was nothing new to learn
+    def rows(self) -> list[dict[str, Any]]:
+        """What each update brought."""
+        told = {"text": self.given.text, "method": self.given.method, "set": self.given.set, "served": self.given.served}
+        home, before = self.tokens_per_pass(self.home), self.tokens_per_pass(self.unseen)
+        rows = [{**told, "updates": 0, "home": home, "unseen": before}]
+        for document in self.served:
+            self.learner.observe(*_parted(document))
+        again = cycle(self.served)  # their number is a multiple of held_every, so what was held out is held out again
+        while len(rows) <= self.given.updates:
+            self.learner.observe(*_parted(next(again)))  # an update waits for something new
+            self.learner.maybe_update()
+            if len(self.learner.judgements) < len(rows):  # it was held out
                 continue
-            judged = learner.judgements[-1]
-            seen = {"unseen": self.tokens_per_pass(learner.module, self.unseen), "swapped": judged.swapped}
-            rows.append({"rate": rate, "updates": len(rows), **seen, "gate": [judged.served, judged.learned]})
+            judged, unseen = self.learner.judgements[-1], self.tokens_per_pass(self.unseen)
+            gate = {"swapped": judged.swapped, "gate": [judged.served, judged.learned]}
+            rows.append({"updates": len(rows), "unseen": unseen, "recovered": (unseen - before) / (home - before), **gate})
             print(json.dumps(rows[-1]), file=sys.stderr)
-        return rows
+        return [*rows, {"home_afterwards": self.tokens_per_pass(self.home)}]
 
 
 def _parted(document: Document) -> tuple[Sequence[int], Sequence[int], list[Origin]]:
@@ -87,23 +87,19 @@ def _parted(document: Document) -> tuple[Sequence[int], Sequence[int], list[Orig
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--served", type=int, default=400, help="passages that are learned from")
-    parser.add_argument("--unseen", type=int, default=60, help="passages that measure")
-    parser.add_argument("--answers", type=int, default=1, help="answers to each of them, with other seeds")
-    parser.add_argument(
-        "--updates", type=int, default=24, help="last passages, each followed by an update unless it is held out"
-    )
-    parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3])
-    parser.add_argument("--prompt-len", type=int, default=32)
+    parser.add_argument("--text", choices=TEXTS, default="sums", help="what is asked for (default: %(default)s)")
+    parser.add_argument("--method", default="draft-model")
+    parser.add_argument("--served", type=int, default=400, help="prompts that are learned from")
+    parser.add_argument("--unseen", type=int, default=60, help="prompts that measure")
+    parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="other settings (OnlineSettings)")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="file for the result")
     arguments = parser.parse_args()
-    study = Study(arguments)
-    home = study.tokens_per_pass(study.draft(), study.home)
-    found = {"home": home, "rows": [row for rate in arguments.rates for row in study.rows(rate)]}
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found))
+    torch.set_num_threads(arguments.threads)
+    what = "tokens per pass on prompts never served, after each update"
+    print(json.dumps(keep_results(arguments.out, what, Study(arguments).rows(), script="benchmarks/learn_offline.py")))
     return 0
 
 

@@ -1,11 +1,11 @@
 """Does ``serve --learn`` bring acceptance back after the text has shifted, and what does it cost?
 
-    python benchmarks/learn_run.py [--method eagle3] [--requests 500] [--temperature 0.3] [--out FILE]
+    python benchmarks/learn_run.py [--text sums] [--method eagle3] [--requests 500] [--set learning_rate=1e-3] [--out FILE]
 
-The bundled model, whose draft knows stories, serves a new application: questions about a few passages of a manual, asked again
-and again. With as many passages as requests and ``--unseen``, no question comes twice. One server learns and one does not; each
-is a process of its own and gets the same requests under the default policy, in blocks with a pause after each. Learning takes
-its share of the time while requests run, and the pauses.
+The bundled model, whose draft knows stories, serves a new application (``benchmarks/shifts.py``). No prompt comes twice, and
+other prompts measure; with ``--prompts 20 --seen`` twenty are asked again and again, and measure. One server learns and one
+does not; each is a process of its own and gets the same requests under the default policy, in blocks with a pause after each.
+Learning takes its share of the time while requests run, and the pauses.
 
     lost      = tokens per pass on stories - tokens per pass on the new text, with the draft that was there at the beginning
     recovered = (tokens per pass on the new text afterwards - before) / lost              held-out seeds, chains of four
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import subprocess
 import sys
 import time
@@ -28,28 +27,25 @@ from typing import Any
 
 import httpx
 import torch
+from shifts import HOME, TEXTS, shifted  # pyright: ignore[reportMissingImports]
 
 from outrider import LLM, SamplingParams
+from outrider.bench.provenance import keep_results
 from outrider.cli.serve_learning import taught
 from outrider.server.app import create_app
 from outrider.server.service import Service
 from outrider.server.settings import ServerSettings
-from outrider.train.online import OnlineLearner
+from outrider.train.online import OnlineLearner, OnlineSettings
 
-ROOT = Path(__file__).parents[1]
-BEGINNINGS = ("Once upon a time", "One day, a girl named", "Tom and his dog", "The old man", "Lily liked to", "There was a big")
 _HELD_OUT = 1_000_000
+_SCRIPT = "benchmarks/learn_run.py"
 
 
-def passages(llm: LLM, count: int, length: int, seed: int) -> list[list[int]]:
-    """Passages of the manual, as tokens."""
-    rng, texts = random.Random(seed), [llm.codec.encode(page.read_text()) for page in sorted((ROOT / "docs").glob("*.md"))]
-    found = list[list[int]]()
-    while len(found) < count:
-        text = rng.choice([text for text in texts if len(text) > 2 * length])
-        begin = rng.randrange(len(text) - length)
-        found.append(text[begin : begin + length])
-    return found
+def online_settings(pairs: list[str], **known: Any) -> OnlineSettings:
+    """What learning does by default, with ``name=value`` pairs instead of some of it."""
+    given = dict(pair.split("=", 1) for pair in pairs)
+    defaults = vars(OnlineSettings())
+    return OnlineSettings(**{**known, **{name: type(defaults[name])(value) for name, value in given.items()}})
 
 
 class Arm:
@@ -58,15 +54,15 @@ class Arm:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.llm = LLM(method=arguments.method, max_batch_size=16)
-        self.prompts = passages(self.llm, arguments.passages, arguments.prompt_len, arguments.seed)
-        self.measured = self.prompts
-        if arguments.unseen:
-            self.measured = passages(self.llm, arguments.held, arguments.prompt_len, arguments.seed + _HELD_OUT)
-        found = taught(self.llm, arguments) if arguments.arm == "learning" else None
+        self.prompts = self.measured = shifted(arguments.text, self.llm, arguments.prompts, arguments.seed)
+        if not arguments.seen:
+            self.measured = shifted(arguments.text, self.llm, arguments.held, arguments.seed + _HELD_OUT)
+        settings = online_settings(arguments.set, background=True, busy_share=arguments.learn_share)
+        found = taught(self.llm, settings) if arguments.arm == "learning" else None
         lessons = {} if found is None else {"learner": found.learner, "install": found.install}
         self.learner = found.learner if found and isinstance(found.learner, OnlineLearner) else None
         self.service = Service(self.llm, ServerSettings(), **lessons)
-        self.cpu, self.wall, self.num_tokens, self.texts = 0.0, 0.0, 0, list[str]()
+        self.cpu, self.num_tokens, self.texts = 0.0, 0, list[str]()
         self.blocks = list[float]()
 
     def tokens_per_pass(self, prompts: list[Any]) -> float:
@@ -92,7 +88,7 @@ class Arm:
 
     async def block(self, client: httpx.AsyncClient, numbers: range) -> None:
         """Requests one after the other from each of a few clients; their time counts."""
-        cpu, wall, left = time.process_time(), time.perf_counter(), list(numbers)
+        cpu, left = time.process_time(), list(numbers)
         answers: dict[int, tuple[str, int]] = {}
 
         async def one() -> None:
@@ -102,7 +98,7 @@ class Arm:
 
         await asyncio.gather(*(one() for _ in range(self.arguments.clients)))
         spent = time.process_time() - cpu
-        self.cpu, self.wall = self.cpu + spent, self.wall + time.perf_counter() - wall
+        self.cpu += spent
         self.texts += [answers[number][0] for number in numbers]
         written = sum(answers[number][1] for number in numbers)
         self.num_tokens += written
@@ -125,11 +121,11 @@ class Arm:
         self.service.close()
 
     def run(self) -> dict[str, Any]:
-        home = self.tokens_per_pass([BEGINNINGS[i % len(BEGINNINGS)] for i in range(self.arguments.held)])
+        home = self.tokens_per_pass([HOME[i % len(HOME)] for i in range(self.arguments.held)])
         before = self.on_new_text()
         asyncio.run(self.serve())
         told = {"home": home, "before": before, "after": self.on_new_text(), "tokens": self.num_tokens, "texts": self.texts}
-        told |= {"cpu_s": self.cpu, "wall_s": self.wall, "tokens_per_cpu_s": self.blocks, "all_cpu_s": time.process_time()}
+        told |= {"cpu_s": self.cpu, "tokens_per_cpu_s": self.blocks}
         if self.learner is not None:
             judged = self.learner.judgements
             told |= {"updates": len(judged), "swaps": sum(one.swapped for one in judged)}
@@ -144,32 +140,32 @@ def arm(name: str) -> dict[str, Any]:
 
 
 def compared(off: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:
+    """What learning brought back and cost; ``goodput`` is that of the server that learns over that of the other."""
     lost = on["home"] - on["before"]
     ratios = [with_it / without for with_it, without in zip(on["tokens_per_cpu_s"], off["tokens_per_cpu_s"], strict=True)]
-    told = {"lost": lost, "recovered": (on["after"] - on["before"]) / lost, "equal_texts": off["texts"] == on["texts"]}
-    told |= {"goodput": (on["tokens"] / on["cpu_s"]) / (off["tokens"] / off["cpu_s"]), "goodput_by_block": ratios}
-    for name, given in (("without", off), ("with", on)):
-        told[name] = {key: value for key, value in given.items() if key != "texts"}
-    return told
+    told = {name: on[name] for name in ("home", "before", "after")}
+    told |= {"recovered": (on["after"] - on["before"]) / lost, "equal_texts": off["texts"] == on["texts"]}
+    told |= {"goodput": (on["tokens"] / on["cpu_s"]) / (off["tokens"] / off["cpu_s"]), "by_block": ratios}
+    return {**told, **{name: on[name] for name in ("updates", "swaps", "learning_s") if name in on}}
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--text", choices=TEXTS, default="sums", help="what is asked for (default: %(default)s)")
     parser.add_argument("--method", default="draft-model")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--block", type=int, default=50, help="requests between two pauses")
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--passages", type=int, default=20)
-    parser.add_argument("--unseen", action="store_true", help="measure on passages that were never served")
-    parser.add_argument("--prompt-len", type=int, default=32)
+    parser.add_argument("--prompts", type=int, default=500, help="different prompts that are served, in turns")
+    parser.add_argument("--seen", action="store_true", help="measure on the prompts that were served")
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=0.3)
     parser.add_argument("--held", type=int, default=60, help="requests that measure, of each kind of text")
-    parser.add_argument("--learn-share", type=float, default=0.05)
+    parser.add_argument("--learn-share", type=float, default=0.03)
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="other settings (OnlineSettings)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file for the result")
     parser.add_argument("--arm", choices=["plain", "learning"], help=argparse.SUPPRESS)
-    parser.set_defaults(dtype="auto", device=None)
     return parser.parse_args()
 
 
@@ -180,11 +176,9 @@ def main() -> int:
         print(json.dumps(Arm(arguments).run()))
         return 0
     found = compared(arm("plain"), arm("learning"))
-    given = {name: value for name, value in vars(arguments).items() if name not in ("arm", "out", "device", "dtype")}
-    found = {"options": given, **found}
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found))
+    asked = {name: vars(arguments)[name] for name in ("text", "method", "requests", "prompts", "seen", "set")}
+    told = {**asked, **found}
+    print(json.dumps(keep_results(arguments.out, "a server that learns beside one that does not", [told], script=_SCRIPT)))
     return 0 if found["equal_texts"] else 1
 
 

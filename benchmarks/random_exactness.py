@@ -196,9 +196,11 @@ def try_sampler(llm: LLM, number: int) -> list[str]:
     ]
 
 
-def cases(first: int, last: int, num_samplers: int, shard: tuple[int, int]) -> list[tuple[str, int]]:
-    """(architecture, seed) and ("", sampler), in a random order that is always the same: a run that ends early is even."""
-    every = [(kind, seed) for seed in range(first, last) for kind in KINDS] + [("", number) for number in range(num_samplers)]
+def cases(seeds: range, num_samplers: int, shard: tuple[int, int], done: dict[str, int] | None = None) -> list[tuple[str, int]]:
+    """(architecture, seed) and ("", sampler), in a random order that is always the same: a run that ends early is even. Of an
+    architecture of which some are ``done``, the first so many seeds are left out."""
+    models = [(kind, seed) for kind in KINDS for seed in seeds[(done or {}).get(kind, 0) :]]
+    every = models + [("", number) for number in range(num_samplers)]
     random.Random(0).shuffle(every)
     return every[shard[0] :: shard[1]]
 
@@ -302,6 +304,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="end after about so long")
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="run every N-th case, from the I-th on")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with a shard")
+    parser.add_argument("--beyond", type=Path, help="results file: leave out as many of each architecture as it has")
     parser.add_argument("--join", type=Path, nargs="+", help="run nothing: join these results files of different cases")
     parser.add_argument("--out", type=Path, help="results file")
     arguments = parser.parse_args()
@@ -312,9 +315,12 @@ def main() -> int:
         result = join(arguments.join, arguments.out)
     elif arguments.workers > 1:
         passed = [f"--configurations={begin}:{end}", f"--samplers={arguments.samplers}", f"--seconds={arguments.seconds}"]
+        passed += [f"--beyond={arguments.beyond}"] if arguments.beyond else []
         result = spread(passed, arguments.workers)
     else:
-        result = run_shard(cases(begin, end, arguments.samplers, (int(index), int(count))), arguments.seconds)
+        known = read(json.loads(arguments.beyond.read_text()))["models"] if arguments.beyond else {}
+        done, shard = {kind: sum(counts.values()) for kind, counts in known.items()}, (int(index), int(count))
+        result = run_shard(cases(range(begin, end), arguments.samplers, shard, done), arguments.seconds)
     counts = counted(result)
     if arguments.out and not arguments.join:
         what = "random small models against transformers' generate, and random samplers against plain decoding"

@@ -2,8 +2,8 @@
 
 The wheel goes into a new virtual environment. Its programs then run with nothing but that environment on PATH and with an empty
 cache folder, so the native pass can only be the wheel's. ``--packages DIR`` lends the environment the installed packages of
-another one, so that nothing is downloaded. A wheel for aarch64 is checked on x86-64 as far as that goes: an emulator
-(``qemu-aarch64``) loads its libraries and asks each for its name.
+another one, so that nothing is downloaded. A wheel for the other machine is checked as far as that goes: an emulator
+(``qemu-aarch64`` or ``qemu-x86_64``) loads its libraries and asks each for its name.
 """
 
 from __future__ import annotations
@@ -53,19 +53,32 @@ def check_here(wheel: Path, work: Path, packages: Path | None) -> None:
         subprocess.run([str(bin_folder / command[0]), *command[1:]], env={**environment, **threads}, cwd=work, check=True)
 
 
-def check_emulated(wheel: Path, work: Path) -> None:
-    """Load the libraries of an aarch64 wheel in an emulator."""
+def check_emulated(wheel: Path, work: Path, machine: str) -> None:
+    """Load the libraries of another machine's wheel in an emulator.
+
+    An emulator may lack AMX. A library that asks the processor for permission may then be refused, as the program is.
+    """
+    emulator, compiler = f"qemu-{machine}", f"{machine}-linux-gnu-g++"
+    for tool, package in ((emulator, "qemu-user"), (compiler, f"g++-{machine.replace('_', '-')}-linux-gnu")):
+        if not shutil.which(tool):
+            raise SystemExit(f"there is no {tool}; install {package}, or check this wheel on a machine of its kind")
     (work / "loader.cpp").write_text(_LOADER)
-    command = ["aarch64-linux-gnu-g++", str(work / "loader.cpp"), "-o", str(work / "loader"), "-ldl"]
-    subprocess.run(command, check=True)
+    subprocess.run([compiler, str(work / "loader.cpp"), "-o", str(work / "loader"), "-ldl"], check=True)
     with zipfile.ZipFile(wheel) as archive:
         libraries = [archive.extract(name, work) for name in archive.namelist() if name.endswith(".so")]
     assert libraries, f"{wheel.name} holds no library"
     for library in libraries:
-        run = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", str(work / "loader"), library]
-        said = subprocess.run(run, check=True, capture_output=True, text=True).stdout.strip()
-        assert Path(library).stem == f"aarch64-{said}", f"{Path(library).name} says that it is {said}"
-        print(f"{Path(library).name} loads and is {said}")
+        run = [emulator, "-cpu", "max", "-L", f"/usr/{machine}-linux-gnu", str(work / "loader"), library]
+        done = subprocess.run(run, check=False, capture_output=True, text=True)
+        said = done.stdout.strip()
+        assert Path(library).stem == f"{machine}-{said}", f"{Path(library).name} says that it is {said!r} ({done.returncode})"
+        refused = "" if done.returncode == 0 else "; it refuses this processor"
+        print(f"{Path(library).name} loads and is {said}{refused}")
+
+
+def machine_of(wheel: Path) -> str:
+    """The machine in a wheel's tag: the end of ``manylinux_2_34_x86_64``."""
+    return next(name for name in ("x86_64", "aarch64") if wheel.stem.endswith(name))
 
 
 def main() -> int:
@@ -74,13 +87,12 @@ def main() -> int:
     parser.add_argument("--packages", type=Path, metavar="DIR", help="site-packages of another environment to lend")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        if "aarch64" in arguments.wheel.name and platform.machine() != "aarch64":
-            if not shutil.which("qemu-aarch64"):
-                raise SystemExit("there is no qemu-aarch64; install qemu-user, or check this wheel on an aarch64 machine")
-            check_emulated(arguments.wheel, Path(work))
+        if (machine := machine_of(arguments.wheel)) != platform.machine():
+            check_emulated(arguments.wheel, Path(work), machine)
+            print(f"the libraries of {arguments.wheel.name} load in an emulator")
         else:
             check_here(arguments.wheel, Path(work), arguments.packages)
-    print(f"{arguments.wheel.name} works without a compiler")
+            print(f"{arguments.wheel.name} works without a compiler")
     return 0
 
 

@@ -148,7 +148,34 @@ def quantised() -> None:
         sixteen_bits(packed, torch.bfloat16)
     small = torch.zeros(depth // 32, outputs, dtype=torch.bfloat16)
     product(x, Packed(nibbles, small.half(), small), tile=Tile(64, 128, bm=64))
+    table = Packed(nibbles, torch.zeros(depth // 64, outputs), levels=torch.zeros(16))
+    for bm in (16, 64):
+        product(x[:bm], table, tile=Tile(64, 128, bm=bm), gated=True)
+        product(x[:bm], table, tile=Tile(64, 128, bm=bm, num_parts=2))
+    sixteen_bits(table, torch.bfloat16)
     sixteen_bits(Packed(nibbles, small.half(), small), torch.bfloat16)
+    experts_in_mxfp4()
+
+
+def experts_in_mxfp4() -> None:
+    """Grouped products of one node and of many, with gates and without."""
+    from outrider.models.gpu.expert_products import Blocks, expert_product
+    from outrider.models.packed import Packed
+
+    count, size, depth, per_row = 8, 256, 512, 4
+    for rows, block in ((1, 16), (128, 64)):
+        num_pairs = rows * per_row
+        index, pairs = torch.zeros(count, dtype=torch.int32), torch.zeros(count, block, dtype=torch.int32)
+        blocks = Blocks(torch.ones(num_pairs), index, pairs)
+        for outputs, activation in ((size, "clamped"), (depth, None)):
+            inputs, sides = (depth, 2) if activation else (size, 1)
+            num_rows = count * outputs * sides
+            scales = torch.full((inputs // 32, num_rows), 127, dtype=torch.uint8)
+            weight = Packed(torch.zeros(num_rows, inputs // 2, dtype=torch.uint8), scales)
+            x = torch.zeros(rows if activation else num_pairs, inputs, dtype=torch.bfloat16)
+            out = torch.zeros(num_pairs, size, dtype=torch.bfloat16) if activation else torch.zeros(per_row, rows, depth)
+            bias = torch.zeros(num_rows, dtype=torch.bfloat16)
+            expert_product(x, weight, bias, out, blocks, per_row=per_row, activation=activation)
 
 
 def wide() -> None:

@@ -1,6 +1,6 @@
 """Mixed load with random faults: nothing is lost without an error, no text changes, nothing is held afterwards.
 
-    python scripts/fault_run.py [--minutes 30] [--clients 8] [--page-len 16] [--seed 0]
+    python scripts/fault_run.py [--minutes 30] [--clients 8] [--page-len 16] [--seed 0] [--out FILE]
 
 A server runs in this process on the loopback. Clients send requests, whole and streamed, with and without a grammar. Meanwhile
 faults come at random: the engine raises in the middle of a round, processes that compile grammars are killed, the clock jumps
@@ -29,6 +29,7 @@ from typing import Any
 import httpx
 
 from outrider import LLM
+from outrider.bench.provenance import keep_results
 from outrider.cache.paged import PagedCache
 from outrider.server.logs import log_as_json
 from outrider.server.run import bind, serve
@@ -218,7 +219,9 @@ async def run(arguments: argparse.Namespace, service: Service, address: str) -> 
     left = held(service)
     told = {"minutes": arguments.minutes, "requests": sum(load.counts.values()), **dict(sorted(load.counts.items()))}
     told |= {"different": wrong, "faults": dict(faults.counts), "engine_restarts": service.worker.num_failures}
-    print(json.dumps({**told, "audit_lines_lost": service.audit.num_lost, "held": left}))
+    told |= {"lost": load.counts["lost"], "audit_lines_lost": service.audit.num_lost, "held": left}
+    what = "mixed load with faults injected"
+    print(json.dumps(keep_results(arguments.out, what, [told], script="scripts/fault_run.py")))
     return 1 if load.counts["lost"] or wrong or any(left.values()) else 0
 
 
@@ -229,6 +232,7 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=2.0, help="mean seconds between faults, about")
     parser.add_argument("--page-len", type=int, default=16, help="0 keeps one block per row")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="file for the result")
     arguments = parser.parse_args()
     log_as_json("critical")
     listener = bind("127.0.0.1", 0)

@@ -31,6 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "server"))
 
 from hostile_cases import Case, all_cases  # pyright: ignore[reportMissingImports]
 
+from outrider.bench.provenance import keep_results
+
 BYSTANDER = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 1, "seed": 11, "ignore_eos": True}
 _SLOWER, _MORE_MEMORY = 3.0, 1.1
 _IDLE_S = 5
@@ -130,9 +132,8 @@ def main() -> int:
     arguments = parser.parse_args()
     with served() as (pid, address):
         told = asyncio.run(run(address, pid, arguments))
-    if arguments.out:
-        arguments.out.write_text(json.dumps(told, indent=1) + "\n")
-    print(json.dumps(told))
+    what = "hostile requests, each with a bystander"
+    print(json.dumps(keep_results(arguments.out, what, [told], script="scripts/hostile_run.py")))
     return 0 if is_well(told) else 1
 
 

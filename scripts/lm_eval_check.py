@@ -1,6 +1,6 @@
 """lm-eval against the server, with and without speculation: same scores, same log-likelihoods, same texts.
 
-    python scripts/lm_eval_check.py [--packages FOLDER]
+    python scripts/lm_eval_check.py [--packages FOLDER] [--out FILE]
 
 Writes two tasks of ten questions into a temporary folder and runs them through lm-eval's ``local-completions`` against
 ``outrider serve`` with the bundled pair: once with ``--method plain``, once with a draft model that guesses in every round. The
@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from clients import MODEL, served
+from client_checks import MODEL
+from clients import served
 
 import outrider
+from outrider.bench.provenance import keep_results
 
 CONTEXT = 256
 """Tokens lm-eval believes the model can read; more than any question has."""
@@ -101,29 +103,50 @@ def num_guesses(address: str) -> int:
     return int(sum(float(value) for value in re.findall(r"^outrider:spec_decode_num_draft_tokens_total\S* (\S+)$", text, re.M)))
 
 
-def run(folder: Path) -> int:
+def compared(plain: dict[str, Any], fast: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row per task: scores, and how many of the model's answers are the same."""
+    rows = list[dict[str, Any]]()
+    for name in TASKS:
+        pairs = list(zip(plain["said"][name], fast["said"][name], strict=True))
+        scores = {"score": plain["scores"][name], "score_with_guesses": fast["scores"][name]}
+        same = sum(one == other for one, other in pairs)
+        rows.append({"task": name, "questions": len(pairs), **scores, "same_answers": same})
+    guessed = {"tokens_guessed": plain["guesses"], "tokens_guessed_with_guesses": fast["guesses"]}
+    return [{**row, **guessed, "lm_eval": version("lm_eval")} for row in rows]
+
+
+def is_well(rows: list[dict[str, Any]]) -> bool:
+    """Everything is the same, and only the server that was to guess did."""
+    return all(
+        row["score"] == row["score_with_guesses"]
+        and row["same_answers"] == row["questions"]
+        and row["tokens_guessed_with_guesses"] > 0 == row["tokens_guessed"]
+        for row in rows
+    )
+
+
+def run(folder: Path) -> list[dict[str, Any]]:
     write_tasks(folder)
     found: dict[str, dict[str, Any]] = {}
     for name, options in SERVERS.items():
         with served(*options) as address:
             found[name] = {**evaluate(address, folder), "guesses": num_guesses(address)}
-    plain, fast = found["plain"], found["speculative"]
-    is_same = plain["scores"] == fast["scores"] and plain["said"] == fast["said"]
-    told = {"lm_eval": version("lm_eval"), "questions": len(QUESTIONS), "same": is_same, "scores": plain["scores"]}
-    told |= {"scores_with_speculation": fast["scores"], "guesses": [plain["guesses"], fast["guesses"]]}
-    print(json.dumps(told))
-    return 0 if is_same and fast["guesses"] > 0 == plain["guesses"] else 1
+    return compared(found["plain"], found["speculative"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", help="folder with lm-eval, if it is not installed")
+    parser.add_argument("--out", type=Path, help="file for the result")
     arguments = parser.parse_args()
     if arguments.packages:
         sys.path.append(arguments.packages)
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": f"{folder}/cache"}
-        return run(Path(folder))
+        rows = run(Path(folder))
+    what = "lm-eval's local-completions against a server without guesses and one that guesses four tokens in every round"
+    print(json.dumps(keep_results(arguments.out, what, rows, script="scripts/lm_eval_check.py")))
+    return 0 if is_well(rows) else 1
 
 
 if __name__ == "__main__":

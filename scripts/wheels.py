@@ -1,19 +1,22 @@
 """Build wheels with the native pass inside: ``python scripts/wheels.py [--machine x86_64 aarch64] [--out dist]``.
 
-A wheel of a machine holds one library per instruction set, so it needs no compiler where it is installed. aarch64 is
-cross-compiled on x86-64 by ``aarch64-linux-gnu-g++``. The wheel's tag names the oldest C library that its libraries run
-on, which is read out of them. Other machines install the source distribution and compile.
+A wheel of a machine holds one library per instruction set, so it needs no compiler where it is installed. The other
+machine's libraries come from a cross-compiler, ``aarch64-linux-gnu-g++`` or ``x86_64-linux-gnu-g++``. The wheel's tag
+names the oldest C library that its libraries run on, which is read out of them. Other machines install the source
+distribution and compile.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -51,15 +54,18 @@ def compiler_for(machine: str) -> str:
 
 
 def compile_sets(machine: str, folder: Path) -> list[Path]:
-    """The libraries of every set of a machine, in ``folder``."""
+    """The libraries of every set of a machine, in ``folder``. The sets are compiled beside each other."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    for isa, flags in SETS[machine].items():
+    compiler = compiler_for(machine)
+
+    def compile_set(isa: str) -> Path:
         out = folder / f"{machine}-{isa}.so"
         print(f"compiling {out.name}", flush=True)
-        subprocess.run([compiler_for(machine), *FLAGS, *flags, str(NATIVE / "decoder.cpp"), "-o", str(out)], check=True)
-        made.append(out)
-    return made
+        subprocess.run([compiler, *FLAGS, *SETS[machine][isa], str(NATIVE / "decoder.cpp"), "-o", str(out)], check=True)
+        return out
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compile_set, SETS[machine]))
 
 
 def oldest_libc(libraries: list[Path]) -> tuple[int, int]:

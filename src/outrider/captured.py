@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from tqdm import tqdm
 
+from outrider.core.device_round import CapturedShape
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.report import Progress
@@ -77,11 +78,13 @@ class Rounds:
         method.policy.start(1)  # it reads its prices now: memory that grows moves, and captured rounds with it
         from outrider.engine.device_lane import num_slots
         from outrider.engine.device_seats import NUM_PIECES
+        from outrider.engine.round_kind import num_kinds
 
-        guesses = [*range(graphs.most_guesses + 1)] if self._varies(method) else [graphs.most_guesses]
+        guesses = graphs.depths
         pieces = NUM_PIECES if batch_size > 1 else NUM_PIECES[:1]  # nobody arrives while one alone runs
+        total = num_kinds(guesses, pieces)
         for count, _ in enumerate(graphs.prepare(num_slots(batch_size), num_tokens, guesses=guesses, pieces=pieces), 1):
-            yield count, len(guesses) * len(pieces)
+            yield count, total
 
     def warm_up(self, method: Method, sizes: Collection[int], *, num_tokens: int, progress: bool) -> None:
         """Prepare rounds of so many requests, the most first: memory that grows moves."""
@@ -90,12 +93,6 @@ class Rounds:
                 for _, total in self.prepare(method, batch_size=size, num_tokens=num_tokens):
                     bar.total = total * len(sizes)
                     bar.update()
-
-    @staticmethod
-    def _varies(method: Method) -> bool:
-        """The draft length changes from round to round, so that a round is captured for each."""
-        shape = method.policy.captured_shape()
-        return shape is not None and shape.nodes is None
 
     def graphs_of(self, method: Method) -> RoundGraphs | None:
         """The method's captured rounds; None where the host drives them."""
@@ -115,6 +112,6 @@ def captured(method: Method, target: Target) -> RoundGraphs | None:
 
     fast = cast(Any, target.captured_as)
     if method.drafter.never_guesses:
-        return RoundGraphs(fast, None, method.policy, most_guesses=0)
+        return RoundGraphs(fast, None, method.policy, CapturedShape({}))
     twin = method.drafter.device_twin(shape, fast)
-    return None if twin is None else RoundGraphs(fast, twin, method.policy, most_guesses=shape.depth)
+    return None if twin is None else RoundGraphs(fast, twin, method.policy, shape)

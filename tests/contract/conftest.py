@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
 from tiny_pair import tiny_model
 
+from outrider.acceptance import transport
 from outrider.core.interfaces import Target
 
 
@@ -26,6 +28,23 @@ def table() -> Iterator[list[str]]:
     rows = ["", "| bug | mean TV | max TV | correct twin, max TV |", "|---|---|---|---|"]
     yield rows
     print("\n".join(rows))
+
+
+@pytest.fixture
+def remembered_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An enumeration meets the same laws in many branches: the plan of a coupling is made once for each."""
+    make, moves, known = transport._Plan.of, transport._moves_row, dict[tuple[bytes, bytes, float], transport._Plan]()
+
+    def of(p: torch.Tensor, q: torch.Tensor, count: torch.Tensor) -> transport._Plan:
+        if p.dim() > 1:
+            return make(p, q, count)
+        key = p.numpy().tobytes(), q.numpy().tobytes(), float(count)
+        if key not in known:
+            known[key] = make(p, q, count)
+        return known[key]
+
+    monkeypatch.setattr(transport._Plan, "of", staticmethod(of))
+    monkeypatch.setattr(transport, "_moves_row", cache(moves))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from outrider.cli.main import main
 from outrider.core.errors import CompositionError, ModelError, OptionError
 from outrider.core.interfaces import RowDraft
 from outrider.core.params import SamplingParams
-from outrider.core.random_source import NoiseSource
 from outrider.methods import compose
 from outrider.models.judge_head import JudgeHead, basis_of, centred, features, load_judge
 from outrider.train.judge import Example, JudgeSettings, last_number, read_questions, train_judge, verdict_of
@@ -48,7 +47,7 @@ def test_the_batched_form_is_the_scalar_one(is_chain: bool) -> None:
         batched = rule.walk(case.draft, case.law, case.noise)
         for row, size in enumerate(case.draft.tree.sizes):
             one = RowDraft.of(case.draft, case.law, row)
-            scalar = rule.judge_row(one, judged[row, :size], NoiseSource(case.noise, row))
+            scalar = rule.judge_row(one, judged[row, :size], case.sources[row])
             assert row_verdict(batched, row) == scalar
             kept += len(scalar.path)
     assert kept > 0

@@ -87,7 +87,7 @@ def judged_rows(rule: Any, case: Case, law: Any) -> Iterator[tuple[int, RowDraft
     verdict, judged = rule.walk(case.draft, law, case.noise), judged_law(law)
     for row, size in enumerate(case.sizes):
         draft = RowDraft.of(case.draft, law, row)
-        scalar = rule.judge_row(draft, judged[row, :size], NoiseSource(case.noise, row))
+        scalar = rule.judge_row(draft, judged[row, :size], case.sources[row])
         assert row_verdict(verdict, row) == scalar, f"row {row}"
         yield row, draft, scalar
 

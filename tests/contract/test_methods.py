@@ -138,7 +138,7 @@ def test_greedy_is_plain_greedy(target, make, said, name: str, rule: str, batch:
 @pytest.mark.parametrize("name", COUPLED_ROWS)
 def test_same_seed_same_text(target, make, said, name: str, sampler: str, length: int, batch: int) -> None:
     """Alone and in a batch, whatever the drafter and the draft length; in threes, requests join while others run."""
-    params, prompts = {"top-p": SAMPLED, "everything": EVERYTHING}[sampler], PROMPTS[:5]
+    params, prompts = {"top-p": SAMPLED, "everything": EVERYTHING}[sampler], PROMPTS[2:4] if batch == 1 else PROMPTS[:5]
     method = make(name, options={"num_draft_tokens": length})
     assert tokens(serve(target, method, prompts, params, batch=batch)) == tokens(said(params, prompts))
 
@@ -209,7 +209,7 @@ class _ClampedVocab(Target):
 @pytest.mark.parametrize("name", list(METHODS))
 def test_the_cache_after_every_commit_is_that_of_a_fresh_prefill(target, make, name: str) -> None:
     engine = Engine(target, make(name))
-    batch = engine.start([Request(p, SamplingParams(max_tokens=16, ignore_eos=True)) for p in PROMPTS[2:6]])
+    batch = engine.start([Request(p, SamplingParams(max_tokens=12, ignore_eos=True)) for p in PROMPTS[2:5]])
     while batch.rows:
         engine.step(batch)
         assert_fresh(target, batch.cache, batch.rows)
@@ -234,9 +234,10 @@ class Letters:
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_stop_string_cuts_exactly_there(target, make, said, name: str) -> None:
-    for state, prompt in zip(said(LONGER, new_stream=Letters), PROMPTS, strict=True):
-        if len(state.text) < 12:
-            continue
+    plain = zip(said(LONGER, new_stream=Letters), PROMPTS, strict=True)
+    long_enough = [(state, prompt) for state, prompt in plain if len(state.text) >= 12][:3]
+    assert len(long_enough) == 3
+    for state, prompt in long_enough:
         stop = state.text[8:11]
         params = SamplingParams(max_tokens=40, stop=[stop, "never-there"])
         cut = serve(target, make(name), [prompt], params, new_stream=Letters)[0]
@@ -251,12 +252,12 @@ def test_lengths_and_ends(target, make, name: str) -> None:
     for limit in (1, 2, 3, 9):
         for state in serve(target, method, PROMPTS, SamplingParams(max_tokens=limit, ignore_eos=True), batch=8):
             assert state.num_output == limit and state.finish_reason is FinishReason.LENGTH
-    free = serve(target, method, PROMPTS[:1], SamplingParams(max_tokens=30))[0].output_ids
-    params = SamplingParams(max_tokens=30, stop_token_ids=[free[4]])
+    free = serve(target, method, PROMPTS[:1], SamplingParams(max_tokens=16))[0].output_ids
+    params = SamplingParams(max_tokens=16, stop_token_ids=[free[4]])
     stopped = serve(target, method, PROMPTS[:1], params)[0]
     assert stopped.output_ids == free[: free.index(free[4]) + 1]
-    later = serve(target, method, PROMPTS[:1], SamplingParams(max_tokens=30, stop_token_ids=[free[4]], min_tokens=12))[0]
-    assert free[4] not in later.output_ids[:12]
+    later = serve(target, method, PROMPTS[:1], SamplingParams(max_tokens=16, stop_token_ids=[free[4]], min_tokens=12))[0]
+    assert free[4] not in later.output_ids[:12] and later.num_output >= 12
 
 
 @pytest.mark.parametrize("name", list(METHODS))

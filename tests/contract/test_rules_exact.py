@@ -28,6 +28,7 @@ from outrider.core.draft import Draws, Shape
 from outrider.core.interfaces import AcceptanceRule
 from outrider.core.random_source import RandomSource, enumerate_law
 
+pytestmark = pytest.mark.usefixtures("remembered_plans")
 EXACT = 1e-12
 RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal]
 CASES = [

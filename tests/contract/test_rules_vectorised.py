@@ -86,12 +86,14 @@ class Case:
         self.noise = Noise(seeds, torch.tensor([chance.randrange(300) for _ in range(batch_size)]))
         self.draft = Draft(self.tree, Draws.IID, q.to(dtype) if num_nodes > 1 else None)
         self.law = law_of(p.to(dtype), self.tree, self.noise)
+        self.sources = [NoiseSource(self.noise, row) for row in range(batch_size)]
+        """The noise of each row, remembered from rule to rule."""
 
     def verdicts(self, rule: AcceptanceRule) -> Iterator[tuple[RowVerdict, RowVerdict]]:
         """Row by row: what the batched form says, what the scalar form says."""
         batched = rule.walk(self.draft, self.law, self.noise)
         for row in range(len(self.sizes)):
-            scalar = rule.walk_row(RowDraft.of(self.draft, self.law, row), NoiseSource(self.noise, row))
+            scalar = rule.walk_row(RowDraft.of(self.draft, self.law, row), self.sources[row])
             yield row_verdict(batched, row), scalar
 
 

@@ -30,7 +30,7 @@ from toy_laws import (
 from outrider.acceptance import Coupled, Recursive
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import RowDraft
-from outrider.core.random_source import NoiseSource, RandomSource
+from outrider.core.random_source import RandomSource
 from outrider.core.verdict import RowVerdict
 from outrider.drafters.mixed.multi_draft import MultiDraft
 from outrider.drafters.model.draft_tree import DraftTreeOptions
@@ -127,7 +127,7 @@ def test_walk_is_walk_row_with_several_laws(draws: Draws, num_models: int) -> No
         draft = Draft(case.tree, draws, torch.stack(others, 2))
         batched = Recursive().walk(draft, case.law, case.noise)
         for row in range(len(case.sizes)):
-            scalar = Recursive().walk_row(RowDraft.of(draft, case.law, row), NoiseSource(case.noise, row))
+            scalar = Recursive().walk_row(RowDraft.of(draft, case.law, row), case.sources[row])
             assert row_verdict(batched, row) == scalar, f"seed {seed}"
             lengths.add(len(scalar.path))
     assert lengths >= {0, 1, 2}

@@ -17,6 +17,7 @@ from outrider.core.draft import Draft, Draws
 from outrider.core.rng import Noise
 from outrider.core.tree import TokenTree
 
+pytestmark = pytest.mark.usefixtures("remembered_plans")
 ROUNDING = 1e-9
 IID = Draws.IID
 

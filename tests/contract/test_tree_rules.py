@@ -32,7 +32,7 @@ from outrider.acceptance.paths import path_of
 from outrider.acceptance.residual import draw_row, ratio, surplus
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import RowDraft
-from outrider.core.random_source import NoiseSource, RandomSource
+from outrider.core.random_source import RandomSource
 from outrider.core.tree import TokenTree
 from outrider.core.twins import first_twins
 from outrider.core.verdict import RowVerdict
@@ -264,5 +264,5 @@ def test_walk_is_walk_row_without_replacement(rule) -> None:
         draft = Draft(case.tree, WITHOUT, case.draft.q)
         batched = rule().walk(draft, case.law, case.noise)
         for row in range(len(case.sizes)):
-            scalar = rule().walk_row(RowDraft.of(draft, case.law, row), NoiseSource(case.noise, row))
+            scalar = rule().walk_row(RowDraft.of(draft, case.law, row), case.sources[row])
             assert row_verdict(batched, row) == scalar, f"seed {seed}"

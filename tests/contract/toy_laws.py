@@ -95,7 +95,9 @@ FLAVOURS: dict[str, Callable[[ToyModel, ToyModel], tuple[ToyModel, ToyModel]]] =
 }
 
 
+@cache
 def toy_pair(flavour: str, seed: int, vocab_size: int) -> Pair:
+    """The same pair for every test that names it, so that its laws are made once."""
     p, q = FLAVOURS[flavour](random_model(2 * seed, vocab_size), random_model(2 * seed + 1, vocab_size))
     return Pair(cache(p), cache(q), vocab_size)
 
@@ -142,8 +144,13 @@ def grow(pair: Pair, parents: Sequence[int], draws: Draws, guesser: Guesser) -> 
             contexts.append((*contexts[above], token))
             tokens.append(token)
             kept.append(above)
-        p, q = torch.stack([pair.p(c) for c in contexts]), torch.stack([pair.q(c) for c in contexts])
+        p, q = laws(tuple(contexts))
         return RowDraft(tokens, kept, p, None if draws is Draws.DETERMINISTIC else q, draws)
+
+    @cache
+    def laws(contexts: tuple[Text, ...]) -> tuple[Tensor, Tensor]:
+        """Both models' laws at the nodes. Many branches of chance ask for the same ones."""
+        return torch.stack([pair.p(c) for c in contexts]), torch.stack([pair.q(c) for c in contexts])
 
     return draft
 
@@ -156,10 +163,15 @@ def sampled(pair: Pair) -> Guesser:
 def sampled_without_replacement(pair: Pair) -> Guesser:
     """From q without the earlier siblings, until q is used up."""
 
+    @cache
+    def left_of(context: Text, siblings: Text) -> Tensor | None:
+        left = pair.q(context).clone()
+        left[list(siblings)] = 0
+        return left if left.sum() > 0 else None
+
     def pick(guess: Guess) -> int | None:
-        left = pair.q(guess.context).clone()
-        left[guess.siblings] = 0
-        return guess.source.categorical(left, guess.lane) if left.sum() > 0 else None
+        left = left_of(guess.context, tuple(guess.siblings))
+        return None if left is None else guess.source.categorical(left, guess.lane)
 
     return pick
 

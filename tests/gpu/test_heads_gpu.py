@@ -32,6 +32,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "l-mtp": {"num_heads": 4, "stride": 2},
     "mlp-speculator": {"num_heads": 4},
     "redrafter": {"num_blocks": 2},
+    "fspad": {},
+    "p-eagle": {"num_heads": 4, "num_layers": 2, "mask_token_id": 3},
+    "mtp": {"num_heads": 4},
+    "mtp-parallel": {"num_heads": 4},
+    "chimera": {"num_heads": 4},
+    "falcon": {"block_len": 2},
 }
 
 
@@ -66,12 +72,25 @@ def test_heads_in_captured_rounds_say_what_plain_decoding_says(
     assert abs(ours - theirs) <= 0.05 * theirs + 3  # the same trees, walked the same way
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
-def test_heads_read_prompts_inside_rounds(llm: LLM, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "dspark", "p-eagle", "mtp"])
+def test_chains_of_heads_change_their_length_inside_captured_rounds(llm: LLM, kind: str, tmp_path: Path) -> None:
+    """The policy asks for as many guesses as pay; heads answer for no more levels."""
+    own = {"heads": untrained(kind, tmp_path)} if kind in CHANGES else {}
+    method = llm.compose(kind, policy="heuristic", branching="chain", num_draft_tokens=3, **own)
+    graphs = captured(method, llm.target)
+    assert graphs is not None and graphs.drafter is not None and graphs.depths[:4] == [0, 1, 2, 3]
+    for params in PARAMS:
+        expected = [llm.generate(p, params, method=llm.compose("plain"))[0].token_ids for p in PROMPTS]
+        assert [o.token_ids for o in llm.generate(PROMPTS, params, method=method)] == expected
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "fspad", "p-eagle", "mtp", "chimera", "falcon"])
+def test_heads_read_prompts_inside_rounds(llm: LLM, kind: str, tmp_path: Path) -> None:
     """More requests than slots, of 2 to 300 tokens."""
+    own = {"heads": untrained(kind, tmp_path)} if kind in CHANGES and kind != "hydra" else {}
     words = llm.codec.encode(" ".join(PROMPTS) + " ") * 12
     prompts = [words[start : start + size] for start, size in enumerate((2, 300, 33, 65, 7, 150, 32, 34))]
-    params, method = SamplingParams(max_tokens=20), llm.compose(kind, **TREES[1])
+    params, method = SamplingParams(max_tokens=20), llm.compose(kind, **TREES[1], **own)
     expected = [llm.generate(p, params, method=llm.compose("plain"))[0].token_ids for p in prompts]
     alone = sum(llm.generate(p, params, method=method)[0].stats.num_accepted for p in prompts)
     llm.max_batch_size, old = 2, llm.max_batch_size

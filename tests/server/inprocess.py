@@ -43,8 +43,8 @@ def run(work: Callable[[Service, Any], Awaitable[None]], *, llm: LLM | None = No
     asyncio.run(main())
 
 
-async def bystander(client: Any) -> str:
+async def bystander(client: Any, *, max_tokens: int = 24) -> str:
     """The text of a request that must not notice anything."""
-    answer = await client.post("/v1/completions", json=BYSTANDER)
+    answer = await client.post("/v1/completions", json={**BYSTANDER, "max_tokens": max_tokens})
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
 import shutil
@@ -49,7 +48,10 @@ def spoilt_draft(folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"num_draft_tokens": 3}, {}], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"num_draft_tokens": 3}, marks=pytest.mark.exhaustive, id="fixed"), pytest.param({}, id="adaptive")],
+)
 def test_a_spoilt_draft_recovers_while_it_serves(tmp_path: Path, options: dict[str, int]) -> None:
     """Under the default policy too, which hardly drafts with it: what is decoded without a draft is learnt from as well."""
     spoilt = spoilt_draft(tmp_path / "draft")
@@ -165,17 +167,17 @@ def test_memories_learn_across_requests(method: str, max_draft: int | None) -> N
 
 def test_what_is_taught() -> None:
     """A draft model or heads, whichever the method has; memories need no teacher, and the others are refused."""
-    arguments = argparse.Namespace(dtype="auto", device=None, learn_share=0.1)
+    settings = OnlineSettings(background=True, busy_share=0.1)
     model = LLM()
-    found = taught(model, arguments)
+    found = taught(model, settings)
     assert found is not None and found.install == model.replace_draft
     found.learner.close()
     headed = LLM(method="eagle3")
-    found = taught(headed, arguments)
+    found = taught(headed, settings)
     assert found is not None and found.install == headed.replace_heads
     found.learner.close()
-    assert taught(LLM(method="suffix"), arguments) is None
+    assert taught(LLM(method="suffix"), settings) is None
     with pytest.raises(OptionError, match="nothing to teach: method 'prompt-lookup'"):
-        taught(LLM(method="prompt-lookup"), arguments)
+        taught(LLM(method="prompt-lookup"), settings)
     with pytest.raises(OptionError, match="eagle3 heads cannot draft for method 'draft-model'"):
         model.replace_heads(load_head(bundled_path("heads/eagle3")))

@@ -22,6 +22,7 @@ def load(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.path.append(str((ROOT / path).parent))  # where its siblings are, as when it is run
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
@@ -38,8 +39,7 @@ def arm(after: float, seconds: float, text: str = "a") -> dict[str, Any]:
 def test_what_learning_brought_back_and_cost() -> None:
     told = load("benchmarks/learn_run.py").compared(arm(2.0, 1.0), arm(2.6, 1.25))
     assert told["recovered"] == pytest.approx(0.6) and told["goodput"] == pytest.approx(0.8)
-    assert told["goodput_by_block"] == pytest.approx([0.8, 0.8]) and told["equal_texts"]
-    assert "texts" not in told["with"]
+    assert told["by_block"] == pytest.approx([0.8, 0.8]) and told["equal_texts"]
     assert not load("benchmarks/learn_run.py").compared(arm(2.0, 1.0), arm(2.0, 1.0, "b"))["equal_texts"]
 
 
@@ -79,14 +79,28 @@ def test_what_several_processes_found_is_one_result() -> None:
     assert not script.is_well({**told, "preempted": 0})
 
 
-def test_the_table_of_load_generators_replaces_the_old_one(tmp_path: Path) -> None:
-    script, page = load("scripts/load_generators.py"), tmp_path / "page.md"
-    page.write_text(f"before\n{script._BEGIN}\nold\n{script._END}\nafter\n")
-    script.write(page, script.table([script.Result("one 1.0", 8, 0, 96)]))
-    text = page.read_text()
-    assert "old" not in text and "| one 1.0 | 8 | 0 | 96 |" in text
-    assert text.startswith("before\n") and text.endswith("\nafter\n")
-    assert script._BEGIN in (ROOT / "docs/clients.md").read_text()
+def test_clients_become_columns_and_features_rows() -> None:
+    rows = load("scripts/clients.py").by_feature({"one 1.0": {"text": "yes"}, "two 2.0": {"text": "yes", "tools": "ApiError"}})
+    assert rows == [
+        {"feature": "text", "one 1.0": "yes", "two 2.0": "yes"},
+        {"feature": "tools", "one 1.0": "", "two 2.0": "ApiError"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "well"),
+    [
+        ({}, True),
+        ({"score_with_guesses": 0.5}, False),
+        ({"same_answers": 9}, False),
+        ({"tokens_guessed_with_guesses": 0}, False),
+        ({"tokens_guessed": 3}, False),
+    ],
+)
+def test_lm_eval_must_say_the_same_with_guesses(wrong: dict[str, Any], well: bool) -> None:
+    row = {"questions": 10, "score": 0.6, "score_with_guesses": 0.6, "same_answers": 10}
+    row |= {"tokens_guessed": 0, "tokens_guessed_with_guesses": 5}
+    assert load("scripts/lm_eval_check.py").is_well([{**row, **wrong}]) == well
 
 
 def test_the_server_warms_up_every_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,18 +94,19 @@ def _serve(scheduler: Scheduler, requests: list[Request], rng: random.Random) ->
     return finished, cancelled
 
 
-@pytest.mark.slow()
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 4))])
-def test_equal_to_alone_under_any_load(seed: int) -> None:
-    """500 requests per seed, in turns through six methods, with too little memory for all of them, and five at the end that
-    grow together until memory holds two."""
+@pytest.mark.parametrize(
+    ("seed", "count"), [(0, 100), *(pytest.param(seed, 500, marks=pytest.mark.exhaustive) for seed in range(4))]
+)
+def test_equal_to_alone_under_any_load(seed: int, count: int) -> None:
+    """Requests in turns through six methods, with too little memory for all of them, and five at the end that grow
+    together until memory holds two."""
     rng = random.Random(seed)
-    requests = [_random_request(rng) for _ in range(500)]
+    requests = [_random_request(rng) for _ in range(count)]
     budget = 5 * 256 * _KAPPA + 40_000
     memory, prefixes = MemoryModel(_KAPPA, 2 * 4 * 64, budget), PrefixStore(200_000)
     scheduler = Scheduler(_target(), _method, slots=Slots(8, 48), memory=memory, prefixes=prefixes)
     finished, cancelled = _serve(scheduler, requests, rng)
-    assert len(finished) > 350 and set(range(500)) == set(finished) | cancelled
+    assert len(finished) > 0.7 * count and set(range(count)) == set(finished) | cancelled
     for number, state in finished.items():
         alone = _alone(requests[number])
         assert (state.tokens, state.finish_reason) == (alone.tokens, alone.finish_reason), number
@@ -119,13 +120,13 @@ def test_equal_to_alone_under_any_load(seed: int) -> None:
     growing = [Request([n + 1] * 150, SamplingParams(max_tokens=60, seed=n)) for n in range(5)]
     states = [RequestState.of(request) for request in growing]
     for number, state in enumerate(states):
-        scheduler.submit(Job(500 + number, state, "plain"))
+        scheduler.submit(Job(count + number, state, "plain"))
     while not scheduler.is_idle:
         scheduler.round()
     assert [state.tokens for state in states] == [_alone(request).tokens for request in growing]
     assert scheduler.num_preempted > 0
     assert scheduler.is_idle and scheduler.num_running == scheduler.num_waiting == 0
-    assert prefixes.num_hits > 20 and prefixes.num_bytes <= prefixes.budget
+    assert prefixes.num_hits > 0.04 * count and prefixes.num_bytes <= prefixes.budget
 
 
 @pytest.mark.parametrize("grouping", ["eqspec", "exspec"])
@@ -357,6 +358,7 @@ def test_a_full_pool_gets_back_the_beginnings_that_nobody_runs_on() -> None:
     target = _paged_target()
     assert target.pool is not None
     pool, store = target.pool, PageStore(target.pool, 1 << 30)
+    pool.hold(16)
     cache = target.new_cache(2)
     target.prefill([list(range(1, 41)), list(range(2, 42))], cache)
     for row in range(2):
@@ -368,3 +370,14 @@ def test_a_full_pool_gets_back_the_beginnings_that_nobody_runs_on() -> None:
     kept = [page for row in running.pages for page in row]
     assert pool.has_room(pool.num_free + 3) and pool.num_pages == pages  # the row that nobody runs on went
     assert not pool.has_room(pages) and all(pool.uses(page) == 1 for page in kept)  # the other stays where it is
+
+
+def test_a_pool_that_may_grow_leaves_beginnings_alone() -> None:
+    target = _paged_target()
+    assert target.pool is not None
+    store, cache = PageStore(target.pool, 1 << 30), target.new_cache(1)
+    target.prefill([list(range(1, 41))], cache)
+    store.keep(list(range(1, 41)), cache, 0)
+    others = target.new_cache(4)
+    others.reserve(16 * target.pool.num_pages)
+    assert store.find(list(range(1, 41))) is not None

@@ -272,8 +272,8 @@ def test_a_captured_round_is_priced_by_its_places_whatever_was_found() -> None:
     policy, notes = Adaptive(), [[1, 0, 0, 1, 5], [1, 0, 0, 1, 7]]
     state = policy.start(2)
     for _ in range(3):
-        policy.update(state, observation_of(notes, 4, 2.0, Plan((4, 4), (4, 4))))
-        policy.update(state, observation_of(notes, 0, 1.0, Plan((0, 0), (0, 0))))
+        policy.update(state, observation_of(notes, 4, 5, 2.0, Plan((4, 4), (4, 4))))
+        policy.update(state, observation_of(notes, 0, 1, 1.0, Plan((0, 0), (0, 0))))
     policy.learn(state)
     rest = policy.costs.of(2).rest
     assert rest.cells[0].value == pytest.approx(1.0) and rest.cells[4].value == pytest.approx(2.0)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from triton_interpreter import DEVICE
 
+from outrider.models.decoder_weights import LayerWeights
 from outrider.models.experts import ExpertsMlp, chosen_experts
 from outrider.models.features import Experts
 from outrider.models.gpu import experts as grouped
 from outrider.models.gpu.router import route
 from outrider.models.layers import GatedMlp
 from outrider.models.linear import linear_of
+from outrider.models.packed import Layer, Packed
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
 LATENT = {"num_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -26,6 +29,10 @@ ROUTINGS: list[dict[str, Any]] = [
 SIZES = {"hidden_size": 32, "intermediate_size": 24, "num_local_experts": 5, "num_experts": 5, "num_experts_per_tok": 3}
 
 
+def layer_of(weights: LayerWeights) -> Layer:
+    return Layer(weights.qkv, weights.out, weights.gate_up, weights.down, weights)
+
+
 @pytest.mark.parametrize("num_rows", [1, 7, 40])
 @pytest.mark.parametrize("family", ["mixtral", "olmoe", "gpt_oss"])
 def test_experts_add_what_the_oracle_adds(family: str, num_rows: int) -> None:
@@ -34,9 +41,33 @@ def test_experts_add_what_the_oracle_adds(family: str, num_rows: int) -> None:
     weights = tiny_weights(config, device=str(DEVICE)).layers[0]
     x = torch.randn(num_rows, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     assert config.experts is not None
-    found = grouped.experts_mlp(x, weights, config.experts, activation=config.activation, exact=False)
+    found = grouped.experts_mlp(x, layer_of(weights), config.experts, activation=config.activation, exact=False)
     assert found.shape == (3, num_rows, 32)
     torch.testing.assert_close(found.sum(0), ExpertsMlp(config, weights)(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("size", "num_rows"), [(32, 1), (160, 7), (96, 40)])
+def test_experts_in_mxfp4_add_what_their_numbers_add(size: int, num_rows: int) -> None:
+    """Inputs of one group, of less and of more than a step; exponents near 127, and the smallest there is."""
+    config = tiny_config("gpt_oss", **{**SIZES, "hidden_size": 160, "intermediate_size": size})
+    whole = tiny_weights(config, device=str(DEVICE)).layers[0]
+    packed = {name: mxfp4(vars(whole)[name]) for name in ("gate_up", "down")}
+    numbers = {name: found.unpacked(torch.float32).view_as(vars(whole)[name]) for name, found in packed.items()}
+    x = torch.randn(num_rows, 160, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    assert config.experts is not None
+    layer = Layer(whole.qkv, whole.out, packed["gate_up"], packed["down"], whole)
+    found = grouped.experts_mlp(x, layer, config.experts, activation=config.activation, exact=False)
+    expected = ExpertsMlp(config, replace(whole, **numbers))(x)
+    torch.testing.assert_close(found.sum(0), expected, atol=1e-3, rtol=1e-3)
+
+
+def mxfp4(whole: torch.Tensor) -> Packed:
+    """Any e2m1 floats in the shape of [E, out, in] matrices."""
+    draw, (num_outputs, depth) = torch.Generator().manual_seed(5), whole.flatten(0, 1).shape
+    data = torch.randint(0, 256, (num_outputs, depth // 2), generator=draw, dtype=torch.uint8)
+    scales = torch.randint(121, 126, (depth // 32, num_outputs), generator=draw, dtype=torch.uint8)
+    scales[0, :2] = 0
+    return Packed(data.to(DEVICE), scales.to(DEVICE))
 
 
 def test_an_mlp_beside_the_experts_adds_its_part() -> None:
@@ -45,7 +76,7 @@ def test_an_mlp_beside_the_experts_adds_its_part() -> None:
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     assert config.experts is not None and weights.shared_gate_up is not None and weights.shared_down is not None
     beside = GatedMlp(config, gate_up=linear_of(weights.shared_gate_up), down=linear_of(weights.shared_down))
-    found = grouped.experts_mlp(x, weights, config.experts, activation=config.activation, exact=False)
+    found = grouped.experts_mlp(x, layer_of(weights), config.experts, activation=config.activation, exact=False)
     torch.testing.assert_close(found.sum(0), ExpertsMlp(config, weights, beside)(x), atol=1e-4, rtol=1e-4)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -50,8 +50,14 @@ GROWN = [
     ("redrafter", "best-first"),
     ("dflash", "static"),
     ("dspark", "best-first"),
+    ("fspad", "best-first"),
+    ("p-eagle", "static"),
+    ("mtp", "best-first"),
+    ("mtp-parallel", "static"),
+    ("chimera", "best-first"),
+    ("falcon", "best-first"),
 ]
-READING = ["eagle3", "l-mtp", "hydra++", "dflash"]
+READING = ["eagle3", "l-mtp", "hydra++", "dflash", "fspad", "p-eagle", "mtp", "chimera", "falcon"]
 OWN: dict[str, dict[str, Any]] = {"hydra": {"prefix": False}}
 
 
@@ -79,32 +85,31 @@ def expected(drafter: HeadDrafter, target: Decoder, rows: list[list[int]], noise
         return drafter.propose(drafter.start(rows, taps), context, plan).tree
 
 
-def drafters(kind: str, target: Decoder, shape: str) -> tuple[HeadDrafter, DeviceDrafter, Plan]:
-    """A drafter, the twin it declares, and what both are asked for."""
+def drafters(kind: str, target: Decoder, shape: str) -> tuple[HeadDrafter, DeviceDrafter, CapturedShape]:
+    """A drafter, the twin it declares, and what both may be asked for."""
     options = HeadOptions(branching="3,1,1") if shape == "static" else HeadOptions(width=3, num_children=4)
     new_drafter: Any = METHODS[kind.rstrip("+")].drafter
-    drafter, num_nodes = new_drafter(small_head(kind), options), 9 if shape == "static" else 11
-    twin = drafter.device_twin(CapturedShape(3, num_nodes), target)
+    drafter, planned = new_drafter(small_head(kind), options), CapturedShape({2: 6, 3: 9 if shape == "static" else 11})
+    twin = drafter.device_twin(planned, target)
     assert twin is not None
-    return drafter, twin, Plan((3, 3), (num_nodes, num_nodes))
+    return drafter, twin, planned
 
 
 @pytest.mark.parametrize(("kind", "shape"), GROWN)
 def test_heads_grow_the_tree_of_their_twin(kind: str, shape: str) -> None:
     config = tiny_config(**SHAPE)
     target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
-    drafter, twin, plan = drafters(kind, target, shape)
-    assert twin.tree_size is not None
+    drafter, twin, planned = drafters(kind, target, shape)
     rows = [[5, 9, 1, 33, 7, 2], [2, 8]]  # the second is shorter than what is read again
     twin.seat([0, 1], rows, batch_size=2, capacity=64)
-    for _ in range(2):
-        frame = frame_of(rows, TEMPERATURES)
-        nodes = torch.zeros(2, twin.tree_size[0], dtype=torch.int64, device=DEVICE)
+    for depth in (3, 2, 3):
+        frame, plan = frame_of(rows, TEMPERATURES), Plan((depth, depth), (planned.guesses[depth],) * 2)
+        nodes = torch.zeros(2, twin.num_nodes(depth), dtype=torch.int64, device=DEVICE)
         nodes[:, 0] = torch.tensor([row[-1] for row in rows])
         with torch.inference_mode():
-            twin.propose(frame, nodes)
+            twin.propose(frame, nodes, depth)
         noise = Noise(frame.seeds, frame.lengths - frame.prompt_lens)
-        tree, trees = expected(drafter, target, rows, noise, plan), twin.trees(2)
+        tree, trees = expected(drafter, target, rows, noise, plan), twin.trees(2, depth)
         assert trees is not None
         for row, size in enumerate(tree.sizes):
             assert torch.equal(nodes[row, :size], tree.tokens[row, :size]) and (nodes[row, size:] == -1).all()
@@ -113,7 +118,7 @@ def test_heads_grow_the_tree_of_their_twin(kind: str, shape: str) -> None:
             assert torch.equal(trees.depths[row, :size], tree.depths[row, :size].int())
             for node in range(size):
                 assert trees.paths[row, node, : int(tree.depths[row, node]) + 1].tolist() == [0, *tree.path(row, node)]
-        before, ring = frame.lengths - 1, torch.zeros(RING, 2, NOTE + 4, dtype=torch.int64, device=DEVICE)
+        before, ring = frame.lengths - 1, torch.zeros(RING, 2, NOTE + depth + 1, dtype=torch.int64, device=DEVICE)
         choices = torch.randint(0, 64, nodes.shape, device=DEVICE)
         follow(choices[0], nodes[0], tree, 0, 2)  # two accepted, one accepted
         follow(choices[1], nodes[1], tree, 1, 1)
@@ -137,9 +142,8 @@ def test_a_head_reads_prompts_in_pieces(kind: str) -> None:
     found: list[list[list[int]]] = []
     for in_pieces in (False, True):
         _, drafter, _ = drafters(kind, target, "static")
-        assert drafter.tree_size is not None
         frame = frame_of(rows, TEMPERATURES, capacity=128)
-        nodes = torch.zeros(2, drafter.tree_size[0], dtype=torch.int64, device=DEVICE)
+        nodes = torch.zeros(2, drafter.num_nodes(3), dtype=torch.int64, device=DEVICE)
         nodes[:, 0] = torch.tensor([row[-1] for row in rows])
         drafter.seat([0], rows[:1], batch_size=2, capacity=96)
         states = target.prefill([rows[1][:-1]], target.new_cache(1), taps=drafter.taps)
@@ -153,19 +157,70 @@ def test_a_head_reads_prompts_in_pieces(kind: str) -> None:
                     part = features[start : start + PIECE_LEN]
                     piece[1, : len(part)] = part
                     table = torch.tensor([[-1, 1], [0, start]], device=DEVICE)
-                    drafter.propose(frame, nodes.clone())  # a slot that stands still
+                    drafter.propose(frame, nodes.clone(), 3)  # a slot that stands still
                     drafter.read(frame, Pieces(*table), piece)
                     drafter.take(frame, frame.lengths - 1, torch.randn(2, nodes.shape[1], features.shape[-1]), still)
             else:
                 drafter.seat([1], rows[1:], batch_size=2, capacity=96)
-            drafter.propose(frame, nodes)
+            drafter.propose(frame, nodes, 3)
         found.append(nodes.tolist())
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "p-eagle", "mtp"])
+def test_chains_are_as_long_as_a_round_wants(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length changes from round to round, and heads answer for no more levels than it has."""
+    config = tiny_config(**SHAPE)
+    target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
+    head, new_drafter = small_head(kind), cast(Any, METHODS[kind].drafter)
+    drafter = new_drafter(head, HeadOptions(branching="chain"))
+    twin = drafter.device_twin(CapturedShape({length: length for length in range(1, 7)}), target)
+    assert twin is not None and twin.max_depth == min(6, drafter.max_depth or 6) and twin.trees(2, 1) is None
+    rows, asked = [[5, 9, 1, 33, 7, 2], [2, 8]], list[int]()
+    twin.seat([0, 1], rows, batch_size=2, capacity=64)
+    frame, readout = frame_of(rows, TEMPERATURES), type(head).readout
+    monkeypatch.setattr(type(head), "readout", lambda self, depth, x: asked.append(depth) or readout(self, depth, x))
+    for length in (1, twin.max_depth, 2):
+        nodes = torch.zeros(2, twin.num_nodes(length), dtype=torch.int64, device=DEVICE)
+        nodes[:, 0] = torch.tensor([row[-1] for row in rows])
+        asked.clear()
+        with torch.inference_mode():
+            twin.propose(frame, nodes, length)
+        assert asked == ([] if kind == "eagle3" else list(range(length)))  # its layer reads off by itself
+        noise = Noise(frame.seeds, frame.lengths - frame.prompt_lens)
+        chain = expected(drafter, target, rows, noise, Plan((length, length), (length, length)))
+        assert chain.sizes == (1 + length, 1 + length) and torch.equal(nodes, chain.tokens)
+
+
+@pytest.mark.parametrize("kind", ["p-eagle", "mtp"])
+def test_rounds_without_guesses_leave_nothing_unread(kind: str) -> None:
+    """More of them than columns are kept; the second slot stands still meanwhile."""
+    config = tiny_config(**SHAPE)
+    target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
+    drafter, twin, planned = drafters(kind, target, "static")
+    rows = [[5, 9, 1, 33, 7, 2], [2, 8, 4]]
+    twin.seat([0, 1], rows, batch_size=2, capacity=64)
+    for token in range(11, 21):
+        before = torch.tensor([len(row) - 1 for row in rows], device=DEVICE)
+        rows[0].append(token)
+        states = target.prefill([rows[0][:-1]], target.new_cache(1), taps=twin.taps)
+        newest = torch.cat([states[tap][0][-1] for tap in twin.taps], -1)
+        features = torch.stack([newest, torch.randn_like(newest)])[:, None]
+        with torch.inference_mode():
+            twin.take(frame_of(rows, TEMPERATURES), before, features, None)
+    frame = frame_of(rows, TEMPERATURES)
+    nodes = torch.zeros(2, twin.num_nodes(3), dtype=torch.int64, device=DEVICE)
+    nodes[:, 0] = torch.tensor([row[-1] for row in rows])
+    with torch.inference_mode():
+        twin.propose(frame, nodes, 3)
+    plan = Plan((3, 3), (planned.guesses[3],) * 2)
+    tree = expected(drafter, target, rows, Noise(frame.seeds, frame.lengths - frame.prompt_lens), plan)
+    assert torch.equal(nodes, tree.tokens)
+
+
 def follow(choices: torch.Tensor, nodes: torch.Tensor, tree: TokenTree, row: int, count: int) -> None:
     """Let the target choose the way to some node at depth ``count``."""
-    path = [0, *tree.path(row, int((tree.depths[row] == count).nonzero()[-1]))]
+    path = [0, *tree.path(row, int((tree.depths[row, : tree.sizes[row]] == count).nonzero()[-1]))]
     for above, node in pairwise(path):
         choices[above] = nodes[node]
 

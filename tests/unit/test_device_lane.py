@@ -17,6 +17,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.engine.device_lane import DeviceLane, num_slots
 from outrider.engine.job import Job, Slots
+from outrider.engine.round_kind import RoundKind
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
 from outrider.methods import compose
@@ -46,9 +47,11 @@ class FakeGraph:
     """A round of a frame: every slot says up to three tokens, as many as its length tells."""
 
     logprobs = None
+    is_constrained = False
 
     def __init__(self, graphs: FakeGraphs, size: int, num_guesses: int, num_pieces: int) -> None:
         self._graphs, self._size, self.num_guesses, self.num_pieces = graphs, size, num_guesses, num_pieces
+        self.num_nodes = num_guesses + 1
         self._notes: list[list[list[int]]] = []
 
     def launch(self, pieces: Sequence[tuple[int, int]]) -> int:
@@ -75,6 +78,8 @@ class FakeGraph:
 
 class FakeCutGraph(FakeGraph):
     """A round in parts: the host sees the guesses, changes them, and says which tokens may follow each node."""
+
+    is_constrained = True
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -145,7 +150,9 @@ class FakeGraphs:
     """What ``RoundGraphs`` is to a lane."""
 
     drafter = None
-    most_guesses = 2
+    most_guesses = longest_at_hand = 2
+    most_pieces = 16
+    slack = 3
 
     def __init__(self, target: Decoder, method: Method) -> None:
         self.target, self.policy = target, method.policy
@@ -167,8 +174,9 @@ class FakeGraphs:
     def has_room(self, size: int, states: Mapping[int, RequestState]) -> bool:
         return len(states) <= size
 
-    def grow(self, size: int, states: Mapping[int, RequestState]) -> None:
+    def grow(self, size: int, states: Mapping[int, RequestState]) -> dict[int, int]:
         assert all((size, slot) in self.slots for slot in states)
+        return {slot: len(state.tokens) + 2 * self.slack + 1 for slot, state in states.items()}
 
     def is_held_by_another(self, lane: object) -> bool:
         return self._holder not in (None, lane)
@@ -221,12 +229,11 @@ class FakeGraphs:
             del self.slots[size, slot]
             self.started.discard((size, slot))
 
-    def round(
-        self, size: int, num_guesses: int, stages: int, *, num_pieces: int, logprobs: bool, constrained: bool
-    ) -> FakeGraph:
-        assert not logprobs and (stages or not constrained)
-        new_graph = FakeCutGraph if constrained else FakeGraph
-        return new_graph(self, size, num_guesses, num_pieces)
+    def at_hand(self, wanted: RoundKind) -> FakeGraph:
+        assert not wanted.logprobs and (wanted.stages or not wanted.constrained)
+        new_graph = FakeCutGraph if wanted.constrained else FakeGraph
+        num_pieces = min(wanted.num_pieces, self.most_pieces)
+        return new_graph(self, wanted.num_slots, min(wanted.num_guesses, self.longest_at_hand), num_pieces)
 
 
 @pytest.fixture
@@ -247,8 +254,11 @@ def text_of(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def test_requests_come_and_go_and_everyone_gets_its_text(world: tuple[Scheduler, FakeGraphs]) -> None:
+@pytest.mark.parametrize("at_hand", [(2, 16), (1, 4), (0, 4)])
+def test_requests_come_and_go_and_everyone_gets_its_text(world: tuple[Scheduler, FakeGraphs], at_hand: tuple[int, int]) -> None:
+    """Also where only rounds with fewer guesses and pieces are captured than are wanted."""
     scheduler, graphs = world
+    graphs.longest_at_hand, graphs.most_pieces = at_hand
     rng = random.Random(0)
     prompts = {n: [rng.randrange(VOCAB) for _ in range(rng.choice((2, 5, 12, 33, 64, 65, 150)))] for n in range(40)}
     counts = {n: rng.randint(1, 30) for n in prompts}

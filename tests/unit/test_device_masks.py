@@ -58,7 +58,7 @@ def test_a_chain_whose_guesses_were_changed_is_read_again(monkeypatch: pytest.Mo
     drafter.grow(0, batch_size=2, reach=16)
     drafter.grow(1, batch_size=2, reach=16)
     chain = torch.tensor([[row[-1], 0, 0] for row in rows], device=DEVICE)
-    drafter.propose(frame_of(rows, [0.0, 0.9]), chain)
+    drafter.propose(frame_of(rows, [0.0, 0.9]), chain, chain.shape[1] - 1)
     accepted = [(int(first) + 1) % 64 for first in chain[:, 1]]
     rows = [[*row, token, 4, 9] for row, token in zip(rows, accepted, strict=True)]  # not what was guessed
     fresh.seat([0, 1], rows, batch_size=2, capacity=16)
@@ -66,7 +66,7 @@ def test_a_chain_whose_guesses_were_changed_is_read_again(monkeypatch: pytest.Mo
     fresh.grow(1, batch_size=2, reach=16)
     frame, chain = frame_of(rows, [0.0, 0.9]), torch.tensor([[row[-1], 0, 0] for row in rows], device=DEVICE)
     expected, hidden, fed = chain.clone(), model.hidden, list[list[int]]()
-    fresh.propose(frame, expected)
+    fresh.propose(frame, expected, expected.shape[1] - 1)
     monkeypatch.setattr(model, "hidden", lambda tokens, *more: fed.append(tokens[0].tolist()) or hidden(tokens, *more))
-    drafter.propose(replace(frame, is_constrained=True), chain)
+    drafter.propose(replace(frame, is_constrained=True), chain, chain.shape[1] - 1)
     assert torch.equal(chain, expected) and fed[0] == rows[0][2:]

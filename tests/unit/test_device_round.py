@@ -105,7 +105,7 @@ def test_look_up_copies_what_the_index_copies(seed: int) -> None:
     options = PromptLookupOptions(max_ngram=3, min_ngram=1 + seed % 2)
     frame = frame_of(rows, prompt_lens=[1, 1], temperatures=[0.0, 0.0])
     chain = torch.zeros(2, 7, dtype=torch.int64, device=DEVICE)
-    DeviceLookup(min_ngram=options.min_ngram, max_ngram=options.max_ngram).propose(frame, chain)
+    DeviceLookup(min_ngram=options.min_ngram, max_ngram=options.max_ngram).propose(frame, chain, chain.shape[1] - 1)
     for row, history in enumerate(rows):
         index = NgramIndex(options)
         index.extend(history)
@@ -122,7 +122,7 @@ def test_the_chain_of_a_draft_model(page_len: int) -> None:
     drafter.seat([0, 1], rows, batch_size=2, capacity=64)
     chain = torch.zeros(2, 3, dtype=torch.int64, device=DEVICE)
     chain[:, 0] = torch.tensor([row[-1] for row in rows])
-    drafter.propose(frame, chain)
+    drafter.propose(frame, chain, chain.shape[1] - 1)
     for slot, row in enumerate(rows):
         tokens = torch.tensor([[*row, *chain[slot, 1:].tolist()]], device=DEVICE)
         cache = model.new_cache(1)
@@ -232,11 +232,11 @@ def test_a_draft_model_reads_prompts_in_pieces() -> None:
         if in_pieces:
             drafter.open([1], batch_size=2, capacity=96)
             for start in (0, PIECE_LEN):
-                drafter.propose(frame, torch.zeros(2, 4, dtype=torch.int64, device=DEVICE))  # a slot that stands still
+                drafter.propose(frame, torch.zeros(2, 4, dtype=torch.int64, device=DEVICE), 3)  # a slot that stands still
                 drafter.read(frame, pieces_of((-1, 0), (1, start)), None)
         else:
             drafter.seat([1], rows[1:], batch_size=2, capacity=96)
         chain = torch.zeros(2, 4, dtype=torch.int64, device=DEVICE)
-        drafter.propose(frame, chain)
+        drafter.propose(frame, chain, chain.shape[1] - 1)
         chains.append(chain.tolist())
     assert chains[0] == chains[1]

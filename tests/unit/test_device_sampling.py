@@ -19,6 +19,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.attention.tree_triton import pack_words
 from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.choose import Bests, Guessing, block_bests
+from outrider.models.gpu.uploads import sent
 from outrider.models.gpu.walk import NOTE, RING, chain_parents, walk_and_commit
 
 VOCAB = 2500
@@ -61,7 +62,7 @@ def states_of(params: list[SamplingParams]) -> list[RequestState]:
 def frame_of(states: list[RequestState]) -> Frame:
     frame = Frame.empty(len(states), 64, DEVICE)
     shaping = Shaping.empty(len(states), VOCAB, DEVICE)
-    shaping.seat(range(len(states)), states)
+    shaping.seat(range(len(states)), states, sent)
     for slot, state in enumerate(states):
         frame.tokens[slot, : len(state.tokens)] = torch.tensor(state.tokens)
         frame.lengths[slot], frame.prompt_lens[slot] = len(state.tokens), len(state.request.prompt_ids)

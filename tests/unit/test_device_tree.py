@@ -71,12 +71,12 @@ def test_a_draft_models_tree_is_that_of_its_twin(shape: tuple | None, numerics: 
     if shape is None:
         search = Search(max_depth=3, num_nodes=10, width=3, num_children=4, tau=0.9)
         twin, plan = BestFirst(slow, BestFirstOptions(3, 4, 0.9), vocab_size=64), Plan((3, 3), (9, 9))
-        drafter = DeviceBestFirst(fast, vocab_size=64, search=search)
+        drafter = DeviceBestFirst(fast, vocab_size=64, searches={3: search})
     else:
         twin = DraftTree(slow, options_of(shape), vocab_size=64)
         tree = twin.tree
         plan, ranks = Plan((tree.max_depth,) * 2, (tree.num_nodes,) * 2), [path[-1] if path else 0 for path in tree.paths]
-        drafter = DeviceTree(fast, vocab_size=64, parents=tree.parents, ranks=ranks)
+        drafter = DeviceTree(fast, {tree.max_depth: (tree.parents, ranks)}, vocab_size=64)
     rows = [[5, 9, 1, 33, 7], [2, 8]]  # the second is shorter than what is read again
     drafter.seat([0, 1], rows, batch_size=2, capacity=64)
     for round_number in range(2):
@@ -84,9 +84,9 @@ def test_a_draft_models_tree_is_that_of_its_twin(shape: tuple | None, numerics: 
         expected = proposed(twin, rows, frame, plan)
         nodes = torch.zeros(2, expected.num_nodes, dtype=torch.int64, device=DEVICE)
         nodes[:, 0] = torch.tensor([row[-1] for row in rows])
-        drafter.propose(frame, nodes)
+        drafter.propose(frame, nodes, plan.max_depth[0])
         assert torch.equal(nodes, expected.tokens), round_number
-        assert torch.equal(drafter.trees(2).parents, expected.parents)
+        assert torch.equal(drafter.trees(2, plan.max_depth[0]).parents, expected.parents)
         rows = [[*row, *more] for row, more in zip(rows, ([3, 4], [6, 2]), strict=True)]
 
 

@@ -33,6 +33,7 @@ def test_the_gguf_package_reads_it_back(draft: Path) -> None:
     assert reader.fields["llama.block_count"].contents() == raw["num_hidden_layers"]
     assert reader.fields["llama.attention.head_count_kv"].contents() == raw["num_key_value_heads"]
     assert len(reader.fields["tokenizer.ggml.tokens"].contents()) == raw["vocab_size"]
+    assert [kind.name for kind in reader.fields["tokenizer.ggml.token_type"].types] == ["ARRAY", "INT32"], "others are refused"
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     source = SafetensorsFolder(Path(bundled_path("draft")))
     assert len(tensors) == len([name for name in source.names if name != "lm_head.weight"])

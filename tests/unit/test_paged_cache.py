@@ -8,7 +8,8 @@ import random
 import pytest
 import torch
 
-from outrider.cache.paged import PagedCache, PagePool
+from outrider.cache.page_pool import PagePool
+from outrider.cache.paged import PagedCache
 from outrider.cache.slots import LayeredCache
 from outrider.core.errors import RequestError
 from outrider.core.interfaces import Cache

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from mxfp4_checkpoint import in_mxfp4
 from quantised_checkpoints import FORMS, Tensors, quantise_folder
 from safetensors.torch import load_file, save_file
 from test_decoder_families import FAMILIES, make_checkpoint
@@ -124,26 +125,7 @@ def test_a_mixture_of_experts_in_mxfp4(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4}
     for name in ("twin", "quantised"):
         make_checkpoint(tmp_path / name, model_type, {**changes, **sizes})
-    tensors, stored = load_file(tmp_path / "twin" / "model.safetensors"), Tensors()
-    for name in list(tensors):
-        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            count, inputs, outputs = tensors[name].shape
-            generator = torch.Generator().manual_seed(0)
-            stored[f"{name}_blocks"] = torch.randint(
-                0, 256, (count, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8
-            )
-            stored[f"{name}_scales"] = torch.randint(
-                122, 126, (count, outputs, inputs // 32), generator=generator, dtype=torch.uint8
-            )
-            parts = {ending: stored[name + ending] for ending in ("_blocks", "_scales")}
-            tensors[name] = MXFP4().dequantised(parts)
-        else:
-            stored[name] = tensors[name]
-    save_file(tensors, tmp_path / "twin" / "model.safetensors", metadata={"format": "pt"})
-    save_file(stored, tmp_path / "quantised" / "model.safetensors", metadata={"format": "pt"})
-    raw = json.loads((tmp_path / "quantised" / "config.json").read_text())
-    raw["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": []}
-    (tmp_path / "quantised" / "config.json").write_text(json.dumps(raw))
+    save_file(in_mxfp4(tmp_path / "quantised"), tmp_path / "twin" / "model.safetensors", metadata={"format": "pt"})
     tree = TokenTree.chain(torch.tensor([[3, 1, 4, 1, 5]]))
     found, twin = (load_model(str(tmp_path / name), dtype="float32", device="cpu") for name in ("quantised", "twin"))
     scores, wanted = (model.score(tree, model.new_cache(1)).logits for model in (found, twin))

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from mxfp4_checkpoint import in_mxfp4
 from quantised_checkpoints import FORMS, quantise_folder
-from test_decoder_families import make_checkpoint
+from test_decoder_families import FAMILIES, make_checkpoint
 from triton_interpreter import DEVICE
 
 from outrider.core.tree import TokenTree
@@ -27,7 +28,7 @@ from outrider.models.quantised.packed_rows import PackedFolder, PackedRows, can_
 from outrider.models.weights import read_weights
 
 KEPT = ["gptq", "gptq-symmetric", "gptq-v2", "gptq-channel", "awq", "int4-asymmetric", "gptq-8bit-symmetric", "int8-channel"]
-KEPT += ["fp8-channel", "fp8-tensor", "fp8-blocks", "bnb-int8"]
+KEPT += ["fp8-channel", "fp8-tensor", "fp8-blocks", "bnb-int8", "nf4", "nf4-double"]
 """Forms whose matrices stay as they are."""
 
 
@@ -102,17 +103,39 @@ def test_rows_are_joined_and_reordered_like_those_of_any_matrix() -> None:
     assert torch.equal(rows.matrix(whole[order]).unpacked(torch.float32).cpu(), wanted)
 
 
-@pytest.mark.parametrize("kind", ["gptq", "awq", "int8-channel", "fp8-blocks", "gptq-act-order"])
+@pytest.mark.parametrize("kind", ["gptq", "awq", "int8-channel", "fp8-blocks", "nf4", "gptq-act-order"])
 def test_a_model_is_its_dequantised_twin(tmp_path: Path, kind: str) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "tie_word_embeddings": False}
     make_checkpoint(tmp_path, "llama", sizes)
     quantise_folder(tmp_path, kind)
     config, folder = lean_config(tmp_path), checkpoint(tmp_path, read_config(tmp_path))
-    assert isinstance(folder, QuantisedFolder) and stays_on_gpu(config)
+    assert isinstance(folder, QuantisedFolder) and stays_on_gpu(config, folder.form)
     source = PackedFolder(folder, DEVICE)
     weights = read_weights(source, config, dtype=torch.float32, device=DEVICE)
     fast = FastDecoder(config, _with_rows(weights, source))
     assert isinstance(fast.weights.layers[0].qkv, Packed) == (kind != "gptq-act-order")
+    eager = load_model(str(tmp_path), dtype="float32", device=str(DEVICE), fast=False)
+    chain = TokenTree.chain(torch.tensor([[3, 4, 5]], device=DEVICE))
+    cache = fast.new_cache(1)
+    cache.reserve(3)
+    logits, _ = fast.forward(chain.tokens, fast.step_of(chain, cache))
+    torch.testing.assert_close(logits, eager.score(chain, eager.new_cache(1)).logits, atol=2e-3, rtol=1e-3)
+
+
+def test_experts_in_mxfp4_stay_as_they_are(tmp_path: Path) -> None:
+    """gpt-oss: the experts alone are quantised, gates and ups stand in turn, and inputs come first where they are not."""
+    model_type, changes = FAMILIES["gpt-oss"]
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4, "num_hidden_layers": 1}
+    make_checkpoint(tmp_path, model_type, {**changes, **sizes, "layer_types": ["full_attention"]})
+    in_mxfp4(tmp_path)
+    config, folder = lean_config(tmp_path), checkpoint(tmp_path, read_config(tmp_path))
+    assert isinstance(folder, QuantisedFolder) and stays_on_gpu(config, folder.form)
+    source = PackedFolder(folder, DEVICE)
+    weights = read_weights(source, config, dtype=torch.float32, device=DEVICE)
+    fast = FastDecoder(config, _with_rows(weights, source))
+    layer = fast.weights.layers[0]
+    assert isinstance(layer.gate_up, Packed) and isinstance(layer.down, Packed) and isinstance(layer.qkv, torch.Tensor)
+    assert layer.gate_up.nbytes + layer.down.nbytes == 4 * 3 * 64 * 96 * 17 // 32, "as in the file"
     eager = load_model(str(tmp_path), dtype="float32", device=str(DEVICE), fast=False)
     chain = TokenTree.chain(torch.tensor([[3, 4, 5]], device=DEVICE))
     cache = fast.new_cache(1)

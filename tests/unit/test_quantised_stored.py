@@ -200,7 +200,7 @@ def test_where_it_is_dequantised_it_says_so(library, tmp_path: Path) -> None:
     assert describe_model(path).on_cpu.startswith("as stored, activations rounded to 8 bits")
     assert describe_model(path).dtype == "AWQ, 4 bits, groups of 32"
     on_gpu = {kind: describe_model(str(tmp_path / kind)).on_gpu for kind in ("awq", "fp8-channel", "nf4", "gptq-act-order")}
-    assert [words.partition(" ")[0] for words in on_gpu.values()] == ["codes", "codes", "dequantised:", "dequantised:"]
+    assert [words.partition(" ")[0] for words in on_gpu.values()] == ["codes", "codes", "codes", "dequantised:"]
 
 
 def test_a_matrix_without_a_type_is_dequantised_beside_the_others(library, tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ def test_a_sampler_that_differs_would_be_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_shards_are_all_cases_once() -> None:
-    every = random_exactness.cases(0, 2, 5, (0, 1))
-    shards = [case for index in range(3) for case in random_exactness.cases(0, 2, 5, (index, 3))]
+    every = random_exactness.cases(range(2), 5, (0, 1))
+    shards = [case for index in range(3) for case in random_exactness.cases(range(2), 5, (index, 3))]
     assert sorted(shards) == sorted(every) and len(every) == 2 * len(KINDS) + 5
 
 

@@ -174,7 +174,7 @@ def test_a_slow_model_does_not_try_its_prices(clock: Clock, tmp_path: Path) -> N
 class FakeGraphs:
     """Captured rounds that take what a script says, and a second to capture. Slots hold 32 tokens."""
 
-    most_guesses = 6
+    depths = range(7)
 
     def __init__(self, clock: Clock, price: Callable[[int, int], float]) -> None:
         self._clock, self._price = clock, price
@@ -185,9 +185,8 @@ class FakeGraphs:
         del lane
         return self.is_held
 
-    def num_slots(self, batch_size: int) -> int:
-        del batch_size
-        return 32
+    def make_room(self, batch_size: int) -> None:
+        assert batch_size
 
     def round(self, batch_size: int, num_guesses: int) -> SimpleNamespace:
         if (batch_size, num_guesses) not in self.captured:

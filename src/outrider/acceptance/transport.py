@@ -168,11 +168,16 @@ def _first_place(plan: _Plan, row: RowDraft, guesses: Sequence[int], source: Ran
 
 def _place_row(plan: _Plan, token: int, node: int, source: RandomSource) -> int:
     """The place of a guess: its own, or the one it moves to."""
-    moves = plan.moves(torch.tensor([token]))
-    for place in (moves - _before(moves, 0.0)).nonzero()[:, 0].tolist():
-        if source.bernoulli(float(moves[place]), 2 * node):
+    for place, chance in _moves_row(plan, token):
+        if source.bernoulli(chance, 2 * node):
             return place
     return int(plan.rank[token])
+
+
+def _moves_row(plan: _Plan, token: int) -> list[tuple[int, float]]:
+    """Every place that a draw of ``token`` can move to, with the probability that it moves there or to an earlier one."""
+    moves = plan.moves(torch.tensor([token]))
+    return [(place, float(moves[place])) for place in (moves - _before(moves, 0.0)).nonzero()[:, 0].tolist()]
 
 
 def _place(plan: _Plan, tokens: Tensor, uniform: Tensor) -> Tensor:

@@ -27,9 +27,9 @@ class Capacity:
     utilisation: float = 0.7
     """Share of a replica's speed that is planned for."""
     price: float = 0.0
-    """Of one replica's hour, in any currency."""
+    """Price of one replica's hour, in any currency."""
     prompt_tokens: float = 0.0
-    """Of a request, without what a prefix cache saves."""
+    """Prompt tokens of a request, without those that a prefix cache saves."""
 
     def __post_init__(self) -> None:
         above = self.requests_per_second > 0 and self.tokens_per_request > 0 and self.price >= 0 and self.prompt_tokens >= 0

@@ -128,7 +128,7 @@ class _Run:
         return len(self._rulers[suite, size][0])
 
     def times(self, label: str, counts: Mapping[str, int], size: int) -> Times:
-        """Of the first so many chunks of each suite, side by side."""
+        """Times of the first chunks of each suite, side by side."""
         return _joined([(self.lines[label, suite, size].times, count) for suite, count in counts.items()])
 
     def ruler(self, counts: Mapping[str, int], size: int) -> Times:

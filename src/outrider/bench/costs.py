@@ -34,7 +34,7 @@ class RoundCosts:
     """What a round with guesses takes beyond that, by the number of guesses."""
 
     def seconds(self, length: float) -> float:
-        """Of a round of ``length`` guesses."""
+        """Seconds of a round of ``length`` guesses."""
         drafting = self.extra.at(length) if self.extra is not None and length else 0.0
         return self.verify.at(length + 1) + self.host + drafting
 
@@ -62,7 +62,7 @@ class Sample:
 
 
 def undisturbed(samples: Sequence[Sample]) -> Sample:
-    """Of repetitions of the same runs: every prompt at its fastest."""
+    """Every prompt at its fastest among repetitions of the same run."""
     return Sample(tuple(map(min, zip(*(one.by_prompt for one in samples), strict=True))), samples[0].tally)
 
 

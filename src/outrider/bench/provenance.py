@@ -121,7 +121,7 @@ def _brand() -> str | None:
 
 
 def _digest(path: Path) -> str:
-    """Of the first and last megabyte and the size of every weight file: tells checkpoints apart without reading them whole."""
+    """Hash of the first and last megabyte and the size of every weight file, to tell checkpoints apart quickly."""
     files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
     digest = hashlib.sha256()
     for file in files:

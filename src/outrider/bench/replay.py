@@ -31,7 +31,7 @@ class Workload:
     prompt_median: float
     output_median: float
     sigma: float = 1.0
-    """Of the logarithm of a length; an assumption."""
+    """Standard deviation of a length's logarithm; an assumption."""
 
     @property
     def prompt_tokens(self) -> float:

@@ -234,7 +234,7 @@ def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _rows_table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    """Of cells that are HTML already."""
+    """A table of cells that are HTML already."""
     top = "".join(f"<th>{escape(text)}</th>" for text in head)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f"<div class='wide'><table class='{kind}'><tr>{top}</tr>{body}</table></div>"

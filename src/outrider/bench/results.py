@@ -17,12 +17,12 @@ class Cell:
     suite: str
     batch_size: int
     tokens: list[int] = field(default_factory=list)
-    """Of every round."""
+    """Tokens of every round."""
     times: list[list[float]] = field(default_factory=list)
     """Seconds of decoding by round and chunk, prefill excluded."""
     prefill_seconds: float = 0.0
     tallies: list[Tally] = field(default_factory=list)
-    """Of every round."""
+    """Counts of every round."""
     memory: int = 0
     num_prompts: int = 0
     num_identical: int = 0

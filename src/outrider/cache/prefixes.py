@@ -20,7 +20,8 @@ from weakref import ref
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
-from outrider.cache.paged import PagedCache, PagePool, PageRun
+from outrider.cache.page_pool import PagePool, PageRun
+from outrider.cache.paged import PagedCache
 from outrider.core.interfaces import Cache
 
 _SHORTEST = 16

@@ -38,7 +38,7 @@ class Explanation:
     summary: str
     facts: Mapping[str, str]
     options: Mapping[str, list[OptionHelp]]
-    """By whose options they are."""
+    """Options, by the part that has them."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -83,8 +83,10 @@ def _warm_up(llm: LLM, arguments: argparse.Namespace) -> None:
 def _lessons(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
     """What the service is told about learning."""
     from outrider.cli.serve_learning import taught
+    from outrider.train.online import OnlineSettings
 
-    found = taught(llm, arguments)
+    settings = OnlineSettings(background=True, busy_share=arguments.learn_share)
+    found = taught(llm, settings, dtype=arguments.dtype, device=arguments.device)
     if found is None:
         print(f"outrider: method {llm.method_name!r} learns by being used; --learn adds nothing to that", file=sys.stderr)
         return {}

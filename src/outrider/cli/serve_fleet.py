@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from outrider.server.fleet.replica import NewDraft, Opened
 
 _KEPT = ExitStack()
-"""Of a replica's process: folders of merged adapters, removed when it ends."""
+"""Folders of merged adapters of a replica's process, removed when it ends."""
 
 
 def fleet_options(arguments: argparse.Namespace) -> FleetOptions:

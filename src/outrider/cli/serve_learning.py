@@ -5,7 +5,6 @@ Methods that remember (n-grams, suffixes, successors of tokens) learn by being u
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,18 +30,17 @@ class Taught:
     install: Callable[[Any], None]
 
 
-def taught(llm: LLM, arguments: argparse.Namespace) -> Taught | None:
-    """The learner of a model's method; None where the method learns by being used. It learns in a thread of its own, with a
-    target of its own: passes of the served one belong to the engine's thread."""
-    settings = OnlineSettings(background=True, busy_share=arguments.learn_share)
+def taught(llm: LLM, settings: OnlineSettings, *, dtype: str = "auto", device: str | None = None) -> Taught | None:
+    """The learner of a model's method; None where the method learns by being used. It has a target of its own, opened as the
+    served one was: passes of that one belong to the engine's thread."""
     if llm.draft_names:
-        target = _second_target(llm, arguments)
+        target = _second_target(llm, dtype, device)
         return Taught(_draft_learner(llm, target, settings), llm.replace_draft)
     if llm.heads_name is not None:
-        target = _second_target(llm, arguments)
+        target = _second_target(llm, dtype, device)
         head = load_head(llm.heads_name, target, dtype=torch.float32, ends=llm.model_name)
-        dtype = torch.float32 if target.device.type == "cpu" else target.dtype
-        return Taught(online_heads(head, target, settings, dtype=dtype), llm.replace_heads)
+        served = torch.float32 if target.device.type == "cpu" else target.dtype
+        return Taught(online_heads(head, target, settings, dtype=served), llm.replace_heads)
     if llm.method.drafter.memories:
         return None
     raise OptionError(
@@ -58,5 +56,5 @@ def _draft_learner(llm: LLM, target: Target, settings: OnlineSettings) -> Learne
     return online_draft(draft, target, settings, dtype=dtype)
 
 
-def _second_target(llm: LLM, arguments: argparse.Namespace) -> Target:
-    return load_model(llm.model_name, dtype=arguments.dtype, device=arguments.device, fast=False)
+def _second_target(llm: LLM, dtype: str, device: str | None) -> Target:
+    return load_model(llm.model_name, dtype=dtype, device=device, fast=False)

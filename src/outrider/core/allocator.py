@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system."""
+"""Return freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def give_back() -> None:
-    """Ask the C library for the pages that it keeps free. Only glibc keeps so many that it matters."""
+    """Make the C library return its free pages to the system. Only glibc keeps enough of them to matter."""
     if sys.platform != "linux":
         return
     with contextlib.suppress(AttributeError, OSError):

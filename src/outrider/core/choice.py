@@ -32,7 +32,7 @@ class Tables:
     policies: Catalog[PolicyRow]
 
     def rows_of(self, name: str, options: Mapping[str, Any] | None = None) -> dict[str, MethodRow]:
-        """A method's row by name, and those of the methods that its options make it of."""
+        """The row of a method, then the rows of the methods that its options compose it of."""
         row = self.methods[name]
         return {name: row, **{part: self.methods[part] for part in row.part_names(options or {})}}
 
@@ -51,11 +51,11 @@ class Choice:
         return {**(tables.methods[self.name].defaults or {}), **self.options}
 
     def rule(self, tables: Tables) -> RuleRow:
-        """The rule that was named, or the method's own."""
+        """The named rule, or the method's default rule."""
         return tables.rules[self.acceptance or tables.methods[self.name].acceptance]
 
     def check(self, tables: Tables, *, num_drafts: int, translates: bool, also: Sequence[str] = ()) -> None:
-        """Refuse unknown names, options that nobody has, and a method that lacks something. ``also`` are names that the
+        """Refuse unknown names, options that no part takes, and a method that lacks something. ``also`` are names that the
         caller takes itself: one of them is suggested for a misspelt option."""
         row, rule_row, given = tables.methods[self.name], self.rule(tables), self.given(tables)
         agree_on_draws(row.drafter, rule_row.rule)

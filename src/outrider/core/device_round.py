@@ -18,7 +18,7 @@ from outrider.core.device_sampling import Shaping, Stages
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """B slots. A slot whose length has reached its limit stands still."""
+    """A batch of B slots. A slot whose length has reached its limit stands still: rounds do not change it."""
 
     tokens: Tensor
     """[B, S] int64 committed tokens, prompt first."""
@@ -107,19 +107,34 @@ class SlotTrees:
 
 @dataclass(frozen=True)
 class CapturedShape:
-    """How large a policy lets captured rounds grow. A round is captured once for every size, so sizes are known beforehand."""
+    """The drafts that a policy may plan. A round is captured once for each, so they are known beforehand."""
 
-    depth: int
-    """Most guesses along a path."""
-    nodes: int | None
-    """Guesses of trees that all have one size; None where the length changes from round to round."""
+    guesses: Mapping[int, int]
+    """Guesses of a tree by guesses along a path."""
+
+    @property
+    def depth(self) -> int:
+        """Most guesses along a path."""
+        return max(self.guesses, default=0)
+
+    @property
+    def varies(self) -> bool:
+        """The length changes from round to round."""
+        return len(self.guesses) > 1
+
+    def within(self, max_depth: int | None) -> CapturedShape:
+        """Without the drafts that reach further; the shortest of them is cut where all do."""
+        if max_depth is None or not self.guesses:
+            return self
+        kept = {depth: count for depth, count in self.guesses.items() if depth <= max_depth}
+        return CapturedShape(kept or {max_depth: self.guesses[min(self.guesses)]})
 
 
 class DeviceDrafter(ABC):
-    """Guesses chains of any length, or trees of a fixed size, inside a captured round."""
+    """Guesses chains or trees inside a captured round. ``depth`` is the number of guesses along a path."""
 
-    tree_size: tuple[int, int] | None = None
-    """Nodes of its trees, the root included, and levels of guesses; None for chains."""
+    max_depth: int | None = None
+    """Most guesses along a path; None for any number."""
     taps: tuple[int, ...] = ()
     """Target layers whose states it reads."""
 
@@ -142,7 +157,7 @@ class DeviceDrafter(ABC):
 
     @abstractmethod
     def fits(self, capacity: int) -> bool:
-        """Whether it can follow a text of this many tokens."""
+        """Whether this drafter can follow a text of this many tokens."""
 
     def has_room(self, reaches: Mapping[int, int], *, batch_size: int) -> bool:
         """Whether there is memory for the texts of slots to reach so many tokens each."""
@@ -162,16 +177,20 @@ class DeviceDrafter(ABC):
         """All slots of a frame of this size are empty; give back what their requests held."""
 
     @abstractmethod
-    def propose(self, frame: Frame, nodes: Tensor) -> None:
+    def propose(self, frame: Frame, nodes: Tensor, depth: int) -> None:
         """Fill columns 1.. of ``nodes`` [B, N] with guesses; column 0 holds the roots. Must not wait for the device."""
 
     def read(self, frame: Frame, pieces: Pieces, features: Tensor | None) -> None:
         """Part of a captured round: read pieces of prompts, whose tapped states are ``features`` [R, 32, F]."""
         del frame, pieces, features
 
-    def trees(self, batch_size: int) -> SlotTrees | None:
+    def num_nodes(self, depth: int) -> int:
+        """Of what ``propose`` guesses, the root included."""
+        return depth + 1
+
+    def trees(self, batch_size: int, depth: int) -> SlotTrees | None:
         """The shapes of what ``propose`` guesses for so many slots: fixed, or written by it. None for chains."""
-        del batch_size
+        del batch_size, depth
         return None
 
     def take(self, frame: Frame, before: Tensor, features: Tensor, path: Tensor | None) -> None:

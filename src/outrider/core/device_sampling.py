@@ -8,9 +8,10 @@ a tensor (processors) is left to the host. A grammar's masks come from the host 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,10 @@ IN_PROMPT = 1 << 30
 """Added to the count of a token that the prompt holds."""
 
 
+Sent = Callable[[Any, torch.dtype, torch.device], Tensor]
+"""Values as a tensor on the device, without waiting for it (``models/gpu/uploads.py``)."""
+
+
 class Stages(IntEnum):
     """How much of the sampler a round computes, each with all before it."""
 
@@ -38,7 +43,7 @@ class Stages(IntEnum):
 
 
 class Use(IntFlag):
-    """What the law of a slot is made with."""
+    """The steps of the sampler that a slot uses."""
 
     BIAS = 1
     MIN_TOKENS = 2
@@ -52,7 +57,7 @@ class Use(IntFlag):
 
 
 def use_of(params: SamplingParams) -> Use:
-    """What these parameters ask for. A greedy choice is never truncated."""
+    """The sampler steps that these parameters need. A greedy choice is never truncated."""
     draws = params.temperature > 0
     asked = (
         (Use.BIAS, bool(params.logit_bias or params.banned_token_ids)),
@@ -64,10 +69,7 @@ def use_of(params: SamplingParams) -> Use:
         (Use.TYPICAL, draws and params.typical_p < 1),
         (Use.GRAMMAR, params.grammar is not None),
     )
-    found = Use(0)
-    for use, is_asked in asked:
-        found |= use if is_asked else Use(0)
-    return found
+    return Use(sum(use.value for use, is_asked in asked if is_asked))
 
 
 def stages_for(requests: Sequence[Request]) -> Stages | None:
@@ -115,7 +117,7 @@ class Shaping:
 
     @staticmethod
     def empty(batch_size: int, vocab_size: int, device: torch.device) -> Shaping:
-        """Slots that ask for nothing."""
+        """Slots whose laws are the raw logits."""
 
         def column(*shape: int, dtype: torch.dtype, value: float = 0) -> Tensor:
             return torch.full((*shape,), value, dtype=dtype, device=device)
@@ -133,10 +135,18 @@ class Shaping:
             counts=column(batch_size, vocab_size, dtype=torch.int32),
         )
 
-    def seat(self, slots: Sequence[int], states: Sequence[RequestState]) -> None:
-        """Fill in the columns of these slots."""
+    def seat(self, slots: Sequence[int], states: Sequence[RequestState], sent: Sent) -> None:
+        """Fill in the columns of these slots. Slots that ask for nothing are told so, and no more."""
+        self.uses.index_fill_(0, sent(list(slots), torch.int64, self.uses.device), 0)
+        others = [(slot, state) for slot, state in zip(slots, states, strict=True) if use_of(state.params)]
+        if others:
+            self._seat_columns([slot for slot, _ in others], [state for _, state in others], sent)
+        for slot, state in others:
+            self._seat_tables(slot, state, sent)
+
+    def _seat_columns(self, slots: Sequence[int], states: Sequence[RequestState], sent: Sent) -> None:
         params, device = [state.params for state in states], self.uses.device
-        index = torch.tensor(list(slots), device=device)
+        index = sent(slots, torch.int64, device)
         min_p = torch.tensor([max(p.min_p, 1e-30) for p in params], dtype=torch.float32).log()
         for column, values in (
             (self.uses, [int(use_of(p)) for p in params]),
@@ -147,23 +157,21 @@ class Shaping:
             (self.min_tokens, [p.min_tokens for p in params]),
             (self.ends, [_ends(state) for state in states]),
         ):
-            column[index] = torch.tensor(values, dtype=column.dtype, device=device)
+            column[index] = sent(values, column.dtype, device)
         rates = [[p.repetition_penalty, p.presence_penalty, p.frequency_penalty] for p in params]
-        self.penalties[:, index] = torch.tensor(rates, dtype=torch.float32, device=device).T
-        for slot, state in zip(slots, states, strict=True):
-            self._seat_tables(slot, state)
+        self.penalties[:, index] = sent(rates, torch.float32, device).T
 
-    def _seat_tables(self, slot: int, state: RequestState) -> None:
+    def _seat_tables(self, slot: int, state: RequestState, sent: Sent) -> None:
         """The bias and the counts of one slot, where it uses them."""
         use, device = use_of(state.params), self.bias.device
         if use & Use.BIAS:
-            self.bias[slot] = bias_of(state.params, self.bias.shape[1]).to(device)
+            self.bias[slot] = sent(bias_of(state.params, self.bias.shape[1]), torch.float32, device)
         if use & Use.PENALTIES:
             num_prompt = len(state.request.prompt_ids)
             self.counts[slot] = 0
-            output = torch.tensor(state.tokens[num_prompt:], dtype=torch.int64, device=device)
+            output = sent(state.tokens[num_prompt:], torch.int64, device)
             self.counts[slot].scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
-            self.counts[slot, torch.tensor(sorted(set(state.request.prompt_ids)), device=device)] += IN_PROMPT
+            self.counts[slot, sent(sorted(set(state.request.prompt_ids)), torch.int64, device)] += IN_PROMPT
 
 
 def _ends(state: RequestState) -> list[int]:

@@ -47,9 +47,9 @@ class Draft:
     """[B, N, V] row n is the law the children of node n were drawn from; None when deterministic. Of drafters that take turns:
     [B, N, S, V], see ``core/turns.py``."""
     resume: Resume | None = None
-    """Where the target's pass may go on, if the drafter began it."""
+    """The layers that the drafter has already run for the target, if any."""
     beliefs: Sequence[Sequence[float]] | None = None
-    """Of chains: how sure the drafter was of each row's guesses, in order, where it was asked to doubt."""
+    """For chains, where the plan has a ``doubt``: the drafter's confidence in each guess of each row, in order."""
 
     @property
     def num_drafted(self) -> tuple[int, ...]:

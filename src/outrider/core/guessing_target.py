@@ -32,21 +32,21 @@ class TreeSearch:
 
 
 class Guesses(NamedTuple):
-    """Chains that a model guessed by itself."""
+    """Chains that a model guessed in one call."""
 
     tokens: Tensor
     """[B, longest], padded with zeros."""
     depths: Sequence[int]
     """Guesses of each row."""
     beliefs: Sequence[Sequence[float]] | None
-    """How sure the model was of each of them, where it was to doubt."""
+    """The model's confidence in each guess, where the plan has a ``doubt``."""
 
 
 class GuessingTarget(Target, ABC):
     """A target that can run ahead by itself: a whole chain or tree of guesses in one call, for drafting.
 
     Both feed ``rows[b]`` first and commit it. Guesses are ranked by logits + temperature * target noise of their output
-    position, among those that the cuts leave. None means that it cannot run ahead now; nothing was done then.
+    position, among those that the cuts leave. None means that it cannot run ahead now, and that nothing has changed.
     """
 
     @abstractmethod

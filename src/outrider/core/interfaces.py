@@ -76,7 +76,7 @@ class Cache(ABC):
         """Forget all past ``lengths[b]`` tokens, or the whole row where a cache cannot go back so far. Modifies lengths."""
 
     def settle(self) -> None:  # noqa: B027 (most caches have nothing to do)
-        """A round begins: forget what was only approximated, so that it is read again. Modifies lengths."""
+        """Begin a round: drop entries that are only approximate, so that they are computed again. Modifies lengths."""
 
     @abstractmethod
     def fork(self, rows: Sequence[int]) -> Cache:
@@ -87,7 +87,7 @@ class Cache(ABC):
         """A cache of this one's rows followed by ``other``'s (of the same kind)."""
 
     def narrow(self, rows: Sequence[int]) -> Cache:
-        """As ``fork``, for a cache that is given up: the result may live in the same memory, and is given up when joined."""
+        """As ``fork``, for a cache that is not used again. The result may share its memory, and ``join`` may reuse it."""
         return self.fork(rows)
 
 
@@ -103,9 +103,9 @@ class Target(ABC):
     gumbel_stream: GumbelStream = staticmethod(gumbel_stream)
     """How random numbers are made where this target runs."""
     traits: TargetTraits = TargetTraits()
-    """What is true of it."""
+    """Properties that others must know to run this target."""
     choose: Choose | None = None
-    """How it makes choices with them, where it has a way of its own."""
+    """This target's own way to choose tokens with these numbers; None for the common way."""
 
     @property
     def captured_as(self) -> Target:
@@ -152,7 +152,7 @@ class Context:
         return [row[-1] for row in self.tokens]
 
     def without_guesses(self, draws: Draws) -> Draft:
-        """Trees that are only their roots: what a drafter proposes that is not asked, or has nothing."""
+        """Trees that hold only their roots, for a drafter that is not asked or has no guess."""
         return Draft(TokenTree.chain(torch.tensor(self.roots, device=self.device)[:, None]), draws)
 
 
@@ -168,11 +168,11 @@ class Observation:
     draft_seconds: float
     score_seconds: float
     plan: Plan | None = None
-    """What the drafter was asked for, after the cut to the room that was left; it may have found less."""
+    """The plan that the drafter got, shortened to the room that was left. The draft may be smaller."""
     round_seconds: float | None = None
-    """The whole round, planning not included; None where nobody measured it (and for the drafter, who is told before)."""
+    """Seconds of the whole round without planning; None where it was not measured, and always None for the drafter."""
     padded: bool = True
-    """Rows narrower than the widest saved nothing (``TargetTraits.pads``)."""
+    """Every row cost as much as the widest one (``TargetTraits.pads``)."""
 
     @property
     def seconds(self) -> float:
@@ -186,19 +186,19 @@ class Drafter(ABC):
     """Ways of drawing this drafter can be built with."""
     shape: ClassVar[Shape]
     taps: tuple[int, ...] = ()
-    """Target layers whose hidden states it reads: of the prompt, and of rounds unless ``round_taps`` says otherwise."""
+    """Target layers whose hidden states this drafter reads, in the prompt and in rounds. ``round_taps`` may name fewer."""
     draws: Draws
     never_guesses: ClassVar[bool] = False
-    """Rounds with it are plain decoding."""
+    """True for plain decoding: this drafter has no guesses."""
 
     @property
     def memories(self) -> tuple[LastingMemory, ...]:
-        """What it learns across requests, and what the drafters it is made of do: the only things in it that change."""
+        """The lasting memories of this drafter and of the drafters inside it. Nothing else in a drafter changes."""
         return ()
 
     @abstractmethod
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Any:
-        """State for rows whose target has prefilled all of ``rows[b]`` but the last token."""
+        """State for new rows. The target has prefilled ``rows[b]`` without its last token."""
 
     @abstractmethod
     def propose(self, state: Any, context: Context, plan: Plan) -> Draft:
@@ -206,7 +206,7 @@ class Drafter(ABC):
 
     @final
     def asked(self, state: Any, context: Context, plan: Plan) -> Draft:
-        """What it proposes, checked; where no guess is planned it is not asked and costs nothing. (It observes that round.)"""
+        """The checked proposal. Where the plan has no guesses the drafter is not asked; it still observes that round."""
         if not any(plan.max_depth):
             return context.without_guesses(self.draws)
         draft = self.propose(state, context, plan)
@@ -214,7 +214,7 @@ class Drafter(ABC):
         return draft
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """This drafter as part of a captured round of ``target``; None where the host has to ask it."""
+        """This drafter as part of a captured round of ``target``; None if it needs the host."""
         del shape, target
         return None
 
@@ -245,7 +245,7 @@ class AcceptanceRule(ABC):
     """TREE: walks any tree. CHAIN: only chains."""
     lossless: ClassVar[bool]
     can_be_captured: ClassVar[bool] = False
-    """Captured rounds walk by this rule."""
+    """Captured rounds can use this rule."""
     keeps_seed: ClassVar[bool] = False
     """The text is plain decoding's with the same seed, token for token, and not only drawn from the same law."""
 
@@ -275,7 +275,7 @@ class Policy(ABC):
         del state
 
     def expect(self, prices: PriceSource) -> None:
-        """Rounds will cost what ``prices`` say, to be read at the first request. For policies that weigh costs."""
+        """Take the costs of rounds from ``prices``, read at the first request. For policies that weigh costs."""
         del prices
 
     def captured_shape(self) -> CapturedShape | None:

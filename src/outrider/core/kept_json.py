@@ -1,4 +1,4 @@
-"""Small JSON files that are found out once and kept: prices of a machine, verdicts on a model.
+"""Small JSON files that cache measured facts: prices of a machine, verdicts on a model.
 
 A file that cannot be read counts as one that is not there, and where nothing can be written nothing is kept: whoever asks finds
 it out again.
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def read_json(path: Path) -> Any:
-    """What the file holds; None where it holds nothing."""
+    """The contents of the file; None if it is missing or damaged."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

@@ -49,7 +49,7 @@ class Parts:
         return self.translation
 
     def drafter_of(self, name: str, *, skip_drafts: int = 0) -> Drafter:
-        """The drafter of another row, built from the same models and options but the first ``skip_drafts`` draft models."""
+        """The drafter of another row, from the same options and models without the first ``skip_drafts`` draft models."""
         assert self.part is not None, "compose() hands the builder on"
         return self.part(name, skip_drafts=skip_drafts)
 
@@ -79,14 +79,14 @@ class MethodRow:
     """Options that are lists of texts; ``LLM`` takes strings there and hands on their tokens."""
     acceptance: str = "coupled"
     policy: str = "adaptive"
-    """The policy where neither one nor a length is named."""
+    """The policy to use when the user names neither a policy nor a draft length."""
     parts: str | None = None
     """The option that names the rows this one is made of; their options are then options of this row too."""
     foreign: bool = False
     """The draft model may have a tokenizer of its own."""
 
     def part_names(self, given: Mapping[str, Any]) -> tuple[str, ...]:
-        """The rows that ``given`` options make this one of."""
+        """Names of the rows that this row is composed of, given its options."""
         if self.parts is None:
             return ()
         default = next(item.default for item in fields(self.options) if item.name == self.parts)

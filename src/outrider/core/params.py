@@ -130,7 +130,7 @@ class SamplingParams:
 
     @property
     def forced_token_ids(self) -> list[int]:
-        """Tokens that nothing else may come beside; none where all may."""
+        """Tokens that a bias of inf forces; empty if none is forced."""
         return [token for token, bias in self.logit_bias.items() if bias == math.inf]
 
     def check_support(self, vocab_size: int, end_ids: frozenset[int]) -> None:

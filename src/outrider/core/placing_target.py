@@ -14,7 +14,7 @@ class PlacingTarget(Target, ABC):
     """A target whose tokens need not stand side by side."""
 
     has_windows: bool
-    """Some layers see only the last so many slots, which are further away where tokens were left out."""
+    """Some layers see only a window of recent slots. Where tokens were left out, the window reaches further back."""
 
     @abstractmethod
     def placed(self, positions: Sequence[int] | Tensor) -> Target:

@@ -58,12 +58,12 @@ class PriceSource(ABC):
 
     @abstractmethod
     def read(self, nodes_of: Callable[[int], int]) -> Prices | None:
-        """The prices, measured now if nobody has; None where they cannot be measured. ``nodes_of`` says how many guesses in
+        """The prices, measured now if they are not known; None if they cannot be. ``nodes_of`` says how many guesses in
         all a draft of so many along a path has, where it is a tree."""
 
     @abstractmethod
     def doubt(self) -> None:
-        """Real rounds contradict them: measure again next time."""
+        """Real rounds contradict these prices: measure them again next time."""
 
 
 def between(points: Sequence[tuple[float, float]], place: float) -> float:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from itertools import pairwise
+from functools import cache
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import torch
@@ -37,21 +38,33 @@ class RandomSource(ABC):
 
 
 class NoiseSource(RandomSource):
-    """Answers from row ``row`` of a round's noise."""
+    """Answers from row ``row`` of a round's noise. The numbers of a lane never change, so each is computed once."""
 
     def __init__(self, noise: Noise, row: int = 0) -> None:
-        self.noise = Noise(noise.seeds[row : row + 1], noise.positions[row : row + 1])
+        own = Noise(noise.seeds[row : row + 1], noise.positions[row : row + 1])
+
+        @cache
+        def uniform(lane: int) -> float:
+            return float(own.uniform(Purpose.ACCEPT, torch.tensor([[lane]])))
+
+        @cache
+        def race(lane: int, size: int) -> Tensor:
+            return own.exponential(Purpose.RESIDUAL, torch.tensor([[lane]]), size)[0, 0]
+
+        @cache
+        def gumbel(depth: int, size: int) -> Tensor:
+            return own.target_gumbel(torch.tensor([[depth]]), size)[0, 0]
+
+        self._uniform, self._race, self._gumbel = uniform, race, gumbel
 
     def bernoulli(self, probability: float, lane: int) -> bool:
-        return float(self.noise.uniform(Purpose.ACCEPT, torch.tensor([[lane]]))) < probability
+        return self._uniform(lane) < probability
 
     def categorical(self, weights: Tensor, lane: int) -> int:
-        race = self.noise.exponential(Purpose.RESIDUAL, torch.tensor([[lane]]), len(weights))[0, 0]
-        return int((weights.double() / race).argmax())
+        return int((weights.double() / self._race(lane, len(weights))).argmax())
 
     def target_choice(self, probs: Tensor, depth: int) -> int:
-        gumbel = self.noise.target_gumbel(torch.tensor([[depth]]), len(probs))[0, 0]
-        return int((probs.log() + gumbel).argmax())
+        return int((probs.log() + self._gumbel(depth, len(probs))).argmax())
 
 
 class ReplaySource(RandomSource):
@@ -81,7 +94,9 @@ class ReplaySource(RandomSource):
     def _cell(self, kind: str, lane: int, edges: list[float]) -> int:
         """Which of the cells between ``edges`` (rising from 0 to 1) the lane's number lies in."""
         low, high = self._known.get((kind, lane), (0.0, 1.0))
-        cells = list(pairwise(min(max(edge, low), high) for edge in edges))
+        if (low, high) != (0.0, 1.0):
+            edges = [min(max(edge, low), high) for edge in edges]
+        cells = list(pairwise(edges))
         choice = self._branch([(end - begin) / (high - low) for begin, end in cells])
         self._known[kind, lane] = cells[choice]
         return choice
@@ -98,8 +113,8 @@ class ReplaySource(RandomSource):
 
 def _edges(weights: Tensor) -> list[float]:
     """0 and the running sums, scaled to end at 1. (Dividing by the last sum gives a token of weight 0 no sliver.)"""
-    sums = weights.cumsum(0)
-    return [0.0, *(sums / sums[-1]).tolist()]
+    sums = list(accumulate(weights.tolist()))
+    return [0.0, *(total / sums[-1] for total in sums)]
 
 
 def enumerate_law(experiment: Callable[[RandomSource], Outcome]) -> dict[Outcome, float]:

@@ -65,13 +65,14 @@ class RoundReport:
     def count(self) -> None:
         """Add the round to the statistics of its requests."""
         seen = self.seen
-        for row, state in enumerate(self.states):
+        counts = zip(self.states, self.drafted, seen.num_accepted, self.rejected, self.emitted, strict=True)
+        for state, drafted, accepted, rejected, emitted in counts:
             stats = state.stats
             stats.num_passes += 1
-            stats.num_drafted += self.drafted[row]
-            stats.num_accepted += seen.num_accepted[row]
-            stats.num_tested += seen.num_accepted[row] + self.rejected[row]
-            stats.num_tokens += len(self.emitted[row])
+            stats.num_drafted += drafted
+            stats.num_accepted += accepted
+            stats.num_tested += accepted + rejected
+            stats.num_tokens += len(emitted)
             stats.draft_seconds += seen.draft_seconds
             stats.score_seconds += seen.score_seconds
             stats.seconds += self.seconds

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Protocol
 
 from outrider.core.params import SamplingParams
@@ -28,7 +29,7 @@ class FinishReason(Enum):
     LENGTH = "length"
     """``max_tokens`` reached, or the context is full."""
     ERROR = "error"
-    """Something of its own failed: ``RequestState.failure`` says what. Other requests of the batch go on."""
+    """The request itself failed: ``RequestState.failure`` says why. Other requests of the batch go on."""
 
 
 class TextStream(Protocol):
@@ -41,7 +42,7 @@ class TextStream(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What was asked."""
+    """A prompt with its sampling parameters, as the user asked."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams
@@ -54,7 +55,7 @@ class Request:
     held: object = None
     """What must live as long as the request: the embeddings that ``read_ids`` name."""
 
-    @property
+    @cached_property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end this request."""
         eos = frozenset() if self.params.ignore_eos else self.eos_ids

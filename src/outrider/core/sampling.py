@@ -37,7 +37,7 @@ class Law:
         start: int = 0,
         choose: Chooser | None = None,
     ) -> None:
-        """``adjusted`` may be a function, which is called when somebody looks; ``choose`` makes choices without."""
+        """``adjusted`` may be a function that is called on first use. ``choose`` makes choices without it."""
         self._adjusted, self._choose = adjusted, choose
         self._sampler = sampler
         self._tree = tree
@@ -111,7 +111,7 @@ class Sampler:
 
     @cached_property
     def tempering(self) -> Tempering | None:
-        """All there is to the rows' sampling; None if any of them asks for more."""
+        """Temperatures and cuts, if the rows' sampling needs nothing else; None otherwise."""
         if self._uses_typical or self._per_node or any(x is not None for x in (self._bias, self._ends, self._penalties)):
             return None
         params = [row.params for row in self.rows]
@@ -124,7 +124,7 @@ class Sampler:
         return Law(self.adjust(logits, tree, start=start), self, tree, noise, start=start)
 
     def law_of(self, scores: Scores, tree: TokenTree, noise: Noise) -> Law:
-        """As ``law``, from a pass whose logits are looked at only where something more than a temperature shapes them."""
+        """As ``law``, from the scores of a pass. Its logits are read only if more than a temperature shapes them."""
         if scores.choose is None or self.tempering is None:
             return self.law(scores.logits, tree, noise)
         return Law(lambda: self.adjust(scores.logits, tree), self, tree, noise, choose=scores.choose)

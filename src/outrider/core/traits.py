@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TargetTraits:
-    """What others must know of a model to run it, beside its sizes."""
+    """Properties of a model, beside its sizes, that others must know to run it."""
 
     is_invariant: bool = False
     """A node's scores are the same bits whatever shares its pass: speculative text is then plain text, in every format."""
@@ -16,11 +16,11 @@ class TargetTraits:
     can_be_captured: bool = False
     """Its passes can be part of a round that is captured as one graph (``core/device_round.py``)."""
     reads_whole: bool = False
-    """A prompt has to be read in one piece."""
+    """A prompt must be prefilled in one piece."""
     pads: bool = True
     """A pass costs as if every row were as wide as its widest one."""
     has_own_threads: bool = False
-    """Its passes do not run on PyTorch's threads, which then had better not spin beside them."""
+    """Its passes run on threads of its own, so PyTorch's threads should not spin beside them."""
     can_read_out: bool = True
     """``logits`` turns states of the last layer into scores; some models have more behind it than a norm and a head."""
     why_together: str = ""

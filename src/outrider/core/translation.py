@@ -14,9 +14,9 @@ class Reading:
     """A text of the target's as the draft reads it."""
 
     num_tokens: int
-    """Of the target's. Fewer than the text has where it ends inside a character, which is not read yet."""
+    """How many of the target's tokens were read. A character that the text has only begun is not read yet."""
     ids: list[int]
-    """The draft's, begin-of-sequence included."""
+    """The draft's tokens, begin-of-sequence included."""
 
 
 class Translation(ABC):

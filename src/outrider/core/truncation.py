@@ -25,7 +25,7 @@ class Cut:
     """The truncations of one request that are a threshold on the logit, applied in this order."""
 
     top_k: int = 0
-    """0: all."""
+    """0 keeps all tokens."""
     top_p: float = 1.0
     min_p: float = 0.0
 
@@ -37,7 +37,7 @@ class Tempering:
     temperatures: Sequence[float]
     """0 for greedy."""
     cuts: Sequence[Cut] | None = None
-    """None if nobody cuts."""
+    """None if no request truncates."""
 
 
 def top_k(logits: Tensor, k: Tensor) -> Tensor:

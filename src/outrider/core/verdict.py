@@ -23,7 +23,7 @@ class Verdict:
 
     @classmethod
     def without_guesses(cls, next_token: Tensor) -> Verdict:
-        """Of trees that are only a root."""
+        """The verdict on trees that hold only a root."""
         none = torch.zeros_like(next_token)
         return cls(none[:, None][:, :0], none, next_token, none.bool())
 

@@ -36,18 +36,29 @@ class Arrival:
         """``prefix`` (for a single request) holds the first tokens of it already."""
         assert prefix is None or len(states) == 1, "a stored beginning belongs to one request"
         self.engine = engine
-        self.states, self.ids = list(states), list(ids)
+        self.states, self.ids = list[RequestState](), list[int]()
+        self.longest = self._num_tokens = 0
+        for row in zip(ids, states, strict=True):
+            self.add(*row)
         self._cache = prefix
         self._taps: list[dict[int, list[Tensor]]] = []
 
+    def add(self, number: int, state: RequestState) -> None:
+        """Read one more request with them; nothing was read yet."""
+        self.states.append(state)
+        self.ids.append(number)
+        self.longest = max(self.longest, len(state.tokens))
+        """Tokens of the longest."""
+        self._num_tokens += len(state.tokens) - 1
+
     @property
     def is_untouched(self) -> bool:
-        """Nothing was read yet, so others may still join."""
+        """Whether nothing was read yet, so that others may still join."""
         return self._cache is None
 
     @property
     def cache(self) -> Cache:
-        """Made when the first token is read."""
+        """The cache, made when the first token is read."""
         if self._cache is None:
             self._cache = self.engine.target.new_cache(len(self.states))
         return self._cache
@@ -55,14 +66,13 @@ class Arrival:
     @property
     def size(self) -> BatchSize:
         """Rows that are read together take what the longest takes until they are."""
-        longest = max(len(state.tokens) for state in self.states)
-        return BatchSize(len(self.states), longest, longest * len(self.states))
+        return BatchSize(len(self.states), self.longest, self.longest * len(self.states))
 
     @property
     def num_left(self) -> int:
         """Tokens still to read, of all rows."""
         num_read = 0 if self._cache is None else sum(self._cache.lengths)
-        return sum(len(state.tokens) - 1 for state in self.states) - num_read
+        return self._num_tokens - num_read
 
     def advance(self, num_tokens: int) -> Batch | None:
         """Read at most ``num_tokens`` more of every row; the batch when all are read."""
@@ -121,7 +131,7 @@ class Arrivals:
 
     @property
     def sizes(self) -> list[tuple[Hashable, BatchSize]]:
-        """By lane."""
+        """Sizes of the arriving batches, by lane."""
         return [(lane, arrival.size) for lane, arrival in self._queue]
 
     @property
@@ -134,10 +144,9 @@ class Arrivals:
         number, state = row
         if prefix is None and self._queue and self._queue[-1][0] == lane:
             last = self._queue[-1][1]
-            longest = max(last.size.longest, len(state.tokens))
+            longest = max(last.longest, len(state.tokens))
             if last.is_untouched and longest <= self.pieces.size(is_alone=True):  # all of them are read at once
-                last.states.append(state)
-                last.ids.append(number)
+                last.add(number, state)
                 return
         self._queue.append((lane, Arrival(engine, [state], [number], prefix=prefix)))
 
@@ -167,7 +176,7 @@ class Arrivals:
                 self._queue.append((lane, arrival))
 
     def take_failed(self) -> list[tuple[int, RequestState]]:
-        """Those that could not be read since this was asked last."""
+        """Requests that could not be read since the last call."""
         failed, self._failed = self._failed, []
         return failed
 

@@ -40,7 +40,7 @@ class Beams:
     device: torch.device
 
     def roots(self) -> TokenTree:
-        """Nothing but the last token of every beam."""
+        """Trees that hold only the last token of every beam."""
         return TokenTree.chain(torch.tensor([[row[-1]] for row in self.tokens], device=self.device))
 
 

@@ -22,13 +22,15 @@ from outrider.core.interfaces import Plan
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
 from outrider.engine.constrained import finish_round
-from outrider.engine.device_seats import NUM_PIECES, Joining, Seat, next_pieces, observation_of
+from outrider.engine.device_seats import Joining, Seat, next_pieces, num_pieces_left, observation_of
 from outrider.engine.launched import Launched
 from outrider.engine.memory import BatchSize
+from outrider.engine.round_kind import RoundKind
 from outrider.engine.step import Batch, Engine
 
 if TYPE_CHECKING:
     from outrider.engine.graphs import RoundGraphs
+    from outrider.engine.round_graph import RoundGraph
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SHRINKS = 4  # a frame this many times too large is given up for a smaller one
@@ -83,10 +85,14 @@ class DeviceLane:
         """Whether a prompt is read inside rounds: some are on their way, and it is text alone."""
         return bool(self._taken) and not request.read_ids
 
-    @property
-    def _states(self) -> dict[int, RequestState]:
-        """By slot."""
-        return {slot: seat.state for slot, seat in enumerate(self._seats) if seat is not None}
+    def _needy(self, rounds: int) -> dict[int, RequestState]:
+        """By slot, those who have no pages for what so many rounds may write."""
+        ahead = rounds * self._graphs.slack
+        return {
+            slot: seat.state
+            for slot, seat in enumerate(self._seats)
+            if seat is not None and len(seat.state.tokens) + ahead > seat.num_paged
+        }
 
     @property
     def _taken(self) -> list[Seat]:
@@ -114,8 +120,10 @@ class DeviceLane:
     @property
     def one_too_many(self) -> int | None:
         """The youngest request, where the next round needs more pages than there are and somebody else can go on."""
-        others = len(self.order) > 1
-        return max(self.order) if others and not self._graphs.has_room(len(self._seats), self._states) else None
+        needy = self._needy(3)
+        if not needy or self._graphs.has_room(len(self._seats), needy):
+            return None
+        return max(self.order) if len(self.order) > 1 else None
 
     def step(self) -> RoundReport | None:
         """Start the next round, then report the one before it, if there was one."""
@@ -124,18 +132,25 @@ class DeviceLane:
         report = self._make_seats()
         self._start_read()
         plan = self._graphs.policy.plan(self._policy_state, len(self._seats))
-        depth = min(max(plan.max_depth), self._graphs.most_guesses)
-        if depth and any(seat.num_unread for seat in self._taken):
+        graph = self._graph(min(max(plan.max_depth), self._graphs.most_guesses))
+        if graph.num_guesses and any(seat.num_unread for seat in self._taken):
             report = report or self._read()
             self._catch_up()
         if any(self._seats):
-            self._graphs.grow(len(self._seats), self._states)
-            launched = self._launch(depth, plan)
+            self._grow()
+            launched = self._launch(graph, plan)
             report = report or self._read()
             self._finish(launched)
             self._pending = launched
         self._rest()
         return report
+
+    def _grow(self) -> None:
+        """Pages for this round and the next."""
+        for slot, num_tokens in self._graphs.grow(len(self._seats), self._needy(2)).items():
+            seat = self._seats[slot]
+            assert seat is not None
+            seat.num_paged = num_tokens
 
     def _make_seats(self) -> RoundReport | None:
         """Give slots to those who have joined; the report of the round that had to end before the frame could change."""
@@ -150,7 +165,7 @@ class DeviceLane:
         return report
 
     def _resize(self, size: int) -> None:
-        """Everybody moves to a frame of another size."""
+        """Move every request to a frame of another size."""
         graphs, old = self._graphs, self._seats
         kept, seats = [slot for slot, seat in enumerate(old) if seat is not None], self._taken
         graphs.hold(self)
@@ -188,10 +203,10 @@ class DeviceLane:
 
     def _has_room(self, pairs: Sequence[tuple[int, Joining]]) -> bool:
         """Whether there are pages for those who join, and for those who are here to go on."""
-        return self._graphs.has_room(len(self._seats), self._states | {slot: one.state for slot, one in pairs})
+        return self._graphs.has_room(len(self._seats), self._needy(3) | {slot: one.state for slot, one in pairs})
 
     def _start_read(self) -> None:
-        """Those whose last piece is in a round that was started run from the next one on."""
+        """Requests whose last piece is in a started round run from the next round on."""
         waiting = [(slot, seat) for slot, seat in enumerate(self._seats) if seat is not None and seat.first_round is None]
         done = [(slot, seat) for slot, seat in waiting if not seat.num_left]
         if done:
@@ -200,30 +215,30 @@ class DeviceLane:
             seat.start(self._num_rounds)
             self.on_read(seat.number, self._graphs.seats.cache_of(len(self._seats), slot, len(seat.state.tokens) - 1))
 
-    def _launch(self, depth: int, plan: Plan) -> Launched:
+    def _graph(self, num_guesses: int) -> RoundGraph:
+        """The round for those who are here."""
         began = time.perf_counter()
-        running = [seat for seat in self._taken if seat.first_round is not None]
-        stages = max((seat.stages for seat in running), default=Stages.TEMPERATURE)
-        logprobs = any(seat.state.params.logprobs is not None for seat in running)
-        pieces = next_pieces(self._seats)
-        num_pieces = next(size for size in NUM_PIECES if size >= len(pieces))
-        constrained = any(seat.is_constrained for seat in running)
-        graph = self._graphs.round(
-            len(self._seats), depth, stages, num_pieces=num_pieces, logprobs=logprobs, constrained=constrained
-        )
+        asked = {seat.asks for seat in self._taken if seat.first_round is not None} or {(Stages.TEMPERATURE, False, False)}
+        stages, logprobs, constrained = map(max, zip(*asked, strict=True))
+        wanted = RoundKind(len(self._seats), num_guesses, num_pieces_left(self._seats), stages, logprobs, constrained)
+        graph = self._graphs.at_hand(wanted)
         self._clock = began if self._pending is None else self._clock
         self._clock += time.perf_counter() - began  # capturing is no part of a round
+        return graph
+
+    def _launch(self, graph: RoundGraph, plan: Plan) -> Launched:
+        pieces = next_pieces(self._seats, graph.num_pieces)
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
         number = graph.launch(pieces)
-        if not constrained:
+        if not graph.is_constrained:
             events[1].record()
         self._num_rounds += 1
-        return Launched(graph, plan, number, self._num_rounds - 1, *events, is_constrained=constrained)
+        return Launched(graph, plan, number, self._num_rounds - 1, *events)
 
     def _finish(self, launched: Launched) -> None:
         """Say what grammars allow in a round that waits for it, now that the round before was read."""
-        if launched.is_constrained:
+        if launched.graph.is_constrained:
             states = {slot: seat.state for slot, seat in enumerate(self._seats) if seat is not None and seat.is_constrained}
             finish_round(launched.graph, states, self._graphs.target.vocab_size)
             launched.ended.record()
@@ -258,7 +273,8 @@ class DeviceLane:
         ]
         launched.add_logprobs(taking, emitted)
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
-        self._graphs.policy.update(self._policy_state, observation_of(everybody, depth, self._price(launched), launched.plan))
+        seen = observation_of(everybody, depth, launched.graph.num_nodes, self._price(launched), launched.plan)
+        self._graphs.policy.update(self._policy_state, seen)
         self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
         return launched.report(taking, notes, positions, emitted, seconds=seconds) if taking else None
 
@@ -276,7 +292,7 @@ class DeviceLane:
             self._graphs.stop(len(self._seats), slots)
 
     def _rest(self) -> None:
-        """Nobody is here: the slots are for whoever comes next."""
+        """Free the slots when no request is left."""
         if self._seats and not self.order:
             self._pending, self._seats = None, []
             self._graphs.let_go()

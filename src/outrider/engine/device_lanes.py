@@ -27,7 +27,7 @@ class OnDevice:
 
 @final
 class DeviceLanes:
-    """Made when the first request of a lane asks."""
+    """The device lanes, each made when the first request of its lane asks."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class DeviceLanes:
         return {OnDevice(name): lane.size for name, lane in self._made.items()}
 
     def leave(self, number: int) -> None:
-        """A request is given up."""
+        """Drop a cancelled request."""
         for lane in self._made.values():
             lane.leave(number)
 

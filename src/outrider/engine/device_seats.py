@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class Seat:
     number: int
     state: RequestState
     stages: Stages
-    """Of the sampler that the request needs."""
+    """Stages of the sampler that the request needs."""
     num_read: int
     """Tokens of the prompt that were read, or will have been when the rounds started so far have ended."""
     began: float
@@ -50,6 +50,14 @@ class Seat:
     """Tokens the drafter has certainly read."""
     num_unread: int = 0
     """Rounds since then that drafted nothing."""
+    num_paged: int = 0
+    """Tokens that it has pages for."""
+    asks: tuple[Stages, bool, bool] = field(init=False)
+    """What it asks of a round: stages of the sampler, log-probabilities, a grammar."""
+
+    def __post_init__(self) -> None:
+        params = self.state.params
+        self.asks = (self.stages, params.logprobs is not None, params.grammar is not None)
 
     @property
     def num_left(self) -> int:
@@ -69,10 +77,10 @@ class Seat:
     def take(self, note: Sequence[int], *, drafted: bool, max_len: int) -> list[int]:
         """The tokens a round brought, up to where one of them ends the request. A request whose text fails ends alone."""
         num_emitted, _, num_agreed, rejected, *choices = note
-        last = Origin.RECOVERED if rejected else Origin.BONUS
-        origins = [Origin.ACCEPTED if place < num_agreed else last for place in range(num_emitted)]
+        said, num_own = choices[:num_emitted], max(0, num_emitted - num_agreed)
+        origins = [Origin.ACCEPTED] * (num_emitted - num_own) + [Origin.RECOVERED if rejected else Origin.BONUS] * num_own
         try:
-            taken = emit(self.state, choices[:num_emitted], origins, max_len=max_len)
+            taken = emit(self.state, said, origins, max_len=max_len)
         except Exception as error:
             self.state.fail(error)
             taken = 0
@@ -80,28 +88,49 @@ class Seat:
             self.known = len(self.state.tokens) - 2
         else:
             self.num_unread += 1
-        return choices[:taken]
+        return said[:taken]
 
 
-def next_pieces(seats: Sequence[Seat | None]) -> list[tuple[int, int]]:
-    """Slots, and tokens before the piece, of what the next round reads of prompts; first come first served."""
+def num_pieces_left(seats: Sequence[Seat | None]) -> int:
+    """Pieces of prompts that the next round should have room for: one of ``NUM_PIECES``."""
+    left = sum(-(-seat.num_left // PIECE_LEN) for seat in seats if seat is not None and seat.first_round is None)
+    return next((size for size in NUM_PIECES if size >= left), NUM_PIECES[-1])
+
+
+def next_pieces(seats: Sequence[Seat | None], most: int) -> list[tuple[int, int]]:
+    """Slots, and tokens before the piece, of what the next round reads of prompts: ``most`` pieces, first come first served."""
     reading = [(slot, seat) for slot, seat in enumerate(seats) if seat is not None and seat.num_left]
     found: list[tuple[int, int]] = []
     for slot, seat in sorted(reading, key=lambda pair: pair[1].began):
-        while seat.num_left and len(found) < NUM_PIECES[-1]:
+        while seat.num_left and len(found) < most:
             found.append((slot, seat.num_read))
             seat.num_read += min(PIECE_LEN, seat.num_left)
     return found
 
 
-def observation_of(notes: Sequence[Sequence[int] | None], depth: int, seconds: float, plan: Plan) -> Observation:
-    """What a policy and the statistics read of a round: depths, acceptance and seconds. The guesses stay on the device. A seat
-    that was empty has no note: it was asked for nothing."""
-    drafted = [0 if note is None else min(note[1], depth) for note in notes]
-    accepted = [0 if note is None else min(note[2], note[0]) for note in notes]
-    asked = tuple(0 if note is None else depth for note in notes)
-    tokens = torch.zeros(len(notes), depth + 1, dtype=torch.int64)
-    draft = Draft(TokenTree.chain(tokens, [count + 1 for count in drafted]), Draws.DETERMINISTIC)
-    paths = [list(range(count + 1)) for count in accepted]
-    played = Plan(asked, asked, reason=plan.reason)
+def observation_of(
+    notes: Sequence[Sequence[int] | None], depth: int, num_nodes: int, seconds: float, plan: Plan
+) -> Observation:
+    """What a policy and the statistics read of a round of ``num_nodes`` nodes: depths, acceptance and seconds. The guesses stay
+    on the device. A seat that was empty has no note: it was asked for nothing."""
+    drafted, accepted, asked = [0] * len(notes), [0] * len(notes), (0,) * len(notes)
+    if depth:
+        drafted = [0 if note is None else min(note[1], depth) for note in notes]
+        accepted = [0 if note is None else min(note[2], note[0]) for note in notes]
+        asked = tuple(0 if note is None else depth for note in notes)
+    draft = Draft(_stand_in([note[1] if note else 0 for note in notes], drafted, depth, num_nodes), Draws.DETERMINISTIC)
+    chains = [list(range(count + 1)) for count in range(depth + 2)]
+    paths = [chains[count] for count in accepted]
+    played = Plan(asked, tuple(num_nodes - 1 if length else 0 for length in asked), reason=plan.reason)
     return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, played, seconds)
+
+
+def _stand_in(guesses: Sequence[int], drafted: Sequence[int], depth: int, num_nodes: int) -> TokenTree:
+    """Trees of as many guesses, that reach as far as the real ones: a chain, and the others beside its first node."""
+    tokens = torch.zeros(len(guesses), num_nodes, dtype=torch.int64)
+    if num_nodes == depth + 1:
+        return TokenTree.chain(tokens, [count + 1 for count in drafted])
+    places = torch.arange(num_nodes)
+    reached = torch.tensor(drafted)[:, None]
+    parents = torch.where(places <= reached, places - 1, 0).masked_fill(places == 0, -1)
+    return TokenTree(tokens, parents, tuple(count + 1 for count in guesses))

@@ -14,6 +14,8 @@ def emit(state: RequestState, tokens: Sequence[int], origins: Sequence[Origin], 
     A failure of the request's own grammar or detokenizer ends this request and no other one."""
     if state.is_finished:  # it failed earlier in this round
         return 0
+    if state.stream is None and state.params.grammar is None:
+        return _emit_unread(state, tokens, origins, max_len)
     for taken, (token, origin) in enumerate(zip(tokens, origins, strict=True), 1):
         old_size = len(state.text)
         try:
@@ -24,6 +26,23 @@ def emit(state: RequestState, tokens: Sequence[int], origins: Sequence[Origin], 
         if _ends(state, token, old_size, max_len):
             return taken
     return len(tokens)
+
+
+def _emit_unread(state: RequestState, tokens: Sequence[int], origins: Sequence[Origin], max_len: int) -> int:
+    """The same for a request whose text nobody reads: no token of it can fail, so the run is taken at once."""
+    request = state.request
+    room = min(len(request.prompt_ids) + request.params.max_tokens, max_len) - len(state.tokens)
+    taken = 0
+    if not request.end_ids.isdisjoint(tokens):
+        taken = next((place for place, token in enumerate(tokens[:room], 1) if token in request.end_ids), 0)
+    if taken:
+        state.finish_reason, state.stop_match = FinishReason.STOP, tokens[taken - 1]
+    elif room <= len(tokens):
+        state.finish_reason = FinishReason.LENGTH
+    taken = taken or min(room, len(tokens))
+    state.tokens += tokens[:taken]
+    state.origins += origins[:taken]
+    return taken
 
 
 def _append(state: RequestState, token: int, origin: Origin) -> None:

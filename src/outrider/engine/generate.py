@@ -14,7 +14,7 @@ from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
 
 _WHOLE_PROMPTS = 1 << 62
-"""Nobody else waits for a round, so prompts are not cut into pieces."""
+"""Prompts are read whole, since no other request waits for a round."""
 
 
 def scheduler_of(

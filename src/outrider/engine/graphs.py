@@ -1,50 +1,62 @@
 """The captured rounds of a method, and the slots their requests stand in.
 
-For every (slots, guesses, pieces of prompts, stages of the sampler) the round is captured once (``engine/round_graph.py``).
+Every kind of round (``engine/round_kind.py``) is captured once (``engine/round_graph.py``). After a warm-up nothing is
+captured: a kind that is missing is played by one that serves it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any, final
 from weakref import ReferenceType, ref
 
 import torch
 
 from outrider.cache.paged import PagedCache
-from outrider.core.device_round import PIECE_LEN, DeviceDrafter, Frame
-from outrider.core.device_sampling import Shaping, Stages, stages_for
+from outrider.core.device_round import PIECE_LEN, CapturedShape, DeviceDrafter, Frame
+from outrider.core.device_sampling import Shaping, stages_for
 from outrider.core.interfaces import Policy
 from outrider.core.request import RequestState
 from outrider.engine.round_graph import RoundGraph, RoundParts
+from outrider.engine.round_kind import RoundKind, best_of, other_kinds, usual_kinds
 from outrider.models.gpu.chain import Seats
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.uploads import sent
 
 _STEP = 256
 """Token buffers are made in multiples of this."""
+_USUAL = 1024
+"""Tokens of texts for which there is room before anybody has asked."""
 
 
 @final
 class RoundGraphs:
     """The captured rounds of a target with a drafter, and the slots their requests stand in. Serves one lane at a time."""
 
-    def __init__(self, target: FastDecoder, drafter: DeviceDrafter | None, policy: Policy, *, most_guesses: int) -> None:
-        """``policy`` plans the number of guesses, up to ``most_guesses``."""
+    def __init__(self, target: FastDecoder, drafter: DeviceDrafter | None, policy: Policy, shape: CapturedShape) -> None:
+        """``shape`` says what ``policy`` plans."""
         self.target, self.drafter, self.policy = target, drafter, policy
-        size = None if drafter is None else drafter.tree_size
-        self.most_guesses = 0 if drafter is None else most_guesses if size is None else size[1]
-        self._slack = max(PIECE_LEN, 1 + (self.most_guesses + 1 if size is None else size[0]))
+        shape = shape if drafter is None else shape.within(drafter.max_depth)
+        self.most_guesses = shape.depth
+        self.depths = [*([] if drafter is not None and not shape.varies else [0]), *sorted(shape.guesses)]
+        """Guesses along a path that rounds are made for."""
+        self.slack = max(PIECE_LEN, 1 + self.num_nodes(self.most_guesses))
         """Slots a round may use beyond a text."""
         self.seats = Seats(target)
         self._parts = RoundParts(target, drafter, self.seats)
         self.pool: Any = None
         self._holder: ReferenceType[Any] | None = None
         self._frames: dict[int, Frame] = {}
-        self._rounds: dict[tuple[int, int, int, Stages, bool, bool], RoundGraph] = {}
+        self._rounds: dict[RoundKind, RoundGraph] = {}
+        self._prepared: set[int] = set()
+        """Numbers of slots whose rounds are captured; others are when they are first asked for."""
         self._version = self._versions()
+
+    def num_nodes(self, depth: int) -> int:
+        """Of a round with so many guesses along a path, the root included."""
+        return 1 if self.drafter is None or not depth else self.drafter.num_nodes(depth)
 
     def is_held_by_another(self, lane: object) -> bool:
         """Whether a lane that still exists uses the slots."""
@@ -103,7 +115,7 @@ class RoundGraphs:
     def has_pages(self, num_tokens: int, num_rows: int) -> bool:
         """Whether there are free pages for rows that hold so many tokens in all, and for a round behind each."""
         pool = self.target.pool
-        return pool.has_room(pool.pages_for(num_tokens) + num_rows * (1 + pool.pages_for(3 * self._slack)))
+        return pool.has_room(pool.pages_for(num_tokens) + num_rows * (1 + pool.pages_for(3 * self.slack)))
 
     def has_room(self, batch_size: int, states: Mapping[int, RequestState]) -> bool:
         """Whether there are free pages for what the next rounds write to slots, or for a text that is to be read there. It asks
@@ -114,13 +126,14 @@ class RoundGraphs:
             drafter is None or drafter.has_room(reaches, batch_size=batch_size)
         )
 
-    def grow(self, batch_size: int, states: Mapping[int, RequestState]) -> None:
-        """Give slots the pages that the next rounds may write."""
-        for slot, state in states.items():
-            reach = self._reach(state, rounds=2)
+    def grow(self, batch_size: int, states: Mapping[int, RequestState]) -> dict[int, int]:
+        """Give slots the pages that the next rounds may write; the tokens that each has pages for then."""
+        reaches = {slot: self._reach(state, rounds=2) for slot, state in states.items()}
+        for slot, reach in reaches.items():
             self.seats.grow(batch_size, slot, reach)
             if self.drafter is not None:
                 self.drafter.grow(slot, batch_size=batch_size, reach=reach)
+        return reaches
 
     def start(self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
         """Slots whose prompts were read run from the next round on."""
@@ -148,18 +161,20 @@ class RoundGraphs:
         return min(len(state.request.prompt_ids) + state.params.max_tokens, self.target.max_len)
 
     def _capacity(self, state: RequestState) -> int:
-        return self._limit(state) + self._slack
+        return self._limit(state) + self.slack
 
     def _reach(self, state: RequestState, *, rounds: int) -> int:
-        """Where rounds may write behind what is known of a text: at least the one in flight and the next."""
-        return min(len(state.tokens) + rounds * self._slack, self._capacity(state))
+        """Where rounds may write behind what is known of a text: at least the one in flight and the next, to the end of a
+        page."""
+        pool = self.target.pool
+        return min(pool.pages_for(len(state.tokens) + rounds * self.slack) * pool.page_len, self._capacity(state))
 
     def _fill(self, batch_size: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
         """Fill in the columns of a frame. Nobody moves yet."""
         shaped = bool(stages_for([state.request for state in states]))
         frame = self._shaped(batch_size) if shaped else self.frame(batch_size)
         if frame.shaping is not None:
-            frame.shaping.seat(slots, states)
+            frame.shaping.seat(slots, states, sent)
         device = frame.tokens.device
         for slot, state in zip(slots, states, strict=True):
             frame.tokens[slot, : len(state.tokens)] = sent(state.tokens, torch.int64, device)
@@ -177,18 +192,30 @@ class RoundGraphs:
         column = self.frame(batch_size).limits
         column[sent(list(slots), torch.int64, column.device)] = sent(list(limits), torch.int64, column.device)
 
+    def make_room(self, batch_size: int) -> None:
+        """Give the drafter memory for a frame of so many slots, of short texts, so that its rounds can be captured."""
+        if self.drafter is not None:
+            self.drafter.open((), batch_size=batch_size, capacity=_USUAL)
+
     def prepare(
         self, batch_size: int, capacity: int, *, guesses: Sequence[int], pieces: Sequence[int] = (0,)
     ) -> Iterator[None]:
         """Compile and capture the rounds of so many slots with these numbers of guesses and pieces, one per step, before
-        anybody waits for them. The slots must be free."""
-        slots, capacity = range(batch_size), capacity + self._slack
+        anybody waits for them. Those of unusual samplers take no longer than the usual ones, except for the few without which
+        a request would wait. The slots must be free."""
+        slots, capacity, began = range(batch_size), capacity + self.slack, time.perf_counter()
         self.seats.open(slots, batch_size=batch_size)
         if self.drafter is not None:
             self.drafter.seat(slots, [[1, 1]] * batch_size, batch_size=batch_size, capacity=capacity)
-        for num_guesses, num_pieces in product(guesses, pieces):
-            self.round(batch_size, num_guesses, num_pieces=num_pieces)
+        for kind in usual_kinds(batch_size, guesses, pieces):
+            self.round(kind)
             yield
+        ends = 2 * time.perf_counter() - began
+        for kind in other_kinds(batch_size, guesses, pieces):
+            if kind.num_guesses == guesses[0] or time.perf_counter() < ends:
+                self.round(kind)
+            yield
+        self._prepared.add(batch_size)
         self.leave(batch_size)
 
     def stop(self, batch_size: int, slots: Sequence[int]) -> None:
@@ -199,7 +226,7 @@ class RoundGraphs:
         self.seats.release(batch_size, slots)
 
     def leave(self, batch_size: int) -> None:
-        """Everybody has finished: nothing moves any more, and the rows are free."""
+        """All requests have finished: free the rows."""
         self.frame(batch_size).limits.zero_()
         self.seats.leave(batch_size)
         if self.drafter is not None:
@@ -207,33 +234,34 @@ class RoundGraphs:
 
     def fits(self, capacity: int) -> bool:
         """Whether a text may grow to this many tokens."""
-        if capacity + self._slack > self.target.most_slots:
+        if capacity + self.slack > self.target.most_slots:
             return False
-        return self.drafter is None or self.drafter.fits(capacity + self._slack)
+        return self.drafter is None or self.drafter.fits(capacity + self.slack)
 
-    def round(
-        self,
-        batch_size: int,
-        num_guesses: int,
-        stages: Stages = Stages.TEMPERATURE,
-        *,
-        num_pieces: int = 0,
-        logprobs: bool = False,
-        constrained: bool = False,
-    ) -> RoundGraph:
+    def at_hand(self, wanted: RoundKind) -> RoundGraph:
+        """A round that does what is wanted, maybe with fewer guesses or pieces: none is captured where a warm-up was made."""
+        self._forget_moved()
+        served = best_of(self._rounds, wanted) if wanted.num_slots in self._prepared and wanted not in self._rounds else None
+        return self.round(served or wanted)
+
+    def round(self, kind: RoundKind) -> RoundGraph:
         """The captured round, captured now if it must be."""
-        if self._version != self._versions():
-            self._rounds.clear()
-            self._version = self._versions()
-        key = (batch_size, num_guesses, num_pieces, stages, logprobs, constrained)
-        if key not in self._rounds:
+        self._forget_moved()
+        if kind not in self._rounds:
             if not self._rounds:  # a pool goes with the last graph that used it
                 self.pool = torch.cuda.graph_pool_handle()
-            frame = self._shaped(batch_size) if stages else self.frame(batch_size)
+            frame = self._shaped(kind.num_slots) if kind.stages else self.frame(kind.num_slots)
             with torch.inference_mode():
-                frame = replace(frame, stages=stages, has_logprobs=logprobs, is_constrained=constrained)
-                self._rounds[key] = RoundGraph(self._parts, frame, num_guesses, num_pieces, pool=self.pool)
-        return self._rounds[key]
+                frame = replace(frame, stages=kind.stages, has_logprobs=kind.logprobs, is_constrained=kind.constrained)
+                self._rounds[kind] = RoundGraph(self._parts, frame, kind.num_guesses, kind.num_pieces, pool=self.pool)
+        return self._rounds[kind]
+
+    def _forget_moved(self) -> None:
+        """Memory that rounds point to has moved: they are captured again when they are asked for."""
+        if self._version != self._versions():
+            self._rounds.clear()
+            self._prepared.clear()
+            self._version = self._versions()
 
     def _versions(self) -> tuple[Hashable, Hashable]:
         return self.seats.version, None if self.drafter is None else self.drafter.version

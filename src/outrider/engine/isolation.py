@@ -1,4 +1,4 @@
-"""Finds out whose failure it was. A round that raised is run again for each of its requests alone.
+"""Find the request that made a round fail: the round is run again for each of its requests alone.
 
 Everything a round changes can be made again from a request's own tokens, and those only grow by what was emitted. So a
 batch whose round failed is read anew, one request at a time, and each takes its round by itself. A request that fails

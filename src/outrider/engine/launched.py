@@ -23,13 +23,11 @@ class Launched:
     graph: RoundGraph
     plan: Plan
     number: int
-    """Of the graph's rounds."""
+    """Number of this round among the graph's rounds."""
     index: int
-    """Of the lane's rounds."""
+    """Number of this round among the lane's rounds."""
     began: torch.cuda.Event
     ended: torch.cuda.Event
-    is_constrained: bool
-    """Grammars forbid tokens in it, and the host has yet to say which (``engine/constrained.py``)."""
 
     @property
     def seconds(self) -> float:
@@ -39,9 +37,11 @@ class Launched:
     def add_logprobs(self, taking: Mapping[int, Seat], emitted: Sequence[list[int]]) -> None:
         """Give the requests that asked for them the log-probabilities of what the round brought."""
         noted = self.graph.logprobs
+        if noted is None:
+            return
         for (slot, seat), tokens in zip(taking.items(), emitted, strict=True):
             count = seat.state.params.logprobs
-            if count is not None and noted is not None:
+            if count is not None:
                 seat.state.logprobs += [
                     noted.of(self.number, slot, place, count=count, token=token) for place, token in enumerate(tokens)
                 ]
@@ -56,7 +56,8 @@ class Launched:
         seconds: float,
     ) -> RoundReport:
         """The round of the seats that took part, counted. How its time splits between draft and score is not known."""
-        seen = observation_of([notes[slot] for slot in taking], self.graph.num_guesses, seconds, self.plan)
+        graph, taken = self.graph, [notes[slot] for slot in taking]
+        seen = observation_of(taken, graph.num_guesses, graph.num_nodes, seconds, self.plan)
         report = RoundReport(
             ids=[seat.number for seat in taking.values()],
             states=[seat.state for seat in taking.values()],

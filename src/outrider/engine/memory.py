@@ -47,11 +47,11 @@ class MemoryModel:
     """Bytes of batches, against a budget."""
 
     token_bytes: int
-    """Of one token in every cache."""
+    """Bytes of one token in all caches together."""
     node_bytes: int
-    """Of one node's logits, raw and adjusted."""
+    """Bytes of one node's logits, raw and adjusted."""
     budget: int | None = None
-    """None: as much as it takes."""
+    """Most bytes; None for no limit."""
     page_len: int = 0
     """Tokens of a page; 0 where a row is one block."""
 

@@ -74,8 +74,8 @@ class RoundGraph:
         batch_size, device = frame.batch_size, parts.target.device
         self._parts, self._frame = parts, frame
         drafter = parts.drafter if num_guesses else None
-        self._trees = None if drafter is None else drafter.trees(batch_size)
-        num_nodes = num_guesses + 1 if self._trees is None else self._trees.parents.shape[1]
+        self._trees = None if drafter is None else drafter.trees(batch_size, num_guesses)
+        self.num_nodes = num_nodes = 1 if drafter is None else drafter.num_nodes(num_guesses)
         self._parents = chain_parents(batch_size, num_nodes, device) if self._trees is None else self._trees.parents
         self._nodes = torch.zeros(batch_size, num_nodes, dtype=torch.int64, device=device)
         ring = torch.zeros(RING, batch_size, NOTE + num_guesses + 1, dtype=torch.int64, device=device)
@@ -83,6 +83,8 @@ class RoundGraph:
         self.notes = Notes(rounds, ring, torch.zeros(ring.shape, dtype=torch.int64, pin_memory=True))
         self.logprobs = NotedLogprobs.empty(ring) if frame.has_logprobs else None
         self.num_guesses, self.num_pieces = num_guesses, num_pieces
+        self.is_constrained = frame.is_constrained
+        """Grammars forbid tokens in it, and the host says which after it began (``engine/constrained.py``)."""
         self.num_launched = 0
         self._table = torch.tensor([[-1] * num_pieces, [0] * num_pieces], device=device)
         """Slots of the pieces, and the tokens before them."""
@@ -118,7 +120,7 @@ class RoundGraph:
         return self.num_launched - 1
 
     def drafted(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Of a round with grammars: wait for the draft; tokens and parents of every slot's nodes. A round without guesses has
+        """With grammars: wait for the draft and return tokens and parents of every slot's nodes. A round without guesses has
         one node, whose token nobody needs."""
         assert self._constraints is not None
         if not self.num_guesses:
@@ -128,7 +130,7 @@ class RoundGraph:
         return tokens, parents
 
     def score(self, amended: Mapping[int, Sequence[int]]) -> None:
-        """Of a round with grammars: start the pass, with other guesses for some slots."""
+        """In a round with grammars: start the pass, with other guesses for some slots."""
         assert self._constraints is not None
         for slot, tokens in amended.items():
             self._nodes[slot].copy_(sent(list(tokens), torch.int64, self._nodes.device), non_blocking=True)
@@ -136,7 +138,7 @@ class RoundGraph:
             self._graphs[1].replay()
 
     def choose(self, masks: Mapping[int, Tensor]) -> None:
-        """Of a round with grammars: start the rest, with packed masks [N, bytes] of some slots."""
+        """In a round with grammars: start the rest, with packed masks [N, bytes] of some slots."""
         assert self._constraints is not None
         for slot, mask in masks.items():
             self._constraints.upload(slot, mask)
@@ -150,7 +152,7 @@ class RoundGraph:
         parts, frame, nodes = self._parts, self._frame, self._nodes
         nodes[:, :1] = frame.tokens.gather(1, frame.lengths[:, None] - 1)
         if parts.drafter is not None and self.num_guesses:
-            parts.drafter.propose(frame, nodes)
+            parts.drafter.propose(frame, nodes, self.num_guesses)
         if self._constraints is not None:
             self._constraints.host_nodes.copy_(torch.stack((nodes, self._parents)), non_blocking=True)
 

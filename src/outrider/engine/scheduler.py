@@ -145,7 +145,9 @@ class Scheduler:
         self.last_waits = []
         self._make_room()
         self._admit()
-        self._read()
+        for name, batch in self._arrivals.read(is_alone=not self.batches):
+            self._join(name, batch)
+        self._end_failed(self._arrivals.take_failed())
         self._make_room()
 
     @property
@@ -172,7 +174,7 @@ class Scheduler:
 
     @property
     def lanes(self) -> list[Hashable]:
-        """Those that somebody asked for."""
+        """Lanes that a request has asked for."""
         return list(self._lanes)
 
     def check_integrity(self) -> None:
@@ -198,12 +200,14 @@ class Scheduler:
             sizes[name] = sizes.get(name, BatchSize(0, 0, 0)).joined(extra)
         return list(sizes.values())
 
+    def _room(self, *more: tuple[Hashable, BatchSize]) -> int | None:
+        """Most guesses of a row in the next round; None where there is no memory for the roots of all and of ``more``."""
+        return self.memory.largest_tree([] if self.memory.budget is None else self._sizes(*more))
+
     def _make_room(self) -> None:
         """Cut the next trees to what memory holds; where even roots do not fit, the youngest request goes back to wait."""
-        room = self.memory.largest_tree(self._sizes())
-        while room is None:
+        while (room := self._room()) is None:
             self._preempt(max(number for number in self._jobs if number not in self._waiting))
-            room = self.memory.largest_tree(self._sizes())
         while (number := self._devices.one_too_many) is not None:
             self._preempt(number)
         for lane in self._lanes.values():
@@ -227,7 +231,7 @@ class Scheduler:
             job, prefixes = self._jobs[self._waiting[0]], self.prefixes
             size, device = BatchSize(1, len(job.state.tokens), len(job.state.tokens)), self._devices.home(job)
             crowded = device and self.num_running and not device.has_pages([size, *(one for _, one in self._arrivals.sizes)])
-            if crowded or self.memory.largest_tree(self._sizes((job.lane, size))) is None:
+            if crowded or self._room((job.lane, size)) is None:
                 return
             self._waiting.popleft()
             self.last_waits += [] if job.state.num_output else [time.perf_counter() - job.created]
@@ -238,12 +242,6 @@ class Scheduler:
                 device.admit(job.id, job.state, prefix)
                 continue
             self._arrivals.add(job.lane if device is None else OnDevice(job.lane), engine, (job.id, job.state), prefix)
-
-    def _read(self) -> None:
-        """Read prompts; who is read joins the lane."""
-        for name, batch in self._arrivals.read(is_alone=not self.batches):
-            self._join(name, batch)
-        self._end_failed(self._arrivals.take_failed())
 
     def _end_failed(self, rows: Iterable[tuple[int, RequestState]]) -> None:
         for number, state in rows:

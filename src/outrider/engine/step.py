@@ -33,7 +33,7 @@ class Batch:
 
     rows: list[RequestState]
     ids: list[int]
-    """Who each row is to the caller; not used by the engine."""
+    """The caller's number for each row. The engine does not use it."""
     cache: Cache
     drafter_state: Any
     policy_state: Any

@@ -77,7 +77,7 @@ def _coloured(pixels: Tensor) -> Tensor:
 
 
 def _resized(pixels: Tensor, side: int) -> Tensor:
-    """By the nearest pixel."""
+    """The image in another size, by nearest neighbour."""
     places = (torch.arange(side) * len(pixels)) // side
     return pixels[places][:, places]
 

@@ -99,7 +99,7 @@ class Guided(WrappedTarget[Target]):
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of the conditional rows alone: their states do not know the other row."""
+        """Logits of the conditional rows alone, since their states do not know the other row."""
         return self.inner.logits(hidden)
 
     def _both(self, tree: TokenTree) -> TokenTree:

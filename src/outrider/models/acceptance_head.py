@@ -80,7 +80,7 @@ class AcceptanceHead(nn.Module):
         return head.requires_grad_(False)
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
-        """Of a folded head; written whole or not at all."""
+        """Write a folded head, whole or not at all."""
         state = {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in self.state_dict().items()}
         facts = {
             "kind": "acceptance-head",

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
-from outrider.cache.paged import PagedCache, PagePool
+from outrider.cache.page_pool import PagePool
+from outrider.cache.paged import PagedCache
 from outrider.cache.slots import LayeredCache
 from outrider.core.draft import Resume
 from outrider.core.interfaces import Cache

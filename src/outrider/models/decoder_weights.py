@@ -47,7 +47,7 @@ class LayerWeights:
     mlp_norm: Tensor | None
     """None where the MLP reads the residual stream itself, or in a parallel layer what attention reads."""
     gate_up: Tensor
-    """Of an MLP without a gate, up alone."""
+    """Gate and up matrices in one; only up in an MLP without a gate."""
     down: Tensor
     qkv_bias: Tensor | None = None
     out_bias: Tensor | None = None
@@ -68,7 +68,7 @@ class LayerWeights:
     router_correction: Tensor | None = None
     """[E] float32, added to the weights of experts for the choice alone."""
     shared_gate_up: Tensor | None = None
-    """Of the MLP beside the experts."""
+    """The same matrices of the shared MLP beside the experts."""
     shared_down: Tensor | None = None
     latent_norm: Tensor | None = None
     """[rank]; this and the rest are of latent attention (``features.Latent``)."""

@@ -58,11 +58,11 @@ class Latent:
     """Dimensions of a head's query, and of the shared key, that are rotated."""
     value_dim: int
     norm_eps: float = 1e-6
-    """Of the norms of both latents."""
+    """Epsilon of the norms of both latents."""
 
     @property
     def query_dim(self) -> int:
-        """Of one head."""
+        """Width of one head's query."""
         return self.nope_dim + self.rope_dim
 
 
@@ -77,7 +77,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Of a key as it is cached."""
+    """Width of a key as it is cached."""
     mlp_size: int
     max_len: int
     """Longest context the model is opened for."""

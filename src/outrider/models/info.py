@@ -114,7 +114,7 @@ def _on_gpu(config: ModelConfig | None, form: Format | None) -> str:
     """How ``dtype="auto"`` multiplies the matrices on a CUDA device, in words."""
     if form is None:
         return "in bfloat16"
-    if form.packs and config is not None and stays_on_gpu(config):
+    if config is not None and stays_on_gpu(config, form):
         return "codes as they are, activations in bfloat16 (dtype='bfloat16' dequantises instead)"
     return "dequantised: in bfloat16"
 

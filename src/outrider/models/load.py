@@ -56,8 +56,7 @@ def load_model(
     rounded to 8 bits. ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than
     its original length; ``fast`` False takes the plain PyTorch decoder where a faster twin exists; ``numerics`` "invariant"
     insists on scores that do not depend on what shares a pass (``models.gpu.NUMERICS``); ``page_len`` keeps keys and values in
-    pages of so many tokens, which rows can share (0: 64 on a GPU; on a CPU none, and only the plain PyTorch decoder has
-    them)."""
+    pages of so many tokens, which rows can share (0: 64, but rows of their own in the plain PyTorch decoder)."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     check_numerics(numerics)
@@ -136,8 +135,8 @@ def _recurrent(
 
 def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: Speed) -> Target:
     file = read_gguf(str(path))
-    as_stored = dtype is None and device.type == "cpu" and speed.leaves_stored and is_quantised(file)
-    if as_stored and (decoder := _stored_decoder(file, max_len)) is not None:
+    as_stored = dtype is None and device.type == "cpu" and speed.fast and is_quantised(file)
+    if as_stored and (decoder := _stored_decoder(file, max_len, speed)) is not None:
         return decoder
     dtype = dtype or auto_dtype("bfloat16", device)  # the file's own rounding is coarser
     source = TensorDict(dict(hf_tensors(file, dtype=dtype)), str(path))
@@ -157,10 +156,10 @@ def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed
     if not is_gguf and (form is None or not form.stays):
         why = "which is not a GGUF file" if form is None else f"whose matrices ({form.title}) are dequantised on a CPU"
         raise OptionError(f"{what} for {path}, {why}; use 'auto', or 'int8' for weights of 8 bits")
-    if device.type != "cpu" or not speed.leaves_stored:
-        raise OptionError(f"{what} here; it needs device='cpu', fast=True and page_len=0")
+    if device.type != "cpu" or not speed.fast:
+        raise OptionError(f"{what} here; it needs device='cpu' and fast=True")
     if is_gguf:
-        decoder = _stored_decoder(read_gguf(str(path)), max_len)
+        decoder = _stored_decoder(read_gguf(str(path)), max_len, speed)
     else:
         decoder = _kept(lean_config(path), checkpoint(path, read_config(path)), device, max_len=max_len, speed=speed)
     if decoder is None:
@@ -169,13 +168,14 @@ def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed
     return decoder
 
 
-def _stored_decoder(file: GGUFFile, max_len: int | None) -> LayeredTarget | None:
+def _stored_decoder(file: GGUFFile, max_len: int | None, speed: Speed) -> LayeredTarget | None:
     """Multiplies the quantised matrices of the file as they are, with cache and residual stream in float32; None where the
     native pass cannot run."""
     config = _gguf_config(file)
     config = config if max_len is None else replace(config, max_len=max_len)
     weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=torch.device("cpu"))
-    return native_decoder(config, replace(weights, file=replace(file, metadata={})))  # its strings take megabytes
+    weights = replace(weights, file=replace(file, metadata={}))  # its strings take megabytes
+    return native_decoder(config, weights, page_len=speed.page_len)
 
 
 def _kept(
@@ -184,7 +184,7 @@ def _kept(
     """A quantised folder whose matrices stay so; None where it is not, or where the device has no product for it."""
     config = config if max_len is None else replace(config, max_len=max_len)
     if device.type == "cpu":
-        return stored_decoder(config, folder) if speed.leaves_stored else None
+        return stored_decoder(config, folder, page_len=speed.page_len) if speed.fast else None
     weights = packed_weights(config, folder, device) if speed.fast else None
     return None if weights is None else _of_weights(config, weights, speed)
 
@@ -214,11 +214,13 @@ def _of_weights(config: ModelConfig, weights: Weights, speed: Speed) -> LayeredT
         on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits, page_len=speed.page_len)
     if on_gpu is not None:
         return on_gpu
-    if speed.bits == 4 and device.type == "cpu" and speed.leaves_stored and (found := rounded_decoder(config, weights)):
-        return found
+    if speed.bits == 4 and device.type == "cpu" and speed.fast:
+        rounded = rounded_decoder(config, weights, page_len=speed.page_len)
+        if rounded is not None:
+            return rounded
     refuse(replace(speed, numerics="auto", bits=16 if speed.bits == 8 and device.type == "cpu" else speed.bits))
-    if speed.fast and not speed.page_len:
-        decoder = fastest_decoder(config, weights, speed.bits)
+    if speed.fast:
+        decoder = fastest_decoder(config, weights, speed.bits, page_len=speed.page_len)
     else:
         decoder = Decoder(config, weights, speed.page_len, bits=speed.bits)
     if not decoder.traits.is_invariant:

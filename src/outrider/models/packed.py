@@ -8,7 +8,8 @@ tile of bytes is two tiles of inputs, each in order.
     w ~ scale * q,      q = round(w / scale) in -127 .. 127,  or -7 .. 7 stored as q + 8
 
 Quantised checkpoints (``quantised/packed_rows.py``) come in the same form, rounded by somebody else: with other groups, with
-zeros (w = scale * (q - zero)), or with e4m3 floats in the place of whole numbers of 8 bits.
+zeros (w = scale * (q - zero)), with e4m3 floats in the place of whole numbers of 8 bits, or in 4 bits with places in a table
+(nf4) or e2m1 floats (MXFP4). Scales of e2m1 floats are powers of two, stored as 127 more than the exponent.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from outrider.models.decoder_weights import STORED_ROWS, LayerWeights, PackedSou
 
 GROUP = 128
 """Inputs that share a scale in 4 bits."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""What the sixteen codes of e2m1 floats stand for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +39,8 @@ class Packed:
     """[groups, out]: one group, or as many as there are 128 inputs; of a checkpoint any number."""
     zeros: Tensor | None = None
     """[groups, out] bfloat16: the whole number that stands for 0; None where it is 0. Only in 4 bits."""
+    levels: Tensor | None = None
+    """[16] float32: what the codes of 4 bits stand for; None for whole numbers and e2m1 floats."""
 
     @property
     def bits(self) -> int:
@@ -47,6 +52,11 @@ class Packed:
         return self.data.dtype == torch.float8_e4m3fn
 
     @property
+    def is_e2m1(self) -> bool:
+        """The numbers are e2m1 floats, whose scales are powers of two."""
+        return self.scales.dtype == torch.uint8
+
+    @property
     def group_len(self) -> int:
         """Inputs that share a scale."""
         return -(-self.shape[1] // self.scales.shape[0])
@@ -55,12 +65,17 @@ class Packed:
     def is_usual(self) -> bool:
         """As ``pack`` makes it: the forms that every product knows."""
         groups = self.shape[1] // GROUP if self.bits == 4 else 1
-        return not self.is_float and self.zeros is None and len(self.scales) == groups
+        return self.is_whole and not self.is_float and self.zeros is None and len(self.scales) == groups
+
+    @property
+    def is_whole(self) -> bool:
+        """The codes of 4 bits are whole numbers, 8 more."""
+        return self.levels is None and not self.is_e2m1
 
     @property
     def has_units(self) -> bool:
         """Scales are those of whole outputs or of 128 inputs, the unit of the fastest products."""
-        return (self.bits == 8 and len(self.scales) == 1) or self.group_len == GROUP
+        return self.is_whole and ((self.bits == 8 and len(self.scales) == 1) or self.group_len == GROUP)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -68,17 +83,20 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
+        return sum(part.nbytes for part in (self.data, self.scales, self.zeros, self.levels) if part is not None)
 
     def unpacked(self, dtype: torch.dtype | None = None) -> Tensor:
         """[out, in] in ``dtype``, or in the type of the scales."""
-        numbers = self.integers().float()
+        codes, levels = self.integers(), self.levels
+        if self.is_e2m1:
+            levels = torch.tensor(E2M1, device=codes.device)
+        numbers = codes.float() if levels is None else levels[codes.long() + 8]
         if self.zeros is not None:
             numbers = numbers - self._spread(self.zeros)
-        return (numbers * self._spread(self.scales)).to(dtype or self.scales.dtype)
+        return (numbers * self._spread(factors(self.scales))).to(dtype or self.scales.dtype)
 
     def integers(self) -> Tensor:
-        """[out, in] the rounded numbers without their scales and zeros."""
+        """[out, in] the rounded numbers, or places in a table less 8, without their scales and zeros."""
         if self.bits == 8:
             return self.data
         groups = self.data.unflatten(1, (-1, self.group_len // 2))
@@ -86,6 +104,13 @@ class Packed:
 
     def _spread(self, values: Tensor) -> Tensor:
         return values.float().T.repeat_interleave(self.group_len, 1)[:, : self.shape[1]]
+
+
+def factors(scales: Tensor) -> Tensor:
+    """Scales as float32: powers of two are stored as 127 more than the exponent."""
+    if scales.dtype != torch.uint8:
+        return scales.float()
+    return torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.to(torch.int32) - 127)
 
 
 def pack(weight: Tensor, bits: int) -> Packed:
@@ -157,7 +182,6 @@ def _shrunk(weight: Tensor, bits: int, rows: PackedSource | None) -> Matrix:
 def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix]) -> Layer:
     """Holds the layer's own matrices no longer where it has packed ones."""
     qkv, out, gate_up, down = (shrink(matrix) for matrix in (weights.qkv, weights.out, weights.gate_up, weights.down))
-    if isinstance(qkv, Packed):
-        none = weights.qkv.new_empty(0, 0)
-        weights = replace(weights, qkv=none, out=none, gate_up=none, down=none)
+    none, found = weights.qkv.new_empty(0, 0), {"qkv": qkv, "out": out, "gate_up": gate_up, "down": down}
+    weights = replace(weights, **{name: none for name, matrix in found.items() if isinstance(matrix, Packed)})
     return Layer(qkv, out, gate_up, down, weights)

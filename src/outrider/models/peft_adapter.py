@@ -43,7 +43,7 @@ class PeftConfig:
     """Matrices of the base are stored [in, out]."""
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
-    """Those of some modules, by the end of their name."""
+    """Alphas of single modules, by the end of their name."""
 
     def scale(self, module: str) -> float:
         """s of one module."""

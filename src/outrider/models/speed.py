@@ -16,11 +16,6 @@ class Speed:
     bits: int
     page_len: int
 
-    @property
-    def leaves_stored(self) -> bool:
-        """Whether the native pass, which multiplies stored matrices, is what is wanted."""
-        return self.fast and not self.page_len
-
 
 def refuse(speed: Speed) -> None:
     """Weights of few bits and invariant numerics are those of the GPU's fast decoder and of the CPU's native pass. A CPU has

@@ -25,7 +25,7 @@ from outrider.policies.belief import Asked, Belief
 from outrider.policies.chooser import Outlook, Survival, look_ahead
 from outrider.policies.cost_model import BatchCosts, CostModel
 from outrider.policies.ledger import Ledger
-from outrider.policies.lengths import plan_of
+from outrider.policies.lengths import captured_lengths, plan_of
 from outrider.policies.notes import Decision, Note
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 
@@ -116,7 +116,7 @@ class Adaptive(Policy):
             state.decision, state.plan, state.is_probe, state.num_more = None, None, False, 0
 
     def captured_shape(self) -> CapturedShape:
-        return CapturedShape(self.options.num_draft_tokens, None)
+        return captured_lengths(self.options.num_draft_tokens, self.options.num_tree_nodes)
 
     def _nodes_of(self, length: int) -> int:
         return plan_of([length], self.options.num_draft_tokens, self.options.num_tree_nodes).max_nodes[0]

@@ -45,7 +45,7 @@ class BanditOptions:
     num_tree_nodes: int | None = None
     """Guesses in all at the longest depth, for drafters that grow trees; as many as along one path if not given."""
     seed: int = 0
-    """Of EXP3's choices. They do not touch the text where the acceptance rule is coupled."""
+    """Seed of EXP3's choices. They do not change the text where the acceptance rule is coupled."""
 
     def __post_init__(self) -> None:
         check_count("num_draft_tokens", self.num_draft_tokens)

@@ -84,7 +84,7 @@ class _Row:
 class _State(RowState):
     rows: list[_Row]
     rule: ConfidenceStop | None = None
-    """Of the round in progress."""
+    """The stopping rule of the round in progress."""
 
     def fork(self, rows: Sequence[int]) -> _State:
         return _State([self.rows[row].copy() for row in rows])

@@ -50,7 +50,7 @@ class Fixed(Policy):
 
     def captured_shape(self) -> CapturedShape:
         options = self.options
-        return CapturedShape(options.num_draft_tokens, options.num_tree_nodes or options.num_draft_tokens)
+        return CapturedShape({options.num_draft_tokens: options.num_tree_nodes or options.num_draft_tokens})
 
     def update(self, state: Stateless, observation: Observation) -> None:
         del state, observation

@@ -18,7 +18,7 @@ from typing import final
 from outrider.core.device_round import CapturedShape
 from outrider.core.interfaces import Observation, Plan, Policy, RowState
 from outrider.policies.checks import check_count, check_nodes, check_order
-from outrider.policies.lengths import depths_of, plan_of
+from outrider.policies.lengths import captured_lengths, depths_of, plan_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Heuristic(Policy):
         ]
 
     def captured_shape(self) -> CapturedShape:
-        return CapturedShape(self.options.num_draft_tokens, None)
+        return captured_lengths(self.options.max_draft_tokens, self.options.num_tree_nodes)
 
     def _next(self, length: int, drafted: int, accepted: int) -> int:
         if drafted == 0:

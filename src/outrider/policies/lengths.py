@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.core.device_round import CapturedShape
 from outrider.core.interfaces import Doubt, Plan, StopRule
 from outrider.core.reason import Reason, ReasonCode
 from outrider.core.tree import TokenTree
@@ -24,6 +25,12 @@ def plan_of(
         return Plan(tuple(lengths), tuple(lengths), stop, doubt, reason)
     nodes = (max(length, -(-num_tree_nodes * length // longest)) for length in lengths)
     return Plan(tuple(lengths), tuple(nodes), stop, doubt, reason)
+
+
+def captured_lengths(longest: int, num_tree_nodes: int | None) -> CapturedShape:
+    """All lengths up to the longest."""
+    plans = {length: plan_of([length], longest, num_tree_nodes) for length in range(1, longest + 1)}
+    return CapturedShape({length: plan.max_nodes[0] for length, plan in plans.items()})
 
 
 def depths_of(tree: TokenTree) -> list[int]:

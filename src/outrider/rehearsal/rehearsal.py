@@ -93,8 +93,9 @@ class Rehearsal(PriceSource):
             return None
         graphs, known = self.graphs(), _stored(self.path)
         passes = HostTrial(self.target, Chains()) if graphs is None else DeviceTrial(graphs)
-        if known is None or self._are_too_dear(known, passes):
-            known = self._measured(passes) if graphs is not None else self._measured_apart(passes, nodes_of)
+        places = _same if graphs is None else nodes_of
+        if known is None or self._are_too_dear(known, passes, places):
+            known = self._measured(passes, places) if graphs is not None else self._measured_apart(passes, nodes_of)
             if known is not None:
                 keep_json(self.path, known.to_json())
         return known
@@ -106,14 +107,15 @@ class Rehearsal(PriceSource):
     def _budget(self) -> float:
         return _BUDGET.get(self.target.device.type, _BUDGET["cpu"])
 
-    def _measured(self, rounds: Trial) -> Prices | None:
-        """Of whole rounds."""
+    def _measured(self, rounds: Trial, nodes_of: Callable[[int], int]) -> Prices | None:
+        """Prices of whole rounds, which are all passes."""
         table = self._timed(rounds, _CAPTURED)
-        drafts = {rows: {place: cost for place, cost in row.items() if place} for rows, row in table.items()}
-        return _prices(table, drafts)
+        drafts = {rows: {length: cost for length, cost in row.items() if length} for rows, row in table.items()}
+        passes = {rows: {nodes_of(length): cost for length, cost in row.items()} for rows, row in table.items()}
+        return _prices(passes, drafts)
 
     def _measured_apart(self, passes: Trial, nodes_of: Callable[[int], int]) -> Prices | None:
-        """Of passes, and of the drafter. One that finds nothing in made-up text, or refuses it, has no price."""
+        """Prices of passes and of the drafter. A drafter that finds nothing in made-up text, or refuses it, has no price."""
         table = self._timed(passes, _PASSES)
         if self.drafter.memories or self.drafter.never_guesses:
             return _prices(table, {})
@@ -132,11 +134,16 @@ class Rehearsal(PriceSource):
                 break
         return table
 
-    def _are_too_dear(self, known: Prices, trial: Trial) -> bool:
+    def _are_too_dear(self, known: Prices, trial: Trial, nodes_of: Callable[[int], int]) -> bool:
         """Whether rounds take much less than these prices say. A slow model is not asked: it would begin late."""
-        if len(_TRIED) * sum(known.passing(1, length) for length in _TRIED) > self._budget / 2:
+        if len(_TRIED) * sum(known.passing(1, nodes_of(length)) for length in _TRIED) > self._budget / 2:
             return False
-        return any(known.passing(1, length) > _TOO_DEAR * cost.rest for length, cost in trial.rounds(1, _TRIED))
+        return any(known.passing(1, nodes_of(length)) > _TOO_DEAR * cost.rest for length, cost in trial.rounds(1, _TRIED))
+
+
+def _same(length: int) -> int:
+    """A chain has as many guesses as it is long."""
+    return length
 
 
 def _until(costs: Iterator[tuple[int, Cost]], has_time: Callable[[], bool]) -> Iterator[tuple[int, Cost]]:

@@ -20,6 +20,7 @@ from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.engine.round_kind import RoundKind
 from outrider.engine.step import Engine
 
 if TYPE_CHECKING:
@@ -78,14 +79,15 @@ class DeviceTrial(Trial):
 
     def rounds(self, num_rows: int, guesses: Sequence[int]) -> Iterator[tuple[int, Cost]]:
         graphs = self._graphs
-        for length in [] if graphs.is_held_by_another(self) else guesses:
-            if length <= graphs.most_guesses:
+        if not graphs.is_held_by_another(self):
+            graphs.make_room(num_rows)
+            for length in [length for length in guesses if length in graphs.depths]:
                 yield length, Cost(0.0, min([_replayed(graphs, num_rows, length) for _ in range(_REPEATS)][1:]))
 
 
 def _replayed(graphs: RoundGraphs, num_rows: int, num_guesses: int) -> float:
     """Seconds of one captured round on the device."""
-    graph = graphs.round(num_rows, num_guesses)
+    graph = graphs.round(RoundKind(num_rows, num_guesses))
     began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     began.record()
     graph.launch()

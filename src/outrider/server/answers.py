@@ -40,11 +40,11 @@ class Answer(ABC):
 
     @abstractmethod
     def closing_events(self) -> list[str]:
-        """Those that end a stream."""
+        """Events that end a stream."""
 
     @abstractmethod
     def error_events(self, error: ApiError) -> list[str]:
-        """Those that end a stream whose request failed."""
+        """Events that end the stream of a failed request."""
 
     @property
     def stats(self) -> list[Stats]:

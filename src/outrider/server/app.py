@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from outrider.core.version import VERSION
 from outrider.server.answers import CompletionAnswer
 from outrider.server.chat_answers import ChatAnswer
 from outrider.server.embeddings import add_embeddings
@@ -76,7 +76,7 @@ def open_app(models: Models, page: str = "") -> FastAPI:
         models.drain()
         models.close()
 
-    app = FastAPI(title="Outrider", version=version("outrider"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Outrider", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_generation(app, models)
     add_information(app, models)
@@ -87,7 +87,7 @@ def open_app(models: Models, page: str = "") -> FastAPI:
 
 
 def client_of(http: HttpRequest) -> Client:
-    """Who asks, as the guard found out."""
+    """The client of a request, as the guard identified it."""
     return http.scope["outrider.client"]
 
 

@@ -19,7 +19,7 @@ from outrider.server.settings import ServerSettings
 
 @dataclass(eq=False)
 class Door:
-    """Who is connected, and the limits that hold for them."""
+    """The open connections and their limits."""
 
     max_total: int
     max_each: int

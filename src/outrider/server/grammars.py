@@ -126,7 +126,7 @@ class Grammars:
         return None
 
     def _end_idle(self, trial: Trial) -> None:
-        """Nobody needed it for a while; the next grammar gets a new one."""
+        """End a process that was idle for a while. The next grammar starts a new one."""
         del self._idle[trial]
         asyncio.get_running_loop().run_in_executor(None, trial.close)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,6 +10,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 from pydantic import StrictInt
 
+from outrider.core.version import VERSION
 from outrider.methods import METHODS, RULES
 from outrider.server.failures import ApiError
 from outrider.server.models import Models
@@ -89,7 +89,7 @@ def _add_watching(app: FastAPI, models: Models) -> None:
 
     @app.get("/version")
     async def versions() -> dict[str, str]:
-        return {"version": version("outrider")}
+        return {"version": VERSION}
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -86,6 +86,7 @@ class Intake:
     async def chat(self, body: ChatRequest, client: Client) -> Order:
         plan = plan_tools(body)
         self._check_choices(1, body.n)
+        self._check_messages(len(body.messages), is_cut=body.truncate_prompt_tokens is not None)
         grammar = await self._grammar(body, client, plan)
         asked, most = body.max_completion_tokens or body.max_tokens, self._most_tokens(client)
         tokens = min(self._settings.default_tokens, most) if asked is None else self._checked(asked, most)
@@ -105,6 +106,8 @@ class Intake:
         self, text: str | None, messages: Sequence[ChatMessage] | None, *, special: bool, is_open: bool
     ) -> list[int]:
         """Tokens of a text, or of a conversation that ``is_open`` for the assistant's next turn."""
+
+        self._check_messages(len(messages or ()), is_cut=True)
 
         def encoded() -> list[int]:
             if messages is None:
@@ -147,6 +150,11 @@ class Intake:
         if count > most:
             message = f"{num_prompts} prompts times {num_each} make {count} choices; at most {most} are taken"
             raise ApiError(400, message, param="n")
+
+    def _check_messages(self, count: int, *, is_cut: bool) -> None:
+        """Refuse more messages than fit into the context, a token each, before a template writes them."""
+        if count > (_TRUNCATED if is_cut else 1) * self._longest:
+            raise ApiError(400, f"{count} messages do not fit into the model's context; send fewer", param="messages")
 
     async def _finish(self, draft: _Draft, encode: Sequence[Callable[[], tuple[Prompt, str]]]) -> Order:
         return await self._off_loop(lambda: self._complete(draft, [make() for make in encode]))

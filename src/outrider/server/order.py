@@ -53,9 +53,9 @@ class Order:
     function: str | None = None
     """The tool that was named: its arguments are what is generated."""
     num_prompt_tokens: int = 0
-    """Of all prompts, each counted once."""
+    """Tokens of all prompts, each prompt counted once."""
     num_best: int | None = None
-    """Of the choices of each prompt, only so many are answered: the most probable ones."""
+    """How many choices of each prompt are answered: the most probable ones."""
     new_reader: Callable[[], Reader] | None = None
     """Reads calls and thinking out of a choice's text."""
     is_legacy: bool = False
@@ -63,7 +63,7 @@ class Order:
     prompt_logprobs: int | None = None
     """Score the prompts too, with so many alternatives for each token."""
     is_scored_only: bool = False
-    """Nothing is generated: ``max_tokens`` is 0."""
+    """Whether the prompt is only scored: ``max_tokens`` is 0."""
     priority: int = 0
     shares_prefix: bool = True
     """The prompt may be read from, and kept among, the shared beginnings."""

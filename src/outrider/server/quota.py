@@ -16,7 +16,7 @@ from outrider.server.failures import ApiError
 
 @dataclass(frozen=True)
 class Client:
-    """Who asks."""
+    """The client that sent a request, with its limits."""
 
     name: str
     """The key's name, or the address where no key is asked for: who shares queues fairly with whom."""

@@ -29,7 +29,7 @@ class Item:
     id: str
     name: str = ""
     text: str = ""
-    """Of the message or the thinking; the arguments of a call."""
+    """Text of the message or of the reasoning; for a call, its arguments."""
 
     def as_json(self, status: str) -> dict[str, Any]:
         head = {"id": self.id, "type": self.kind, "status": status}

@@ -28,14 +28,14 @@ class Ended:
 
 
 class Spans(Protocol):
-    """Who is told of requests that are over."""
+    """Receives every finished request as a span."""
 
     def tell(self, ended: Ended, headers: Mapping[str, str]) -> None: ...
 
 
 @final
 class NoSpans:
-    """Nobody."""
+    """Discards the spans."""
 
     def tell(self, ended: Ended, headers: Mapping[str, str]) -> None:
         del ended, headers

@@ -17,7 +17,7 @@ class ToolPlan:
     """What a request wants of its tools."""
 
     specs: tuple[FunctionSpec, ...] = ()
-    """Those that may be called."""
+    """Tools that may be called."""
     function: str | None = None
     """The only one that may be: the answer is its arguments."""
     must_call: bool = False

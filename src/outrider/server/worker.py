@@ -49,7 +49,7 @@ class Ticket:
     created: float = field(default_factory=time.perf_counter)
     ids: list[int] = field(default_factory=list)
     choices: list[tuple[RequestState, Transcript]] = field(default_factory=list)
-    """Those that wait for the scores of their prompts."""
+    """Choices that wait for the scores of their prompts."""
 
     def tell(self, event: Added | ApiError) -> None:
         try:
@@ -116,7 +116,7 @@ class Worker:
         return await errand.result
 
     def cancel(self, ticket: Ticket) -> None:
-        """Nobody waits for it any more; its slots are free within a round."""
+        """Drop a request whose client has left. Its slots are free within a round."""
         self._inbox.put(("cancel", ticket))
 
     def stop(self, timeout_s: float = 10.0) -> None:

@@ -36,7 +36,7 @@ class AcceptanceSettings:
     temperature: float = 0.0
     """0: the likeliest token is guessed; above: guesses are drawn at this temperature."""
     reject_weight: float = 1.0
-    """Of the rejected part of the loss; the paper's is 6, 1 keeps the predictions honest chances."""
+    """Weight of the rejected part of the loss. The paper uses 6; with 1 the predictions are calibrated chances."""
     width: int = 32
     num_blocks: int = 3
     chunk: int = 1 << 24

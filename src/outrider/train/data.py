@@ -81,7 +81,7 @@ class Corpus:
 
 
 def digest_of(document: Document) -> bytes:
-    """By its tokens alone."""
+    """Digest of a document, by its tokens alone."""
     return hashlib.blake2b(np.asarray(document.tokens, dtype=np.int64).tobytes(), digest_size=8).digest()
 
 

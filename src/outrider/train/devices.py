@@ -74,7 +74,7 @@ class Team:
 
 
 def current_team() -> Team:
-    """Of the process group that there is."""
+    """The team of the current process group."""
     return Team(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Team()
 
 

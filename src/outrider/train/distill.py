@@ -194,7 +194,7 @@ Comparison = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def law_loss(name: str) -> Comparison:
-    """Of logits, the target's logits and the tokens that follow, [N, V] and [N]: divergence and agreement [N]."""
+    """Divergence and agreement [N] of logits [N, V] with the target's logits and the tokens [N] that follow."""
     distance = divergence(name)
 
     def compare(logits: Tensor, teacher: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,7 +212,7 @@ def text_loss(logits: Tensor, teacher: Tensor, following: Tensor) -> tuple[Tenso
 
 
 def chain_outcome(batch: PackedTexts, loss: Tensor, hits: Tensor, num_depths: int) -> BatchOutcome:
-    """Of a drafter that answers for the token after every place [R, L]: a chain goes on from place to place."""
+    """Outcome of a drafter that guesses the token after every place [R, L]: a chain goes from place to place."""
     valid, depths = batch.valid(0), range(num_depths)
     return BatchOutcome(
         loss, [batch.shifted(hits & valid, k) for k in depths], [batch.valid(k) & batch.shifted(valid, k) for k in depths]

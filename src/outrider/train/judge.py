@@ -78,7 +78,7 @@ class JudgeSettings:
     """How examples are made, and the head is trained."""
 
     max_tokens: int = 64
-    """Of an answer."""
+    """Most tokens of an answer."""
     most_guesses: int = 4
     """Guesses tried per question."""
     num_steps: int = 300

@@ -105,7 +105,7 @@ class _Loop:
         save_state(out, self.runs, step, time.monotonic() - self.began, asdict(self.settings))
 
     def share(self, step: int) -> float:
-        """Of the run that is over."""
+        """Share of the run that is over."""
         settings = self.settings
         over = self._team.agree(time.monotonic() - self.began) / settings.max_seconds if settings.max_seconds else 0.0
         return max(step / settings.max_steps, over)

@@ -61,7 +61,7 @@ class BatchOutcome:
 
 
 class Teacher(Protocol):
-    """Whose laws are learned: any target."""
+    """The target whose laws are learned."""
 
     @property
     def device(self) -> torch.device: ...
@@ -104,9 +104,9 @@ class HeadSettings:
     """Weight of each depth, relative to the one before."""
     loss: str = "forward"
     feature_weight: float = 0.0
-    """Of the distance to the target's next features (EAGLE-1)."""
+    """Weight of the distance to the target's next features (EAGLE-1)."""
     confidence_weight: float = 0.0
-    """Of the cross-entropy between the heads' confidence and the chance that a sampled guess is accepted (DSpark)."""
+    """Weight of the cross-entropy between the heads' confidence and a sampled guess's acceptance chance (DSpark)."""
     noise: float = 0.0
     """Features are moved by uniform noise up to this share of their size."""
     glance: float = 0.0

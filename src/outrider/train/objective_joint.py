@@ -44,9 +44,9 @@ class JointSettings:
     head_warmup: int = 200
     """Steps in which only the heads learn."""
     head_weight: float = 0.2
-    """Of the heads' loss, reached as many steps after the warm-up as it lasted."""
+    """Final weight of the heads' loss. It is reached as many steps after the warm-up as the warm-up lasts."""
     lora_rank: int = 16
-    """Of the target's adapters; 0 trains all of its weights."""
+    """Rank of the target's adapters; 0 trains all of its weights."""
 
     def __post_init__(self) -> None:
         divergence(self.loss)
@@ -103,7 +103,7 @@ class JointObjective(Objective):
 
     @property
     def weight(self) -> float:
-        """Of the heads' loss, where the target learns too."""
+        """Weight of the heads' loss, where the target learns too."""
         warmup = self.settings.head_warmup
         return self.settings.head_weight * min(1.0, (self._step - warmup + 1) / max(1, warmup))
 

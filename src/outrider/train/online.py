@@ -91,7 +91,7 @@ class OnlineSettings:
     """Updates without a better draft after which the copy begins again from the one that serves."""
     background: bool = False
     """Learn in a thread of its own."""
-    busy_share: float = 0.05
+    busy_share: float = 0.03
     """Largest share of the time that learning takes while requests are served. Without requests it takes all."""
     state_bytes: int = 256_000_000
     """Memory for the target's states of the texts that are learned from; what does not fit is computed again."""
@@ -139,7 +139,7 @@ class OnlineLearner(Learner):
         self.judgements: list[Judgement] = []
         self.learning_seconds = 0.0
         """Time that updates took, without their waiting for the budget."""
-        self._pupil, self._target = pupil, target
+        self.pupil, self._target = pupil, target
         self._states = TaughtStates(target, pupil.taps, self.settings.state_bytes)
         self._pace = Pace(self.settings.busy_share if self.settings.background else 1.0)
         self._served = copy.deepcopy(pupil.module).requires_grad_(False)
@@ -207,7 +207,7 @@ class OnlineLearner(Learner):
     def _restart(self) -> None:
         """A new copy to learn."""
         with torch.inference_mode(False):
-            self._learner = self._pupil.learning(copy.deepcopy(self._served))
+            self._learner = self.pupil.learning(copy.deepcopy(self._served))
             self._mean, self._num_steps = copy.deepcopy(self._served), 0
             learned = [parameter for parameter in self._learner.parameters() if parameter.requires_grad]
             self._optimizer = torch.optim.AdamW(learned, lr=self.settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -237,14 +237,14 @@ class OnlineLearner(Learner):
             self._served = copy.deepcopy(self._mean)
         elif self._num_failed >= self.settings.patience:
             self._restart()
-        return self._pupil.served(self._served) if better else None
+        return self.pupil.served(self._served) if better else None
 
     def _drawn(self, documents: list[Document], count: int) -> list[Document]:
         chosen = self._random.choice(len(documents), min(count, len(documents)), replace=False)
         return [documents[index] for index in chosen]
 
     def _learn(self, documents: Sequence[Document]) -> None:
-        loss = self._pupil.objective(self._learner)(self._states.packed(documents)).loss
+        loss = self.pupil.objective(self._learner)(self._states.packed(documents)).loss
         if not bool(torch.isfinite(loss)):  # the draft that serves is untouched
             self._restart()
             return
@@ -261,7 +261,7 @@ class OnlineLearner(Learner):
 
     def _judge(self, model: nn.Module, batches: Sequence[PackedTexts]) -> float:
         with torch.no_grad():
-            return accepted_length([self._pupil.objective(model)(batch) for batch in batches])
+            return accepted_length([self.pupil.objective(model)(batch) for batch in batches])
 
 
 def online_draft(

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
+_FIRST_S = 1.0
+
 
 @dataclass
 class Work:
@@ -24,13 +26,15 @@ class Pace:
 
         saved = share * (seconds of serving) - (seconds of work while serving)    begin when saved >= seconds of the last piece
 
-    So a first piece may run unpaid, and is paid for before the next one. Idle time neither pays nor forgives."""
+    The first piece is taken to need a second. What a piece takes beyond its price is paid for before the next one. Idle time
+    neither pays nor forgives."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._changed = threading.Condition()
         self._is_idle, self._has_ended, self._told = True, False, time.perf_counter()
-        self._busy = self._spent = self._cost = 0.0
+        self._busy = self._spent = 0.0
+        self._cost = _FIRST_S
 
     def tell(self, *, is_idle: bool) -> None:
         """From the thread that serves, between rounds: whether anything is being served now."""

@@ -1,8 +1,9 @@
 """Training text in the target's own words: its answers to the prompts of a corpus, written with our own engine.
 
 A drafter has to follow the target, so it learns most from what the target itself says (SpecForge, speculators and EAGLE-3
-all train on regenerated answers). Speculation makes the writing faster and, being lossless, does not change it. The file
-grows line by line and a run that was killed goes on after its last whole line.
+all train on regenerated answers). Speculation makes the writing faster and, being lossless, does not change it. All prompts are
+one queue, so that the device is full until the last of them. The file grows in the order of the prompts, and a run that was
+killed goes on after its last whole line.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from outrider.api import LLM
 from outrider.core.errors import OptionError
 from outrider.core.params import SamplingParams
+from outrider.core.request import RequestState
 from outrider.train.data import Document
 
 
@@ -24,19 +26,23 @@ def prompts_of(documents: Sequence[Document], *, prompt_len: int) -> list[tuple[
     return [document.tokens[: document.begin or prompt_len] for document in documents]
 
 
-def regenerate(
-    llm: LLM, prompts: Sequence[Sequence[int]], out: Path, *, params: SamplingParams, group: int = 64
-) -> Iterator[int]:
-    """Write ``{"tokens", "prompt_len"}`` lines; yields how many there are after every group of prompts."""
-    done = _whole_lines(out)
+def regenerate(llm: LLM, prompts: Sequence[Sequence[int]], out: Path, *, params: SamplingParams) -> Iterator[int]:
+    """Write ``{"tokens", "prompt_len"}`` lines; yields how many there are whenever there are more."""
+    num_lines = first = _whole_lines(out)
     out.parent.mkdir(parents=True, exist_ok=True)
+    each = [seeded(params, number) for number in range(first, len(prompts))]
+    requests, ended = llm.requests([list(prompt) for prompt in prompts[first:]], each), dict[int, RequestState]()
     with out.open("a", encoding="utf-8") as file:
-        for begin in range(done, len(prompts), group):
-            part = [list(prompt) for prompt in prompts[begin : begin + group]]
-            each = [seeded(params, begin + index) for index in range(len(part))]
-            file.writelines(json.dumps(line) + "\n" for line in regenerated(llm, part, each))
+        for step in llm.steps(requests):
+            if not step.state.is_finished:
+                continue
+            ended[first + step.request] = step.state
+            while num_lines in ended:
+                state = ended.pop(num_lines)
+                file.write(json.dumps({"tokens": state.tokens, "prompt_len": len(state.request.prompt_ids)}) + "\n")
+                num_lines += 1
             file.flush()
-            yield begin + len(part)
+            yield num_lines
 
 
 def regenerated(llm: LLM, prompts: Sequence[list[int]], each: Sequence[SamplingParams]) -> list[dict[str, Any]]:

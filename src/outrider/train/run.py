@@ -34,7 +34,7 @@ class Settings:
     weight_decay: float = 0.01
     clip: float = 1.0
     final_rate: float = 0.05
-    """Of the learning rate, at the end."""
+    """Share of the learning rate that is left at the end."""
     bf16: bool = False
     """Multiply in bfloat16; weights stay float32."""
     judge_every: int = 100

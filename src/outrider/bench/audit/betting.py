@@ -47,7 +47,7 @@ class Gambler:
 
     @property
     def log_fortune(self) -> float:
-        """Of the whole stake, now."""
+        """Logarithm of the whole stake now."""
         every = [value for wealth in self._log_wealth.values() for value in wealth]
         top = max(every)
         return top + math.log(math.fsum(math.exp(value - top) for value in every) / len(every))

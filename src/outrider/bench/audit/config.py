@@ -16,7 +16,7 @@ class AuditConfig:
     temperature: float = 1.0
     top_p: float = 0.98
     num_tokens: int = 3000
-    """Of the test of the emitted law."""
+    """Tokens that the test of the emitted law draws."""
     alpha: float = 1e-3
     """Chance of accusing an exact method, of each of the two sequential tests."""
     num_pairs: int = 12

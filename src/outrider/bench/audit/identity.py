@@ -99,7 +99,7 @@ def explain(index: int, plain: Trace, other: Trace, *, params: SamplingParams, r
 
 
 def largest_difference(plain: Trace, other: Trace) -> float:
-    """Of logits at the positions both runs reached with the same text."""
+    """Largest difference of logits at the positions that both runs reached with the same text."""
     largest = 0.0
     for position, (mine, theirs) in enumerate(zip(plain.tokens, other.tokens, strict=False)):
         largest = max(largest, float((plain.logits[position] - other.logits[position]).abs().max()))

@@ -52,7 +52,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     text = "let the draft model or the heads learn from requests; a copy of them, used once it is better"
     parser.add_argument("--learn", action="store_true", help=text)
     text = "share of the time that learning may take while requests are served (default: %(default)s)"
-    parser.add_argument("--learn-share", type=float, default=0.05, metavar="SHARE", help=text)
+    parser.add_argument("--learn-share", type=float, default=0.03, metavar="SHARE", help=text)
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     add_model_options(parser, model_action="append")
     add_models(parser)

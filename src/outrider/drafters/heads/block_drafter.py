@@ -41,7 +41,7 @@ class BlockDrafter(HeadDrafter, ABC):
         """The heads at the roots [B, 1], from the states [B, P, H] of a block's places."""
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the tree always has the same size, and the layers are ones that the kernels know."""
+        """Where the kernels know the layers."""
         grower = device_grower(self, self._backbone, shape, target) if self._bits == 16 else None
         if grower is None:
             return None
@@ -49,7 +49,7 @@ class BlockDrafter(HeadDrafter, ABC):
 
         if not LayerMemory.can_hold(self._backbone):
             return None
-        return device_heads(self._backbone, target, grower, self._levels, BlockMemory(self._backbone))
+        return device_heads(self._backbone, target, grower, BlockMemory(self._backbone, self._levels))
 
     def _remember(self, state: HeadState, columns: Columns) -> None:
         """Keys and values of new features, in all layers."""

@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
-
-from torch import Tensor
 
 from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.interfaces import Target
 from outrider.drafters.heads.head_drafter import HeadDrafter
 from outrider.models.heads import Head
-from outrider.models.heads.levels import HeadLevels
 
 if TYPE_CHECKING:
     from outrider.models.gpu.growers import Choose, Grower
     from outrider.models.gpu.head_memory import HeadMemory
 
 
-def device_heads(
-    head: Head, target: Target, grower: Grower, levels: Callable[[Tensor, Tensor], HeadLevels], memory: HeadMemory
-) -> DeviceDrafter:
-    """Heads that are asked level by level, as part of a captured round."""
+def device_heads(head: Head, target: Target, grower: Grower, memory: HeadMemory) -> DeviceDrafter:
+    """Heads as part of a captured round."""
     from outrider.models.gpu.device_heads import DeviceHeads  # needs triton
 
-    return DeviceHeads(head, cast(Any, target), grower, levels=levels, memory=memory)
+    return DeviceHeads(head, cast(Any, target), grower, memory)
 
 
 def device_grower(
     drafter: HeadDrafter, head: Head, shape: CapturedShape, target: Target, *, choose: Choose | None = None
 ) -> Grower | None:
-    """Grows the drafter's trees; None where they have no fixed size, or are not ranked with the noise. ``choose``
+    """Grows the drafter's chains or trees; None where they are not ranked with the noise, or one is too large. ``choose``
     makes trees of what a best-first search has looked at, where it is not the usual way."""
-    if shape.nodes is None:
-        return None
-    from outrider.models.gpu.best_first import Growth, search_of  # needs triton
-    from outrider.models.gpu.growers import BestFirstGrower, Spoken, StaticGrower
+    from outrider.models.gpu.best_first import Growth, searches_of  # needs triton
+    from outrider.models.gpu.growers import BestFirstGrower, ChainGrower, Spoken, StaticGrower
 
     whole = head.config.draft_vocab_size == head.config.vocab_size
     size = min(head.config.draft_vocab_size, target.vocab_size) if whole else head.config.draft_vocab_size
     spoken = Spoken(size, None if whole else head.target_ids)
-    depth, options = min(shape.depth, drafter.max_depth or shape.depth), drafter.search
-    if drafter.static_tree is not None:
-        tree = drafter.static_tree.within(shape.nodes, depth)
-        return StaticGrower(spoken, target.device, parents=tree.parents, ranks=tree.ranks)
+    shape, static, options = shape.within(drafter.max_depth), drafter.static_tree, drafter.search
+    if static is not None:
+        shape = shape.within(static.max_depth)
+        if static.is_chain:
+            return ChainGrower(spoken, shape.depth)
+        trees = {depth: static.within(count, depth) for depth, count in shape.guesses.items()}
+        return StaticGrower(spoken, target.device, {depth: (tree.parents, tree.ranks) for depth, tree in trees.items()})
     if options is None:
         return None
-    sized = CapturedShape(depth, shape.nodes)
-    search = search_of(sized, width=options.width, num_children=options.num_children, tau=options.tau)
-    if not search.fits:
-        return None
-    return BestFirstGrower(spoken, target.device, search=search, choose=choose or Growth.choose)
+    searches = searches_of(shape, width=options.width, num_children=options.num_children, tau=options.tau)
+    return BestFirstGrower(spoken, target.device, searches, choose=choose or Growth.choose) if searches else None

@@ -69,7 +69,7 @@ class DsparkLevels(HeadLevels):
         self._levels: list[Tensor] = []
 
     def beliefs(self) -> list[list[float]]:
-        """Of a chain: how likely each guess is to be accepted, those before it being accepted."""
+        """For each guess of a chain, the chance that it is accepted once all guesses before it are."""
         return torch.sigmoid(self._dspark.confidence(torch.cat(self._levels, 1)).float()).tolist()
 
     def _root_states(self) -> Tensor:

@@ -24,7 +24,7 @@ from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Target
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.device_growers import device_grower
+from outrider.drafters.heads.device_growers import device_grower, device_heads
 from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
 from outrider.drafters.heads.head_growth import HeadGrowth
 from outrider.models.heads.eagle import EagleHead
@@ -40,14 +40,18 @@ class Eagle(HeadDrafter):
         self.head = head
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the tree always has the same size, and the head's layer is one that a captured round can run."""
+        """Where the kernels know the head's layer."""
         grower = device_grower(self, self.head, shape, target) if self._bits == 16 else None
         if grower is None:
             return None
         from outrider.models.gpu.eagle import DeviceEagle  # needs triton
         from outrider.models.gpu.head_layer import FastHead
+        from outrider.models.gpu.head_memory import LayerMemory
+        from outrider.models.gpu.looking_heads import StepMemory
 
-        return DeviceEagle(self.head, cast(Any, target), grower) if FastHead.can_run(self.head) else None
+        if FastHead.can_run(self.head):
+            return DeviceEagle(self.head, cast(Any, target), grower)
+        return device_heads(self.head, target, grower, StepMemory(self.head)) if LayerMemory.can_hold(self.head) else None
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> EagleGrowth:
         del max_depth

@@ -2,7 +2,8 @@
 
 The nodes of the first k levels share the laws of the block that ends the text. A node whose depth is a multiple of k opens a
 block of its own: the k tokens on the way to it, with the k features of the block above, are its columns. So a tree of depth d
-takes d / k passes, where EAGLE takes d. (Gao et al. 2025, arXiv 2412.12639; the module is ``models/heads/falcon.py``.)
+takes d / k passes, where EAGLE takes d. (Gao et al. 2025, arXiv 2412.12639; the module is ``models/heads/falcon.py``, the
+blocks of a tree ``models/heads/falcon_levels.py``.)
 
     q(. | node at depth d) = softmax(W_target s_{d mod k}(block of the node)),      block: opened at depth k floor(d / k)
 
@@ -18,15 +19,19 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.cache.contiguous import ContiguousCache
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context, Drafter
+from outrider.core.interfaces import Context, Drafter, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
+from outrider.drafters.heads.device_growers import device_grower, device_heads
 from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns
-from outrider.drafters.heads.head_growth import HeadGrowth
+from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.attention.parts import attend_part
 from outrider.models.heads.falcon import KIND, FalconHead
+from outrider.models.heads.falcon_levels import FalconLevels
 from outrider.models.heads.layer import Attending
 from outrider.models.layers import rotate
 
@@ -39,20 +44,33 @@ class Falcon(HeadDrafter):
         super().__init__(head, options, draws=draws)
         self.head = head
 
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        """Where the tree always has the same size, or is a chain, and the kernels know the layer."""
+        grower = device_grower(self, self.head, shape, target) if self._bits == 16 else None
+        if grower is None:
+            return None
+        from outrider.models.gpu.falcon_memory import FalconMemory  # needs triton
+        from outrider.models.gpu.head_memory import LayerMemory
+
+        return device_heads(self.head, target, grower, FalconMemory(self.head)) if LayerMemory.can_hold(self.head) else None
+
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         state = super().start(rows, taps)
         nothing = torch.zeros(0, self.head.carried_size, dtype=self._dtype, device=self._device)
         state.carried = [nothing] * len(rows)
         return state
 
-    def _growth(self, state: HeadState, context: Context, max_depth: int) -> FalconGrowth:
+    def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelsGrowth:
         del max_depth
         assert state.cache is not None
         before, lengths = list(state.carried), list(state.cache.lengths)
         for columns in read_columns(state, context):
             self._read(state, columns)
         last = torch.stack([_filled(rows, self.head.block_len) for rows in state.carried])
-        growth = FalconGrowth(self.head, context, state, last)
+        lengths_now = torch.tensor(state.cache.lengths, device=context.device)[:, None]
+        look = _TextLook(self.head, state.cache, lengths_now)
+        roots = torch.tensor(context.roots, device=context.device)[:, None]
+        growth = LevelsGrowth(context, FalconLevels(self.head, last, lengths_now, roots, look))
         assert state.kept is not None
         for row, (kept, length) in enumerate(zip(state.kept, lengths, strict=True)):
             if kept == length:  # the column it read was none, and is forgotten after the round
@@ -78,90 +96,37 @@ def _filled(rows: Tensor, count: int) -> Tensor:
 
 
 @final
-class FalconGrowth(HeadGrowth):
-    """Keeps the blocks that were opened: their states, entries and what they carry on. The root's entries are in the cache."""
+class _TextLook:
+    """The columns of blocks over the committed ones, over those of the blocks above, and over each other."""
 
-    def __init__(self, head: FalconHead, context: Context, state: HeadState, last: Tensor) -> None:
-        """``last`` [B, k, 4H] is what each row's last k columns carry on."""
-        super().__init__(head, context)
-        assert state.cache is not None
-        self._falcon, self._size = head, head.block_len
-        self._lengths = torch.tensor(state.cache.lengths, device=context.device)[:, None]
-        self.committed = state.cache.entries(0)
-        slots = torch.arange(self.committed[0].shape[2], device=context.device)
-        self.held = slots < self._lengths
+    def __init__(self, head: FalconHead, cache: ContiguousCache, lengths: Tensor) -> None:
+        """``lengths`` [B, 1] are those of the cache."""
+        self._head, self.committed = head, cache.entries(0)
+        self.held = torch.arange(self.committed[0].shape[2], device=lengths.device) < lengths
         self.own = tuple(part[:, :, :0] for part in self.committed)
-        self.seen = torch.ones(len(last), 1, 0, dtype=torch.bool, device=last.device)
-        """[B, blocks, own columns]: what each block sees of the columns of blocks below the root's."""
-        self._carried = last[:, -1:]
-        self._block = torch.zeros_like(self.tokens)
-        """[B, nodes] number of the block whose laws a node has."""
-        self._path = self.tokens[..., None].expand(-1, -1, self._size)
-        """[B, nodes, k] the last tokens on the way to a node."""
-        places = torch.arange(self._size, device=last.device) - self._size
-        positions = (self._lengths + places).clamp(min=0)
-        self._outputs = self._asked(head.entering(last), positions, self.seen)[:, None]
-        """[B, blocks, k, H]"""
 
-    def _root_states(self) -> Tensor:
-        return self._outputs[:, 0, :1]
-
-    def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        above = _at(self._path, parents)
-        self._path = torch.cat([self._path, torch.cat([above[:, :, 1:], tokens[..., None]], 2)], 1)
-        blocks = self._block.gather(1, parents)
-        if self.depth % self._size == 0:
-            blocks = self._open(self._path[:, -tokens.shape[1] :], blocks)
-        self._block = torch.cat([self._block, blocks], 1)
-        return _at(self._outputs[:, :, self.depth % self._size], blocks)
-
-    def _open(self, tokens: Tensor, above: Tensor) -> Tensor:
-        """[B, M] numbers of new blocks that hold ``tokens`` [B, M, k], below the blocks ``above`` [B, M]."""
-        head, (rows, count), first = self._falcon, above.shape, self._outputs.shape[1]
-        features, begin = _at(self._outputs, above), _at(self._carried, above)
-        carried = head.read(tokens.flatten(0, 1), features.flatten(0, 1), begin.flatten(0, 1)).unflatten(0, (rows, count))
-        own = torch.eye(count, dtype=torch.bool, device=above.device).repeat_interleave(self._size, 1).expand(rows, -1, -1)
-        seen = torch.cat([_at(self.seen, above), own], 2)
-        none = self.seen.new_zeros(*self.seen.shape[:2], count * self._size)
-        self.seen = torch.cat([torch.cat([self.seen, none], 2), seen], 1)
-        positions = self._lengths + self.depth - self._size + torch.arange(self._size, device=above.device)
-        entering = head.entering(carried).flatten(1, 2)
-        outputs = self._asked(entering, positions.repeat(1, count), seen).unflatten(1, (count, self._size))
-        self._outputs = torch.cat([self._outputs, outputs], 1)
-        self._carried = torch.cat([self._carried, carried[:, :, -1]], 1)
-        return torch.arange(first, first + count, device=above.device).expand(rows, -1)
-
-    def _asked(self, columns: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        """[B, N, H] states of columns [B, N, H], those of a block side by side; ``seen`` [B, M, own columns] by block."""
-        rotation = self._falcon.rotations.at(positions, columns.dtype)
-        attending = _BlockAttending(self, rotation, seen.repeat_interleave(self._size, 1))
-        return self._falcon.layer(columns, attending)
+    def __call__(self, columns: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
+        rotation = self._head.rotations.at(positions, columns.dtype)
+        return self._head.layer(columns, _BlockAttending(self, rotation, seen, self._head))
 
 
 @final
 class _BlockAttending(Attending):
-    """The columns of blocks over the committed ones, over those of the blocks above, and over each other."""
+    """What ``_TextLook`` does with queries, keys and values."""
 
-    def __init__(self, growth: FalconGrowth, rotation: tuple[Tensor, Tensor], seen: Tensor) -> None:
-        self._growth, self._rotation, self._seen = growth, rotation, seen
+    def __init__(self, look: _TextLook, rotation: tuple[Tensor, Tensor], seen: Tensor | None, head: FalconHead) -> None:
+        self._look, self._rotation, self._seen, self._head = look, rotation, seen, head
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        growth = self._growth
-        if growth.depth:  # the root's columns are committed
-            new = rotate(keys, self._rotation), values
-            growth.own = tuple(torch.cat(pair, 2) for pair in zip(growth.own, new, strict=True))
-        all_keys, all_values = (torch.cat(pair, 2) for pair in zip(growth.committed, growth.own, strict=True))
-        held = growth.held[:, None].expand(-1, queries.shape[2], -1)
-        sight = torch.cat([held, self._seen], 2)
-        config = growth.head.config.layer
+        look, config = self._look, self._head.config.layer
         assert config is not None
+        sight = look.held[:, None].expand(-1, queries.shape[2], -1)
+        if self._seen is not None:  # the root's columns are committed
+            new = rotate(keys, self._rotation), values
+            look.own = tuple(torch.cat(pair, 2) for pair in zip(look.own, new, strict=True))
+            sight = torch.cat([sight, self._seen], 2)
+        all_keys, all_values = (torch.cat(pair, 2) for pair in zip(look.committed, look.own, strict=True))
         return attend_part(rotate(queries, self._rotation), all_keys, all_values, scale=config.query_scale, sight=sight).seen
-
-
-def _at(values: Tensor, index: Tensor) -> Tensor:
-    """[B, M, ...] the entries of [B, N, ...] at ``index`` [B, M]."""
-    shape = values.shape[2:]
-    return values.gather(1, index.view(*index.shape, *[1] * len(shape)).expand(*index.shape, *shape))
 
 
 def build(parts: Parts) -> Drafter:

@@ -67,7 +67,7 @@ class HeadOptions:
     perturb: bool = True
     """Rank candidates with the target's noise, as the coupled rule chooses; turn off for rule ``delta``."""
     bits: int = 16
-    """Of the heads' matrices: 8 and 4 take less memory, and more time, since they are unpacked for every product."""
+    """Bits of the heads' matrices. 8 and 4 save memory and cost time, since weights are unpacked for every product."""
 
     def __post_init__(self) -> None:
         if self.bits not in (16, 8, 4):
@@ -97,7 +97,7 @@ class HeadState(RowState):
     """What the heads have read of each row, and what they have not."""
 
     pending: PendingStates
-    """Of a head without a memory, the last few."""
+    """Newest states that the heads have not read yet; a head without a memory needs only the last few."""
     cache: ContiguousCache | None = None
     kept: list[int] | None = None
     """Columns of the cache that are true, where this round put others into it."""

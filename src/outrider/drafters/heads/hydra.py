@@ -50,7 +50,7 @@ class Hydra(NewestDrafter):
         return LevelsGrowth(context, HydraLevels(self.head, read, torch.tensor(context.roots, device=context.device)[:, None]))
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the tree always has the same size; with a prefix layer, one that the kernels know."""
+        """With a prefix layer, where the kernels know it."""
         if self._memory is None:
             return super().device_twin(shape, target)
         grower = self._grower(shape, target) if self._bits == 16 else None
@@ -58,12 +58,9 @@ class Hydra(NewestDrafter):
             return None
         from outrider.models.gpu.head_memory import LayerMemory, PrefixMemory
 
-        levels = partial(HydraLevels, self.head)
-        return (
-            device_heads(self.head, target, grower, levels, PrefixMemory(self.head))
-            if LayerMemory.can_hold(self.head)
-            else None
-        )
+        if not LayerMemory.can_hold(self.head):
+            return None
+        return device_heads(self.head, target, grower, PrefixMemory(self.head, partial(HydraLevels, self.head)))
 
     def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
         assert state.cache is not None

@@ -41,13 +41,13 @@ class NewestDrafter(HeadDrafter, ABC):
         return LevelsGrowth(context, self._levels(newest(state, self.num_kept), roots))
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the tree always has the same size."""
+        """In 16 bits, where the tree is small enough."""
         grower = self._grower(shape, target) if self._bits == 16 else None
         if grower is None:
             return None
         from outrider.models.gpu.head_memory import NoMemory
 
-        return device_heads(self._head, target, grower, self._levels, NoMemory(self._head, self.num_kept))
+        return device_heads(self._head, target, grower, NoMemory(self._head, self.num_kept, self._levels))
 
     def _grower(self, shape: CapturedShape, target: Target) -> Grower | None:
         return device_grower(self, self._head, shape, target)

@@ -40,7 +40,7 @@ class Redrafter(Recurrent):
 
     def _grower(self, shape: CapturedShape, target: Target) -> Grower | None:
         """Where a whole path fits the tree."""
-        if shape.nodes is None or shape.nodes < shape.depth:
+        if any(count < depth for depth, count in shape.guesses.items()):
             return None
         from outrider.models.gpu.growers import choose_beams  # needs triton
 

@@ -35,7 +35,7 @@ class SpeculativeJacobi(JacobiWindow):
     draws = Draws.IID
 
     def numbers(self, noise: Noise, row: int, places: range, *, num_nodes: int) -> tuple[Noise, Tensor]:
-        """Those of the round: fills have the lanes of a round's first half, guesses that are drawn again those behind them."""
+        """Random numbers of the round. Fills take the first half of its lanes, guesses that are drawn again the second half."""
         lanes = torch.tensor(list(places), device=noise.seeds.device) + num_nodes
         return at_places(noise, row, noise.positions[row].expand(len(places))), lanes[:, None]
 

@@ -34,7 +34,7 @@ class CoupledJacobi(JacobiWindow):
     draws = Draws.BEAM
 
     def numbers(self, noise: Noise, row: int, places: range, *, num_nodes: int) -> tuple[Noise, Tensor]:
-        """Those of the output position."""
+        """Random numbers of the output position."""
         del num_nodes
         ahead = torch.tensor(list(places), device=noise.seeds.device)
         return at_places(noise, row, noise.positions[row] + ahead), torch.zeros_like(ahead)[:, None]

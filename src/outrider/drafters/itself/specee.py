@@ -41,7 +41,7 @@ _BARE_EXITS = 8
 
 @dataclass(frozen=True)
 class SpecEEOptions:
-    """Who is asked, how often, and how much trust is enough."""
+    """Which predictors are asked, how often, and how much trust is enough."""
 
     predictor: str | None = None
     """Folder of a trained predictor (``outrider train specee``); none: an exit is trusted as far as it is sure."""
@@ -72,9 +72,9 @@ class _Exits(RowState):
     """Where each row's guesses left."""
 
     recent: list[tuple[int, ...]]
-    """Of the last accepted guesses."""
+    """Exits of the last accepted guesses."""
     drafted: list[tuple[int, ...]]
-    """Of this round's guesses."""
+    """Exits of this round's guesses."""
 
     def fork(self, rows: Sequence[int]) -> _Exits:
         return _Exits([self.recent[row] for row in rows], [self.drafted[row] for row in rows])

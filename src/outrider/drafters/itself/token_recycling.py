@@ -109,7 +109,7 @@ class TokenRecycling(Drafter):
         return Stateless()
 
     def round_taps(self, state: Stateless) -> tuple[int, ...]:
-        """None: a round has its logits."""
+        """No taps: a round's own logits are enough."""
         del state
         return ()
 

@@ -38,7 +38,7 @@ INNER = ("prompt-lookup", "suffix", "reference", "rest", "draft-model", "draft-t
 
 @dataclass(frozen=True)
 class CascadeOptions:
-    """Who guesses for the draft model. The length of its chain is the policy's ``num_draft_tokens``."""
+    """Which method guesses for the draft model. The policy's ``num_draft_tokens`` is the length of its chain."""
 
     inner: str = "prompt-lookup"
     """A method that copies, or one with a draft model, which is then the second model of ``draft``. Its options are given

@@ -81,7 +81,7 @@ class _Round:
     draft: Draft
     plan: Plan
     places: list[list[int]]
-    """Of each of its nodes in the fused tree, row by row."""
+    """Index in the fused tree of each node of this part, row by row."""
 
 
 @dataclass
@@ -176,7 +176,7 @@ class Hybrid(Drafter):
             drafter.finish(inner, row, tokens)
 
     def _order(self, state: HybridState) -> list[int]:
-        """Those that use least of their places in the batch first, so that the others can have the rest."""
+        """Order of the parts: the one that uses the least of its places comes first, so that the others can have the rest."""
         fills = [sum(row[i].fill for row in state.rates) for i in range(len(self.drafters))]
         return sorted(range(len(self.drafters)), key=lambda index: fills[index])
 

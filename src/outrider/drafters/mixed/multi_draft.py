@@ -42,7 +42,7 @@ class MultiDraftState(RowState):
 
     caches: list[Cache]
     numbers: list[list[int]] | None = None
-    """Of each proposed node among the expanded ones, 0 where it is none."""
+    """Number of each proposed node among the expanded nodes; 0 for a node that was not expanded."""
     num_expanded: Sequence[int] = ()
     """Nodes that each model was fed, the root included: those with smaller numbers."""
 

@@ -82,7 +82,7 @@ class RasdState(RowState):
     retrieved: Any
     holds: list[SourceRates]
     slots: list[list[int]] | None = None
-    """Of each proposed node in the draft's forest, -1 where it was not fed."""
+    """Slot of each proposed node in the draft's forest; -1 for a node that was not fed."""
     tails: list[list[int]] = field(default_factory=list)
     """Depth of each proposed node that was retrieved, 0 for the others."""
 

@@ -52,7 +52,7 @@ class SourceRates:
         self.returned = keep * self.returned + num_made
 
     def chances(self, count: int) -> list[float]:
-        """Of the first ``count`` guesses, falling."""
+        """Acceptance chances of the first ``count`` guesses, in falling order."""
         found: list[float] = []
         before, fall = 1.0, self._fall()
         for guess in range(count):
@@ -77,7 +77,7 @@ class SourceRates:
 
 
 def share(budget: int, sources: Sequence[SourceRates], *, min_chance: float) -> int:
-    """Of ``budget`` places, those for the first of ``sources`` when the largest chances are taken (ties to the first)."""
+    """How many of ``budget`` places the first of ``sources`` gets when the largest chances win; ties go to the first."""
     if budget <= 0:
         return 0
     curves = [source.chances(budget) for source in sources]

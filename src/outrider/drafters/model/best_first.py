@@ -46,16 +46,16 @@ class BestFirst(TreeDrafter):
         self.options = options or BestFirstOptions()
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the tree always has the same size, and candidates are ranked with the target's noise."""
+        """Where candidates are ranked with the target's noise."""
         del target
-        if shape.nodes is None or not self.model.traits.can_be_captured or not self.options.perturb:
+        if not self.model.traits.can_be_captured or not self.options.perturb:
             return None
-        from outrider.models.gpu.best_first import search_of  # needs triton
+        from outrider.models.gpu.best_first import searches_of  # needs triton
         from outrider.models.gpu.draft_search import DeviceBestFirst
 
         options = self.options
-        search = search_of(shape, width=options.width, num_children=options.num_children, tau=options.tau)
-        return DeviceBestFirst(cast(Any, self.model), vocab_size=self.vocab_size, search=search) if search.fits else None
+        searches = searches_of(shape, width=options.width, num_children=options.num_children, tau=options.tau)
+        return DeviceBestFirst(cast(Any, self.model), vocab_size=self.vocab_size, searches=searches) if searches else None
 
     def _guessed(self, state: TreeState, context: Context, plan: Plan) -> tuple[TokenTree, Tensor] | None:
         """Sampling must be nothing but a temperature and a cut, and candidates ranked with the noise."""

@@ -21,7 +21,7 @@ _MOST_SCORED = 16
 
 
 def room(model: Target, tokens: Sequence[int], depth: int) -> int:
-    """Of ``depth`` guesses, those that fit into the draft model's own context after ``tokens``."""
+    """How many of ``depth`` guesses fit into the draft model's own context after ``tokens``."""
     return max(0, min(depth, model.max_len - len(tokens)))
 
 

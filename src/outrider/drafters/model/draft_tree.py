@@ -44,16 +44,16 @@ class DraftTree(TreeDrafter):
         self.drawing = Drawing(draws, options.perturb)
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the plan is always the same tree, and children are ranked with the target's noise."""
+        """Where children are ranked with the target's noise."""
         del target
-        if shape.nodes is None or not self.model.traits.can_be_captured:
-            return None
-        if self.draws is not Draws.DETERMINISTIC or not self.drawing.perturb:
+        if not self.model.traits.can_be_captured or self.draws is not Draws.DETERMINISTIC or not self.drawing.perturb:
             return None
         from outrider.models.gpu.branches import DeviceTree  # needs triton
 
-        tree = self.tree.within(shape.nodes, shape.depth)
-        return DeviceTree(cast(Any, self.model), vocab_size=self.vocab_size, parents=tree.parents, ranks=tree.ranks)
+        within = shape.within(self.tree.max_depth).guesses
+        trees = {depth: self.tree.within(count, depth) for depth, count in within.items()}
+        ranked = {depth: (tree.parents, tree.ranks) for depth, tree in trees.items()}
+        return DeviceTree(cast(Any, self.model), ranked, vocab_size=self.vocab_size)
 
     def _grow(self, growth: DraftGrowth, plan: Plan) -> tuple[Draft, Tensor]:
         return grow_shape(growth, plan, tree=self.tree, drawing=self.drawing)

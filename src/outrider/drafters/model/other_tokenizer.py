@@ -29,7 +29,7 @@ class OtherTokenizerState(RowState):
     read: list[list[int]]
     """Per row, guesses included."""
     known: list[Reading | None]
-    """Of the committed text, as far as it was translated."""
+    """The part of the committed text that was translated."""
 
     def fork(self, rows: Sequence[int]) -> OtherTokenizerState:
         return OtherTokenizerState(

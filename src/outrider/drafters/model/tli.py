@@ -45,7 +45,7 @@ class SharedTokens(OtherTokenizerDrafter):
         self._draft_id_of = dict(zip(self._target_ids.tolist(), self._draft_ids.tolist(), strict=True))
 
     def _read(self, state: OtherTokenizerState, row: int, tokens: Sequence[int]) -> list[int] | None:
-        """Nothing inside a character: the next guess is the draft's next token, so it must have read them all."""
+        """The draft's reading of the text; None inside a character, where the draft cannot have read every token."""
         ids, known = super()._read(state, row, tokens), state.known[row]
         return ids if known is not None and known.num_tokens == len(tokens) else None
 

@@ -18,9 +18,12 @@ _VERSION = 3
 _CODES = {storage.name: code for code, storage in STORAGE_TYPES.items()}
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 
+_U32, _I32 = struct.pack("<I", 4), struct.pack("<I", 5)
+
 
 def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Replace the file, or leave the old one whole. Values are str, bool, int (u32), float (f32) or lists of one kind."""
+    """Replace the file, or leave the old one whole. Values are str, bool, int (u32), float (f32) or lists of one kind.
+    Whole numbers in lists are i32: llama.cpp refuses token types of any other."""
     replace_file(path, lambda beside: _write(beside, metadata, tensors))
 
 
@@ -56,12 +59,13 @@ def _typed(value: Any) -> tuple[bytes, bytes]:
     """The type code and the bytes of a value."""
     if isinstance(value, list):
         items = [_typed(item) for item in value]
-        code = items[0][0] if items else struct.pack("<I", 4)
+        code = items[0][0] if items else _U32
+        code = _I32 if code == _U32 else code
         return struct.pack("<I", 9), code + struct.pack("<Q", len(items)) + b"".join(raw for _, raw in items)
     if isinstance(value, bool):
         return struct.pack("<I", 7), struct.pack("<?", value)
     if isinstance(value, int):
-        return struct.pack("<I", 4), struct.pack("<I", value)
+        return _U32, struct.pack("<I", value)
     if isinstance(value, float):
         return struct.pack("<I", 6), struct.pack("<f", value)
     return struct.pack("<I", 8), _string(value)

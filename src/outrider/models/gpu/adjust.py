@@ -115,7 +115,7 @@ def _adjusted(
 
 @triton.jit
 def _position(lengths, prompt_lens, depths, depth, row, node, flat, DEPTHS: tl.constexpr):
-    """Of the output that the choice after a node has."""
+    """Output position of the choice after a node."""
     position = tl.load(lengths + row) - tl.load(prompt_lens + row) + depth
     if DEPTHS == 0:
         position += node

@@ -1,9 +1,8 @@
 """Best-first trees grown on the device, in a fixed number of fixed shapes: the same trees as ``drafters/model/best_first.py``.
 
-Level by level the best ``width`` candidates are expanded, each with its ``num_children`` best tokens; every candidate is kept
-in a pool with the chance that the text passes through it, and at the end the best of the pool become the tree. How many there
-are at each level is known beforehand; which ones, and so the tree's shape, is decided by two small kernels, a program per slot.
-(Li et al. 2024, EAGLE-2, arXiv 2406.16858; the chances are those of ``drafters/trees/candidates.py``.)
+Level by level the best ``width`` candidates are expanded, each with its ``num_children`` best tokens. A pool keeps every
+candidate with its chance (``drafters/trees/candidates.py``), and its best become the tree. How many there are at each level is
+known beforehand; which ones two small kernels decide, a program per slot. (Li et al. 2024, EAGLE-2, arXiv 2406.16858.)
 
     chance(child) = chance(parent) * softmax((l + T g) / tau)[child]           expand: top width of a level;  tree: top N of all
 """
@@ -37,7 +36,7 @@ class Search:
 
     max_depth: int
     num_nodes: int
-    """Of the tree, the root included."""
+    """Nodes of the tree, the root included."""
     width: int
     num_children: int
     tau: float
@@ -60,11 +59,11 @@ class Search:
         return 2 <= self.num_nodes <= min(MOST, self.pool_size) and sum(self.num_expanded) <= MOST
 
 
-def search_of(shape: CapturedShape, *, width: int, num_children: int, tau: float) -> Search:
-    """The search for trees of one size, no larger than what it looks at."""
-    assert shape.nodes is not None, "a captured tree has one size"
-    search = Search(shape.depth, shape.nodes + 1, width, num_children, tau)
-    return replace(search, num_nodes=min(search.num_nodes, search.pool_size))
+def searches_of(shape: CapturedShape, *, width: int, num_children: int, tau: float) -> dict[int, Search] | None:
+    """The searches for trees, each no larger than what it looks at, by guesses along a path; None where one is too large."""
+    found = {depth: Search(depth, count + 1, width, num_children, tau) for depth, count in shape.guesses.items()}
+    found = {depth: replace(one, num_nodes=min(one.num_nodes, one.pool_size)) for depth, one in found.items()}
+    return found if all(search.fits for search in found.values()) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +174,7 @@ class Growths:
     """The same search for any number of slots, each made when it is first asked for."""
 
     def __init__(self, search: Search, device: torch.device, *, with_root: bool) -> None:
+        self.search = search
         self._new = lambda batch_size: Growth(search, batch_size, device, with_root=with_root)
         self._by_size: dict[int, Growth] = {}
 

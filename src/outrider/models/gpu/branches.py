@@ -9,7 +9,7 @@ are fed; they stand in the draft's cache in the order they were fed in. The same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -56,7 +56,7 @@ class StaticTree:
         return SlotTrees(*rows)
 
     def sights(self, batch_size: int, *, start: int = 0, end: int | None = None) -> Sights:
-        """Of nodes ``start`` to ``end`` in every slot."""
+        """What nodes ``start`` to ``end`` see in every slot."""
         depths = self.depths[start:end].expand(batch_size, -1).contiguous()
         words, paths = (t[start:end].expand(batch_size, -1, -1).contiguous() for t in (self.words, self.paths))
         return Sights(words, depths, start, paths)
@@ -81,7 +81,7 @@ class FedTree:
 
     levels: tuple[Level, ...]
     shape: StaticTree
-    """Of the fed nodes alone, in the order they are fed in."""
+    """Shape of the fed nodes alone, in the order in which they are fed."""
 
     @staticmethod
     def of(parents: Sequence[int], ranks: Sequence[int], device: torch.device) -> FedTree:
@@ -101,32 +101,40 @@ class FedTree:
 
     @property
     def max_depth(self) -> int:
-        """Of the whole tree."""
+        """Depth of the whole tree."""
         return len(self.levels)
+
+
+Ranked = tuple[Sequence[int], Sequence[int]]
+"""The parents of a tree's nodes, and which of its parent's best tokens each node is."""
 
 
 @final
 class DeviceTree(ModelDrafter):
-    """Trees from a draft model. ``ranks[n]`` says which of its parent's best tokens node n is."""
+    """Trees from a draft model, by guesses along a path."""
 
-    def __init__(self, model: FastDecoder, *, vocab_size: int, parents: Sequence[int], ranks: Sequence[int]) -> None:
+    def __init__(self, model: FastDecoder, trees: Mapping[int, Ranked], *, vocab_size: int) -> None:
         super().__init__(model, vocab_size=vocab_size)
-        fed = FedTree.of(parents, ranks, model.device)
-        self._levels, self._fed, depth = fed.levels, fed.shape, fed.max_depth
-        self._tree, self._back = StaticTree.of(parents, model.device), Again(depth + 1, model.device)
-        self.tree_size = (len(parents), depth)
+        self._trees = {depth: StaticTree.of(parents, model.device) for depth, (parents, _) in trees.items()}
+        self._fed = {depth: FedTree.of(*ranked, model.device) for depth, ranked in trees.items()}
+        self.max_depth = max(trees)
+        self._back = Again(self.max_depth + 1, model.device)
 
-    def trees(self, batch_size: int) -> SlotTrees:
-        return self._tree.trees(batch_size)
+    def num_nodes(self, depth: int) -> int:
+        return len(self._trees[depth].parents)
 
-    def propose(self, frame: Frame, nodes: Tensor) -> None:
+    def trees(self, batch_size: int, depth: int) -> SlotTrees:
+        return self._trees[depth].trees(batch_size)
+
+    def propose(self, frame: Frame, nodes: Tensor, depth: int) -> None:
+        tree, fed = self._trees[depth], self._fed[depth]
         logits = self._at_root(frame, self._back)
-        for level in self._levels:
+        for level in fed.levels:
             if level.first:
-                sights = self._fed.sights(frame.batch_size, start=level.first, end=level.first + len(level.fed))
+                sights = fed.shape.sights(frame.batch_size, start=level.first, end=level.first + len(level.fed))
                 step = self._step(frame.lengths - 1, len(level.fed), sights)
                 logits, _ = self.model.forward(nodes.index_select(1, level.fed), step)
-            words = self._tree.words[level.fed].expand(frame.batch_size, -1, -1).contiguous()
+            words = tree.words[level.fed].expand(frame.batch_size, -1, -1).contiguous()
             guessing, trail = Guessing(level.children.shape[1]), Trail(nodes, words)
             tops = block_bests(logits, frame, depths=level.depth, vocab_size=self._vocab_size, guessing=guessing, trail=trail)
             pick_children(tops, nodes, level.children)

@@ -226,7 +226,8 @@ class ModelDrafter(DeviceDrafter, ABC):
 class DeviceChain(ModelDrafter):
     """Chains from a draft model."""
 
-    def propose(self, frame: Frame, nodes: Tensor) -> None:
+    def propose(self, frame: Frame, nodes: Tensor, depth: int) -> None:
+        del depth
         num_nodes = nodes.shape[1]
         logits = self._at_root(frame, Again(num_nodes if frame.is_constrained else 2, nodes.device))
         for guess in range(1, num_nodes):

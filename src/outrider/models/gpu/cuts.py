@@ -23,7 +23,7 @@ def bounds_of(config: ModelConfig, layers: Sequence[LayerWeights]) -> list[Bound
 
 @final
 class Cuts:
-    """Those of one decoder."""
+    """The cuts of one decoder."""
 
     def __init__(self, config: ModelConfig, bounds: Sequence[Bounds], *, is_invariant: bool, is_wide: bool) -> None:
         """``bounds`` are those of the layers. ``is_wide``: the kernel for many queries can be had."""
@@ -31,7 +31,7 @@ class Cuts:
         self._kinds = list({each.window: each for each in bounds}.values())
 
     def of(self, shape: tuple[int, int], num_slots: int) -> dict[int, Cut]:
-        """By window, for rows and nodes of a pass whose rows end at ``num_slots`` or before."""
+        """The cuts by window, for a pass with these rows and nodes whose rows end at ``num_slots`` or before."""
         if self._config.latent is not None:
             return {0: latent_cut(shape, self._config.num_heads, capacity=num_slots)}
         if self._is_invariant:  # pieces are counted from the beginning of the text

@@ -18,7 +18,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from outrider.cache.paged import PagedCache, PagePool
+from outrider.cache.page_pool import PagePool
+from outrider.cache.paged import PagedCache
 from outrider.core.interfaces import Cache
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.placing_target import PlacingTarget
@@ -51,7 +52,6 @@ from outrider.models.weights import Weights
 
 _MOST_PLACES = 65_535
 """Rows times tokens of a pass: kernels count them in a dimension of the grid that CUDA keeps this small."""
-_CHUNK = 512
 _LONGEST, _BEYOND = 1 << 17, 512
 """Tokens of a text that captured rounds have room for, and of a tree behind it."""
 
@@ -59,6 +59,8 @@ _LONGEST, _BEYOND = 1 << 17, 512
 @final
 class FastDecoder(LayeredTarget, PlacingTarget):
     """A frozen decoder with one pool of pages for all its caches; passes of one decoder must not run side by side."""
+
+    chunk_len = 512  # most tokens of a prompt that one pass reads
 
     def __init__(
         self, config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16, page_len: int = PAGE_LEN
@@ -101,7 +103,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
 
     @property
     def num_slots(self) -> int:
-        """Those that there are pages for today."""
+        """Slots that the pages of the pool can serve now."""
         return min(self.most_slots, self.pool.num_pages * self.page_len)
 
     @property
@@ -117,7 +119,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         assert isinstance(cache, PagedCache), "a FastDecoder works on the caches it made"
         pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
-        for tree in chunks_of(rows, max(1, min(_CHUNK, _MOST_PLACES // max(1, len(rows)))), self.device):
+        for tree in chunks_of(rows, max(1, min(self.chunk_len, _MOST_PLACES // max(1, len(rows)))), self.device):
             cache.reserve(tree.num_nodes)
             self._reach(max(cache.lengths) + tree.num_nodes)
             with torch.inference_mode():
@@ -279,7 +281,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         """What the MLP, or the experts, add to the stream."""
         config, rest = self.config, layer.rest
         if rest.router is not None and config.experts is not None:
-            return experts_mlp(x, rest, config.experts, activation=config.activation, exact=self.traits.is_invariant)
+            return experts_mlp(x, layer, config.experts, activation=config.activation, exact=self.traits.is_invariant)
         finish = Finish(config.activation, rest.gate_up_bias)
         inner = multiply(x, layer.gate_up, Kind.GATED, exact=self.traits.is_invariant, finish=finish, gated=config.gated)
         return self._product(inner, layer.down, Kind.NARROW)

@@ -1,16 +1,16 @@
-"""Heads that are asked level by level inside a captured round: Medusa, Hydra, L-MTP, recurrent heads, blocks.
+"""Trained heads inside a captured round, whatever they remember of a text.
 
-What a head makes of the newest columns is kept for every slot, at addresses that stay; for heads without a memory that is the
-target's states themselves (``models/gpu/head_memory.py``). A round hands over the states of its nodes. Those of the accepted
-ones follow what is kept, and the last few of both are kept next. A slot that stood still keeps what it had. From there the tree
-grows as on the host, by the same code (``models/heads/levels.py``).
+What a head's memory keeps of the newest columns stands at addresses that stay, for every slot: the target's states, or what
+the head makes of them (``models/gpu/head_memory.py``, ``looking_heads.py``). A round hands over the states of its nodes. Those
+of the accepted ones follow what is kept, and the last few of both are kept next. A slot that stood still keeps what it had.
+From there the tree grows as on the host.
 
     kept' = last K of  [kept ; h(root) ; h(accepted 1) ; ..]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -18,25 +18,22 @@ from torch import Tensor
 
 from outrider.core.device_round import DeviceDrafter, Frame, Pieces, SlotTrees, followed
 from outrider.models.gpu.decoder import FastDecoder
-from outrider.models.gpu.growers import Answers, Asked, Grower
-from outrider.models.gpu.head_memory import Columns, HeadMemory
+from outrider.models.gpu.growers import Grower
+from outrider.models.gpu.head_memory import Columns, HeadMemory, Roots
 from outrider.models.gpu.uploads import sent
 from outrider.models.heads.head import Head
-from outrider.models.heads.levels import HeadLevels
 
 _CHUNK = 512
 """Most columns read in one pass."""
-NewLevels = Callable[[Tensor, Tensor], HeadLevels]
-"""Heads at the roots [B, 1], from what their memory begins with [B, .., S]."""
 
 
 @final
 class DeviceHeads(DeviceDrafter):
     """Trees from what heads make of the newest columns."""
 
-    def __init__(self, head: Head, target: FastDecoder, grower: Grower, *, levels: NewLevels, memory: HeadMemory) -> None:
-        self._target, self._grower, self._levels, self._memory = target, grower, levels, memory
-        self.taps, self.tree_size, self._num_kept = head.config.taps, grower.tree_size, memory.num_kept
+    def __init__(self, head: Head, target: FastDecoder, grower: Grower, memory: HeadMemory) -> None:
+        self._target, self._grower, self._memory = target, grower, memory
+        self.taps, self.max_depth, self._num_kept = head.config.taps, grower.max_depth, memory.num_kept
         self._like = next(head.parameters())
         self._kept: dict[int, Tensor] = {}
         """[B + 1, K, S] by slots; the last row is no slot's."""
@@ -45,30 +42,33 @@ class DeviceHeads(DeviceDrafter):
     def version(self) -> int:
         return self._memory.version
 
-    def trees(self, batch_size: int) -> SlotTrees:
-        return self._grower.trees(batch_size)
+    def num_nodes(self, depth: int) -> int:
+        return self._grower.num_nodes(depth)
 
-    def propose(self, frame: Frame, nodes: Tensor) -> None:
-        roots = nodes[:, :1]
-        begun = self._memory.at_roots(self._of(frame.batch_size)[:-1], roots, frame.lengths)
-        self._grower.grow(LevelAnswers(self._levels(begun, roots)), frame, nodes)
+    def trees(self, batch_size: int, depth: int) -> SlotTrees | None:
+        return self._grower.trees(batch_size, depth)
+
+    def propose(self, frame: Frame, nodes: Tensor, depth: int) -> None:
+        roots = Roots(frame, self._of(frame.batch_size)[:-1], nodes[:, :1], depth)
+        self._grower.grow(self._memory.answers(roots), frame, nodes, depth)
 
     def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, capacity: int) -> None:
         self.open(slots, batch_size=batch_size, capacity=capacity)
         kept = self._of(batch_size)
         with torch.inference_mode():
             found = self._target.prefill([row[:-1] for row in rows], self._target.new_cache(len(rows)), taps=self.taps)
-            for index, slot in enumerate(slots):
+            for index, (slot, row) in enumerate(zip(slots, rows, strict=True)):
                 features = torch.cat([found[tap][index] for tap in self.taps], -1).to(kept.dtype)[None]
-                newest = self._read_all(batch_size, slot, features)[0, -self._num_kept :]
+                text = sent([list(row)], torch.int64, kept.device)
+                newest = self._read_all(batch_size, slot, features, text)[0, -self._num_kept :]
                 kept[slot, -len(newest) :] = newest
 
-    def _read_all(self, batch_size: int, slot: int, features: Tensor) -> Tensor:
-        """[1, K, S] what the heads make of all columns of a slot, of the last ones."""
+    def _read_all(self, batch_size: int, slot: int, features: Tensor, text: Tensor) -> Tensor:
+        """[1, K, S] what is kept of the last columns of a slot, all of them being read."""
         place, device, read = sent([slot], torch.int64, features.device), features.device, features[:, :0]
         for first in range(0, features.shape[1], _CHUNK):
             part = features[:, first : first + _CHUNK]
-            columns = Columns(place, torch.full((1,), first, device=device), part.shape[1])
+            columns = Columns(place, torch.full((1,), first, device=device), part.shape[1], text)
             new = self._memory.read(batch_size, columns, part)
             read = new if not first else torch.cat([read, new], 1)[:, -self._num_kept :]
         return read
@@ -82,7 +82,7 @@ class DeviceHeads(DeviceDrafter):
         assert features is not None, "heads read the target's states"
         kept, spare = self._of(frame.batch_size), frame.batch_size
         owners = torch.where(pieces.slots >= 0, pieces.slots, spare)
-        columns = Columns(owners, pieces.starts, features.shape[1])
+        columns = Columns(owners, pieces.starts, features.shape[1], frame.tokens[pieces.slots.clamp(min=0)])
         states = self._memory.read(spare, columns, features.to(kept.dtype))
         lengths = pieces.of_slots(frame.lengths, frame.lengths.new_zeros(()))
         places = pieces.columns() + 1 + self._num_kept - lengths[:, None]  # the last column read is that before the root
@@ -92,11 +92,14 @@ class DeviceHeads(DeviceDrafter):
     def take(self, frame: Frame, before: Tensor, features: Tensor, path: Tensor | None) -> None:
         kept, size = self._of(frame.batch_size), frame.batch_size
         features = followed(features, path).to(kept.dtype)
-        columns = Columns(torch.arange(size, device=before.device), before, features.shape[1])
-        known = torch.cat([kept[:-1], self._memory.read(size, columns, features)], 1)
+        columns = Columns(torch.arange(size, device=before.device), before, features.shape[1], frame.tokens)
+        known = torch.cat([kept[:-1], self._memory.follow(size, columns, features, kept[:-1])], 1)
         num_new = frame.lengths - 1 - before
         places = num_new[:, None] + torch.arange(self._num_kept, device=before.device)
         kept[:-1] = known.gather(1, places[..., None].expand(-1, -1, known.shape[2]))
+        if features.shape[1] == 1:  # a round without guesses, and more of them may follow
+            tokens = frame.tokens.gather(1, frame.lengths[:, None] - 1)
+            self._memory.settle(Roots(frame, kept[:-1], tokens, num_levels=1))
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         """Rounds without guesses hand over their states too."""
@@ -120,17 +123,3 @@ class DeviceHeads(DeviceDrafter):
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
                 self._kept[batch_size] = self._like.new_zeros(batch_size + 1, self._num_kept, self._memory.width)
         return self._kept[batch_size]
-
-
-@final
-class LevelAnswers(Answers):
-    """Heads that are asked level by level."""
-
-    def __init__(self, levels: HeadLevels) -> None:
-        self._levels = levels
-
-    def root(self) -> Tensor:
-        return self._levels.at_root().float()
-
-    def below(self, asked: Asked) -> Tensor:
-        return self._levels.below(asked.tokens, asked.above).float()

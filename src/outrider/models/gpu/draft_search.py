@@ -7,6 +7,7 @@ draft's cache. The same trees as ``drafters/model/best_first.py``; lossless, sin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import final
 
 import torch
@@ -24,18 +25,22 @@ from outrider.models.gpu.decoder import FastDecoder
 class DeviceBestFirst(ModelDrafter):
     """Trees that follow a draft model's confidence."""
 
-    def __init__(self, model: FastDecoder, *, vocab_size: int, search: Search) -> None:
+    def __init__(self, model: FastDecoder, *, vocab_size: int, searches: Mapping[int, Search]) -> None:
+        """``searches`` by guesses along a path."""
         super().__init__(model, vocab_size=vocab_size)
-        self._search, self._again = search, Again(search.max_depth + 1, model.device)
-        self.tree_size = (search.num_nodes, search.max_depth)
-        self._growths = Growths(search, model.device, with_root=True)
+        self.max_depth = max(searches)
+        self._again = Again(self.max_depth + 1, model.device)
+        self._growths = {depth: Growths(search, model.device, with_root=True) for depth, search in searches.items()}
         self._bits = torch.arange(MOST, device=model.device)
 
-    def trees(self, batch_size: int) -> SlotTrees:
-        return self._growths.of(batch_size).trees
+    def num_nodes(self, depth: int) -> int:
+        return self._growths[depth].search.num_nodes
 
-    def propose(self, frame: Frame, nodes: Tensor) -> None:
-        growth, search, first = self._growths.of(frame.batch_size), self._search, 0
+    def trees(self, batch_size: int, depth: int) -> SlotTrees:
+        return self._growths[depth].of(batch_size).trees
+
+    def propose(self, frame: Frame, nodes: Tensor, depth: int) -> None:
+        growth, search, first = self._growths[depth].of(frame.batch_size), self._growths[depth].search, 0
         logits = self._at_root(frame, self._again)
         for level, count in enumerate(search.num_expanded):
             trail = None

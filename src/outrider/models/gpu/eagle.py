@@ -72,8 +72,8 @@ class DeviceEagle(DeviceDrafter):
     def __init__(self, head: EagleHead, target: FastDecoder, grower: Grower) -> None:
         assert head.config.layer is not None
         self.head, self._target, self._layer = FastHead(head), target, head.config.layer
-        self.taps, self.tree_size, self._grower = head.config.taps, grower.tree_size, grower
-        self._again = Again(grower.tree_size[1] + 1, target.device)
+        self.taps, self.max_depth, self._grower = head.config.taps, grower.max_depth, grower
+        self._again = Again(grower.max_depth + 1, target.device)
         self._memories: dict[int, Memory] = {}
         self._version = 0
 
@@ -81,11 +81,14 @@ class DeviceEagle(DeviceDrafter):
     def version(self) -> int:
         return self._version
 
-    def trees(self, batch_size: int) -> SlotTrees:
-        return self._grower.trees(batch_size)
+    def num_nodes(self, depth: int) -> int:
+        return self._grower.num_nodes(depth)
 
-    def propose(self, frame: Frame, nodes: Tensor) -> None:
-        self._grower.grow(_EagleAnswers(self, frame), frame, nodes)
+    def trees(self, batch_size: int, depth: int) -> SlotTrees | None:
+        return self._grower.trees(batch_size, depth)
+
+    def propose(self, frame: Frame, nodes: Tensor, depth: int) -> None:
+        self._grower.grow(_EagleAnswers(self, frame), frame, nodes, depth)
 
     def fits(self, capacity: int) -> bool:
         return capacity <= self._layer.max_len

@@ -121,8 +121,8 @@ def _write_bytes(
 
 @triton.jit
 def _write_nibbles(
-    codes, scales, zeros, out, num_outputs, depth,
-    HAS_ZEROS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+    codes, scales, zeros, levels, out, num_outputs, depth,
+    HAS_ZEROS: tl.constexpr, HAS_LEVELS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """A program writes one group of some outputs. ``HALF`` is half a group."""
     outputs = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -135,8 +135,10 @@ def _write_nibbles(
     if HAS_ZEROS:
         middle += tl.load(zeros + at, mask=outputs < num_outputs, other=0.0).to(tl.float32)[:, None]
     to = out + outputs[:, None].to(tl.int64) * depth + group * 2 * HALF + ks[None, :]
-    tl.store(to, (((both & 15).to(tl.float32) - middle) * scale).to(out.dtype.element_ty), mask=is_there)
-    tl.store(to + HALF, (((both >> 4).to(tl.float32) - middle) * scale).to(out.dtype.element_ty), mask=is_there)
+    low = tl.load(levels + (both & 15)) if HAS_LEVELS else (both & 15).to(tl.float32) - middle
+    high = tl.load(levels + (both >> 4)) if HAS_LEVELS else (both >> 4).to(tl.float32) - middle
+    tl.store(to, (low * scale).to(out.dtype.element_ty), mask=is_there)
+    tl.store(to + HALF, (high * scale).to(out.dtype.element_ty), mask=is_there)
 
 
 def sixteen_bits(weight: Packed, dtype: torch.dtype) -> Tensor:
@@ -144,10 +146,10 @@ def sixteen_bits(weight: Packed, dtype: torch.dtype) -> Tensor:
     num_outputs, depth = weight.shape
     out = weight.data.new_empty(num_outputs, depth, dtype=dtype)
     if weight.bits == 4:
-        zeros = weight.scales if weight.zeros is None else weight.zeros
+        zeros, levels = (weight.scales if each is None else each for each in (weight.zeros, weight.levels))
         _write_nibbles[(triton.cdiv(num_outputs, _ROWS), depth // weight.group_len)](
-            weight.data, weight.scales, zeros, out, num_outputs, depth,
-            HAS_ZEROS=weight.zeros is not None, HALF=weight.group_len // 2, ROWS=_ROWS,
+            weight.data, weight.scales, zeros, levels, out, num_outputs, depth,
+            HAS_ZEROS=weight.zeros is not None, HAS_LEVELS=weight.levels is not None, HALF=weight.group_len // 2, ROWS=_ROWS,
         )  # fmt: skip
         return out
     codes = weight.data.view(torch.uint8)

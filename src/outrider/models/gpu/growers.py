@@ -1,4 +1,4 @@
-"""How a tree grows inside a captured round, whoever is asked about its nodes: of a static shape, or best-first.
+"""How a tree grows inside a captured round, whoever is asked about its nodes: of a static shape, best-first, or a chain.
 
 A grower decides which nodes a drafter is asked about, level by level, and which tokens become the tree. What the drafter says
 after them is up to its ``Answers``. The same trees as ``drafters/trees/static.py`` and ``drafters/trees/best_first.py`` grow.
@@ -7,7 +7,7 @@ after them is up to its ``Answers``. The same trees as ``drafters/trees/static.p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -18,8 +18,8 @@ from outrider.core.device_round import Frame, SlotTrees
 from outrider.models.attention.tree_tiles import Sights
 from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.best_first import Growth, Growths, Pool, Search
-from outrider.models.gpu.branches import FedTree, StaticTree
-from outrider.models.gpu.choose import Bests, Guessing, block_bests, pick_children
+from outrider.models.gpu.branches import FedTree, Level, Ranked, StaticTree
+from outrider.models.gpu.choose import Bests, Guessing, block_bests, pick, pick_children
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,19 +56,23 @@ class Spoken:
 
 
 class Grower(ABC):
-    """Grows trees of one size."""
+    """Grows trees or chains. ``depth`` is the number of guesses along a path; a drafter is asked about no more levels."""
 
-    def __init__(self, spoken: Spoken, tree_size: tuple[int, int]) -> None:
+    def __init__(self, spoken: Spoken, max_depth: int) -> None:
         self._spoken = spoken
-        self.tree_size = tree_size
-        """Nodes, the root included, and levels of guesses."""
+        self.max_depth = max_depth
+        """Most guesses along a path."""
 
     @abstractmethod
-    def trees(self, batch_size: int) -> SlotTrees:
-        """The shapes of what grows, fixed or written by ``grow``."""
+    def num_nodes(self, depth: int) -> int:
+        """Of what grows, the root included."""
 
     @abstractmethod
-    def grow(self, answers: Answers, frame: Frame, nodes: Tensor) -> None:
+    def trees(self, batch_size: int, depth: int) -> SlotTrees | None:
+        """The shapes of what grows, fixed or written by ``grow``; None for chains."""
+
+    @abstractmethod
+    def grow(self, answers: Answers, frame: Frame, nodes: Tensor, depth: int) -> None:
         """Fill columns 1.. of ``nodes`` [B, N]; column 0 holds the roots."""
 
     def _bests(
@@ -92,33 +96,72 @@ class Grower(ABC):
         return bests.shared_by(num_nodes) if is_shared else bests
 
 
+@dataclass(frozen=True, eq=False)
+class AskedTree:
+    """A tree of a fixed shape, and the nodes of it that a drafter is asked about."""
+
+    tree: StaticTree
+    fed: FedTree
+    guesses: StaticTree
+    """Those that are asked about, without the root."""
+
+    @staticmethod
+    def of(ranked: Ranked, device: torch.device) -> AskedTree:
+        fed = FedTree.of(*ranked, device)
+        below = [parent - 1 for parent in fed.shape.parents.tolist()[1:]] or [-1]
+        return AskedTree(StaticTree.of(ranked[0], device), fed, StaticTree.of(below, device))
+
+    def asked(self, level: Level, nodes: Tensor) -> Asked:
+        """The nodes of a level below the root."""
+        batch_size, first, end = len(nodes), level.first - 1, level.first - 1 + len(level.fed)
+        above = self.fed.shape.parents[first + 1 : end + 1].expand(batch_size, -1).contiguous()
+        return Asked(nodes.index_select(1, level.fed), above, self.guesses.sights(batch_size, start=first, end=end))
+
+
 @final
 class StaticGrower(Grower):
-    """Trees of one shape. ``ranks[n]`` says which of its parent's best tokens node n is."""
+    """Trees of fixed shapes, by guesses along a path."""
 
-    def __init__(self, spoken: Spoken, device: torch.device, *, parents: Sequence[int], ranks: Sequence[int]) -> None:
-        self._fed, self._tree = FedTree.of(parents, ranks, device), StaticTree.of(parents, device)
-        super().__init__(spoken, (len(parents), self._fed.max_depth))
-        shape = self._fed.shape.parents.tolist()
-        self._guesses = StaticTree.of([parent - 1 for parent in shape[1:]] or [-1], device)
-        """Those that are asked about, without the root."""
+    def __init__(self, spoken: Spoken, device: torch.device, trees: Mapping[int, Ranked]) -> None:
+        super().__init__(spoken, max(trees))
+        self._trees = {depth: AskedTree.of(ranked, device) for depth, ranked in trees.items()}
 
-    def trees(self, batch_size: int) -> SlotTrees:
-        return self._tree.trees(batch_size)
+    def num_nodes(self, depth: int) -> int:
+        return len(self._trees[depth].tree.parents)
 
-    def grow(self, answers: Answers, frame: Frame, nodes: Tensor) -> None:
-        for level in self._fed.levels:
-            logits = answers.below(self._asked(level.fed, level.first, nodes)) if level.first else answers.root()
-            trail = Trail(nodes, self._tree.words[level.fed].expand(frame.batch_size, -1, -1).contiguous())
+    def trees(self, batch_size: int, depth: int) -> SlotTrees:
+        return self._trees[depth].tree.trees(batch_size)
+
+    def grow(self, answers: Answers, frame: Frame, nodes: Tensor, depth: int) -> None:
+        tree = self._trees[depth]
+        for level in tree.fed.levels:
+            logits = answers.below(tree.asked(level, nodes)) if level.first else answers.root()
+            trail = Trail(nodes, tree.tree.words[level.fed].expand(frame.batch_size, -1, -1).contiguous())
             num_nodes, num_best = level.children.shape
             tops = self._bests(logits, frame, num_nodes=num_nodes, depth=level.depth, num_best=num_best, trail=trail)
             pick_children(tops, nodes, level.children)
 
-    def _asked(self, fed: Tensor, number: int, nodes: Tensor) -> Asked:
-        """Nodes ``fed`` of the tree, the first of which is ``number`` among those asked about."""
-        batch_size, first, end = len(nodes), number - 1, number - 1 + len(fed)
-        above = self._fed.shape.parents[first + 1 : end + 1].expand(batch_size, -1).contiguous()
-        return Asked(nodes.index_select(1, fed), above, self._guesses.sights(batch_size, start=first, end=end))
+
+@final
+class ChainGrower(Grower):
+    """Chains of any length up to the deepest."""
+
+    def num_nodes(self, depth: int) -> int:
+        return depth + 1
+
+    def trees(self, batch_size: int, depth: int) -> None:
+        del batch_size, depth
+
+    def grow(self, answers: Answers, frame: Frame, nodes: Tensor, depth: int) -> None:
+        for above in range(depth):
+            logits = answers.below(self._asked(nodes, above)) if above else answers.root()
+            trail = Trail(nodes, length=above)
+            tops = self._bests(logits, frame, num_nodes=1, depth=above, num_best=1, trail=trail)
+            pick(tops, nodes, above + 1)
+
+    def _asked(self, nodes: Tensor, depth: int) -> Asked:
+        above = torch.full_like(nodes[:, :1], depth - 1)
+        return Asked(nodes[:, depth : depth + 1].contiguous(), above, Sights(None, None, depth - 1))
 
 
 Choose = Callable[[Growth, Tensor], None]
@@ -127,18 +170,23 @@ Choose = Callable[[Growth, Tensor], None]
 
 @final
 class BestFirstGrower(Grower):
-    """Trees that follow the drafter's confidence."""
+    """Trees that follow the drafter's confidence, by guesses along a path."""
 
-    def __init__(self, spoken: Spoken, device: torch.device, *, search: Search, choose: Choose = Growth.choose) -> None:
-        super().__init__(spoken, (search.num_nodes, search.max_depth))
-        self._search, self._choose = search, choose
-        self._growths = Growths(search, device, with_root=False)
+    def __init__(
+        self, spoken: Spoken, device: torch.device, searches: Mapping[int, Search], *, choose: Choose = Growth.choose
+    ) -> None:
+        super().__init__(spoken, max(searches))
+        self._choose = choose
+        self._growths = {depth: Growths(search, device, with_root=False) for depth, search in searches.items()}
 
-    def trees(self, batch_size: int) -> SlotTrees:
-        return self._growths.of(batch_size).trees
+    def num_nodes(self, depth: int) -> int:
+        return self._growths[depth].search.num_nodes
 
-    def grow(self, answers: Answers, frame: Frame, nodes: Tensor) -> None:
-        growth, search, first = self._growths.of(frame.batch_size), self._search, 0
+    def trees(self, batch_size: int, depth: int) -> SlotTrees:
+        return self._growths[depth].of(batch_size).trees
+
+    def grow(self, answers: Answers, frame: Frame, nodes: Tensor, depth: int) -> None:
+        growth, search, first = self._growths[depth].of(frame.batch_size), self._growths[depth].search, 0
         for level, count in enumerate(search.num_expanded):
             trail = None
             if level:

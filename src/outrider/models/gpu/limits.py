@@ -37,7 +37,7 @@ def can_copy(*operands: Tensor) -> bool:
 
 
 def stages_that_fit(num_stages: int, stage_bytes: int, *, other_bytes: int = 0, limit: int | None = None) -> int:
-    """Of ``num_stages`` copies of ``stage_bytes``, as many as fit beside ``other_bytes``; at least one."""
+    """How many of ``num_stages`` copies of ``stage_bytes`` fit beside ``other_bytes``; at least one."""
     room = (shared_memory() if limit is None else limit) - _RESERVE - other_bytes
     return max(1, min(num_stages, room // stage_bytes))
 

@@ -50,7 +50,8 @@ class DeviceLookup(DeviceDrafter):
         del capacity
         return True
 
-    def propose(self, frame: Frame, nodes: Tensor) -> None:
+    def propose(self, frame: Frame, nodes: Tensor, depth: int) -> None:
+        del depth
         _look_up[(frame.batch_size,)](
             frame.tokens, frame.lengths, nodes, nodes.shape[1], frame.capacity,
             MIN=self._min_ngram, MAX=self._max_ngram, BLOCK=2048, num_warps=8,

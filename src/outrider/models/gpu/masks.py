@@ -19,7 +19,7 @@ _GRAMMAR = tl.constexpr(int(Use.GRAMMAR))
 
 
 def mask_bytes(vocab_size: int) -> int:
-    """Of one node's mask."""
+    """Bytes of one node's mask."""
     return -(-vocab_size // 8)
 
 

@@ -5,6 +5,7 @@
 Converting is what costs: done the compiler's way it takes longer than reading 16 bits would. On Hopper and later a bfloat16 is
 put together from its bits, four bytes at a time: 0x4300 | n is 128 + n for a nibble n. One sum in the order of the groups,
 so as in ``skinny.py`` a row's numbers depend neither on the others nor on their number. A zero is taken off before the product.
+Codes that are places in a table (nf4) are looked up; what they stand for is rounded to the type of the inputs.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -39,10 +40,16 @@ NIBBLES = tl.constexpr(
 
 
 @triton.jit
-def _tile(bytes_at, scales_at, zeros_at, low_x, high_x, is_output, ZEROS: tl.constexpr, BITWISE: tl.constexpr):
+def _tile(
+    bytes_at, scales_at, zeros_at, levels, low_x, high_x, is_output,
+    ZEROS: tl.constexpr, LEVELS: tl.constexpr, BITWISE: tl.constexpr,
+):  # fmt: skip
     """What one group adds to a tile of outputs."""
     packed = tl.load(bytes_at, mask=is_output[:, None], other=0)
-    if BITWISE:
+    if LEVELS:
+        low = tl.load(levels + (packed & 15)).to(low_x.dtype)
+        high = tl.load(levels + (packed >> 4)).to(low_x.dtype)
+    elif BITWISE:
         low, high = tl.inline_asm_elementwise(
             NIBBLES, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
         )
@@ -59,8 +66,8 @@ def _tile(bytes_at, scales_at, zeros_at, low_x, high_x, is_output, ZEROS: tl.con
 
 @triton.jit(do_not_specialize=["num_rows"])
 def nibble_product(
-    x, weight, scales, zeros, out, num_rows, num_outputs, depth, part_len,
-    GATED: tl.constexpr, ZEROS: tl.constexpr, BITWISE: tl.constexpr, HALF: tl.constexpr,
+    x, weight, scales, zeros, levels, out, num_rows, num_outputs, depth, part_len,
+    GATED: tl.constexpr, ZEROS: tl.constexpr, LEVELS: tl.constexpr, BITWISE: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """``HALF`` is half a group. ``num_outputs`` are those of the result; gated matrices have twice as many."""
@@ -81,10 +88,12 @@ def nibble_product(
         low_x = tl.load(x_at + k, mask=is_row[None, :], other=0.0)
         high_x = tl.load(x_at + k + HALF, mask=is_row[None, :], other=0.0)
         at = (k // (2 * HALF)) * width + outputs
-        total += _tile(bytes_at + k // 2, scales + at, zeros + at, low_x, high_x, is_output, ZEROS, BITWISE)
+        places = (bytes_at + k // 2, scales + at, zeros + at)
+        total += _tile(places[0], places[1], places[2], levels, low_x, high_x, is_output, ZEROS, LEVELS, BITWISE)
         if GATED:
             at += num_outputs
-            total_up += _tile(ups_at + k // 2, scales + at, zeros + at, low_x, high_x, is_output, ZEROS, BITWISE)
+            places = (ups_at + k // 2, scales + at, zeros + at)
+            total_up += _tile(places[0], places[1], places[2], levels, low_x, high_x, is_output, ZEROS, LEVELS, BITWISE)
     end(EARLY)
     if GATED:
         total = total / (1.0 + tl.exp(-total)) * total_up

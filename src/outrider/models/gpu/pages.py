@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.cache.paged import PagedCache, PagePool
+from outrider.cache.page_pool import PagePool
+from outrider.cache.paged import PagedCache
 from outrider.models.attention.tree_tiles import Rows
 
 PAGE_LEN = 64
 """Tokens of a page: a tile of attention's keys, which the copy engine fetches at once."""
 _SHARE = 0.5
-"""Of the free memory that the keys of a model may take."""
+"""Share of the free memory that the keys of a model may take."""
 _MOST_ROWS, _MOST_TOKENS = 64, 1 << 19
 """A pool need not hold more than so many of the longest texts, nor more than so many tokens, to begin with."""
 

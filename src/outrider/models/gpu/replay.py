@@ -16,7 +16,8 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from outrider.cache.paged import PagedCache, PagePool
+from outrider.cache.page_pool import PagePool
+from outrider.cache.paged import PagedCache
 from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
 from outrider.models.attention.tree_tiles import Rows, Sights, paths_of

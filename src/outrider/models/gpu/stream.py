@@ -24,7 +24,7 @@ class Step:
 
     @property
     def num_nodes(self) -> int:
-        """Of all rows."""
+        """Nodes of all rows."""
         return self.shape[0] * self.shape[1]
 
 

@@ -55,7 +55,7 @@ _RINGS = {
     (4, 32): _rings((64, 256, 4, 3), (128, 128, 8, 4), (64, 128, 4, 4), (128, 128, 4, 4)),
     (4, 64): _rings(*[(64, 128, 4, 3)] * 4),
 }
-"""By bits and rows: outputs, inputs, warps and stages."""
+"""Outputs, inputs, warps and stages of a tile, by bits and rows."""
 
 
 def num_parts(kind: Kind, bits: int = 16) -> int:

@@ -11,5 +11,5 @@ from torch import Tensor
 def sent(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The values as a tensor on the device. An ordinary copy waits until all that was started before it has ended, so that the
     device stands still while the host goes on; a copy from pinned memory is one more thing in the queue."""
-    held = torch.tensor(values, dtype=dtype)
+    held = torch.as_tensor(values, dtype=dtype)
     return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held.to(device)

@@ -20,7 +20,7 @@ _MOST_SUMS = 384
 """Sums of a program by its outputs (two for a gated one): more do not fit into registers."""
 _LEAST_ROWS = 128
 _OVERHEAD = 4000
-"""Of a step, in products."""
+"""Overhead of a step, in products."""
 _OVERLAP = 0.25
 
 

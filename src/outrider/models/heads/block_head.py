@@ -42,7 +42,7 @@ class BlockHead(Head, ABC):
     @property
     @abstractmethod
     def num_places(self) -> int:
-        """Of a block, the newest token's included."""
+        """Places of a block, the newest token's included."""
 
     @property
     def frozen(self) -> tuple[str, ...]:

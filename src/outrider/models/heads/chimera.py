@@ -28,7 +28,7 @@ from outrider.models.heads.layer import Attending, HeadLayer, Rotations, attend_
 from outrider.models.layers import rotate
 
 NUM_TOKENS = 3
-"""Of a trigram."""
+"""Tokens of a trigram."""
 
 
 class TrigramEncoder(nn.Module):

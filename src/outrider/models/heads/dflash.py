@@ -32,7 +32,7 @@ class DflashHead(BlockHead):
 
     @property
     def num_places(self) -> int:
-        """Of a block: the newest token's, and the open ones."""
+        """Places of a block: the newest token's and the open ones."""
         return 1 + (self.config.num_depths or 4)
 
     def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:

@@ -28,7 +28,7 @@ from outrider.models.heads.layer_numbers import as_outputs, from_outputs
 from outrider.models.heads.markov import ConfidenceHead, MarkovHead
 
 _RANK = 256
-"""Of public checkpoints."""
+"""Rank of the public checkpoints."""
 
 
 @final

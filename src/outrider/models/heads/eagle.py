@@ -24,6 +24,11 @@ class EagleHead(FeatureHead, ABC):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.rotations = Rotations(config.layer)
 
+    @property
+    def state_size(self) -> int:
+        """Numbers of a state."""
+        return self.config.hidden_size
+
     @abstractmethod
     def step(self, tokens: Tensor, states: Tensor, attending: Attending) -> Tensor:
         """[B, N, H] states after ``tokens`` [B, N], from the states before them."""

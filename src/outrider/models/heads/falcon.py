@@ -30,7 +30,7 @@ from outrider.models.heads.layer import Attending, HeadLayer, Rotations, attend_
 from outrider.models.layers import rotate
 
 _NUM_PARTS = 4
-"""Of what is carried from column to column: output and cell of both LSTM layers."""
+"""Parts of the carried state: output and cell of both LSTM layers."""
 
 
 @final
@@ -118,7 +118,7 @@ class FalconHead(FeatureHead):
         return torch.where(batch.revealed, ahead[0], tokens), torch.where(batch.revealed[..., None], ahead[1], features)
 
     def glance(self, batch: PackedTexts, share: float) -> PackedTexts:
-        """Of the wrong guesses for the text a ``share`` is counted, and as many columns at random are revealed."""
+        """Reveal random columns: as many as a ``share`` of the wrong guesses for the text."""
         with torch.no_grad():
             *_, last = self.depths(batch, self.block_len)
             said = self.target_ids[self.readout(self.block_len - 1, last).argmax(-1)]

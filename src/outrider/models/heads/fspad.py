@@ -65,6 +65,10 @@ class FspadHead(ReadByTarget):
         self.layers = nn.ModuleList([ForkedLayer(config.layer)])
         self.add_readout()
 
+    @property
+    def state_size(self) -> int:
+        return 2 * self.config.hidden_size
+
     def aligned(self, states: Tensor) -> Tensor:
         return states[..., -self.config.hidden_size :]
 

@@ -22,7 +22,7 @@ class LevelStates(ABC):
 
     head: Head
     depth: int
-    """Of the newest level."""
+    """Depth of the newest level."""
 
     def _read_off(self, states: Tensor) -> Tensor:
         """[B, M, Vd] logits of the newest nodes' states."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from outrider.cache.page_pool import PAGE_LEN
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
 from outrider.models.joint import Joint
@@ -35,15 +36,18 @@ def auto_types() -> frozenset[torch.dtype]:
 
 
 def fastest_decoder(
-    config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None
+    config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None, page_len: int = 0
 ) -> Decoder | NativeDecoder:
     """The native decoder where it can run, PyTorch's where it cannot: one of the two for the life of the model."""
-    return native_decoder(config, weights, bits, joint=joint) or Decoder(config, weights, bits=bits, joint=joint)
+    native = native_decoder(config, weights, bits, joint=joint, page_len=page_len)
+    return native or Decoder(config, weights, page_len, bits=bits, joint=joint)
 
 
 def native_decoder(
-    config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None
+    config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None, page_len: int = 0
 ) -> NativeDecoder | None:
-    """The native decoder; None where it cannot run."""
+    """The native decoder; None where it cannot run. ``page_len`` 0 leaves the tokens of a page to it."""
     library = built_library() if can_run(config, weights.dtype, weights.embedding.device) else None
-    return None if library is None else NativeDecoder(library, config, weights, bits, joint=joint)
+    return (
+        None if library is None else NativeDecoder(library, config, weights, bits, joint=joint, page_len=page_len or PAGE_LEN)
+    )

@@ -11,9 +11,17 @@
 constexpr int MAX_TOGETHER = 4;   // queries that share one reading of the values
 constexpr int MOST_LOOKING = 64;  // queries of a piece of work, at most
 
+// Keys or values of one row and head, page by page.
+template <class T> struct Slots {
+    T* first;  // the head's part of page 0
+    const int32_t* pages;
+    size_t apart;  // from a page to the next
+    int bits, dim;  // log2 of a page's tokens
+    T* at(int slot) const { return first + size_t(pages[slot >> bits]) * apart + size_t(slot & ((1 << bits) - 1)) * dim; }
+    int end(int slot) const { return ((slot >> bits) + 1) << bits; }  // of the page that holds it
+};
 template <class T> struct Past {
-    const T* keys;  // [slots][dim] of one row and head
-    const T* values;
+    Slots<T> keys, values;
     int dim;
     int begin, committed;  // slots [begin, committed) are seen
     const int32_t* ancestors;  // slots seen after them, in order
@@ -21,11 +29,11 @@ template <class T> struct Past {
     int origin;  // position of the first key that is seen
     int size() const { return committed - begin + num_ancestors; }
     int slot(int i) const { return begin + i < committed ? begin + i : ancestors[begin + i - committed]; }
-    size_t at(int i) const { return size_t(slot(i)) * dim; }
-    int run(int i, int to) const {  // keys from i on that lie one after the other end there
+    const T* value(int i) const { return values.at(slot(i)); }
+    int run(int i, int to) const {  // values from i on that lie one after the other end there
         int end = std::max(i + 1, std::min(to, committed - begin));
         while (end < to && slot(end) == slot(end - 1) + 1) end++;
-        return end;
+        return std::min(end, i + values.end(slot(i)) - slot(i));
     }
 };
 
@@ -34,7 +42,7 @@ template <class T>
 static void score_keys(const Past<T>& past, int from, int to, const float* const* queries, int count, float scale, float* scores, int stride) {
     for (int i = from; i < to; i += LANES) {
         const T* keys[LANES];
-        for (int j = 0; j < LANES; j++) keys[j] = past.keys + past.at(std::min(i + j, to - 1));
+        for (int j = 0; j < LANES; j++) keys[j] = past.keys.at(past.slot(std::min(i + j, to - 1)));
         int n = 0;
         for (; n + QUERIES_AT_ONCE <= count; n += QUERIES_AT_ONCE) {
             V found[QUERIES_AT_ONCE];
@@ -76,12 +84,15 @@ static void blend(const Past<T>& past, int from, int to, const float* weights, i
     V acc[N][C];
     for (int n = 0; n < N; n++)
         for (int c = 0; c < C; c++) acc[n][c] = load(out + size_t(n) * past.dim + first + c * LANES);
-    for (int i = from; i < to; i++) {
-        const T* value = past.values + past.at(i) + first;
-        V parts[C];
-        for (int c = 0; c < C; c++) parts[c] = load(value + c * LANES);
-        for (int n = 0; n < N; n++)
-            for (int c = 0; c < C; c++) acc[n][c] += weights[size_t(n) * stride + i] * parts[c];
+    for (int i = from, end = 0; i < to; i = end) {
+        const T* value = past.value(i) + first;
+        end = past.run(i, to);
+        for (int j = i; j < end; j++, value += past.dim) {
+            V parts[C];
+            for (int c = 0; c < C; c++) parts[c] = load(value + c * LANES);
+            for (int n = 0; n < N; n++)
+                for (int c = 0; c < C; c++) acc[n][c] += weights[size_t(n) * stride + j] * parts[c];
+        }
     }
     for (int n = 0; n < N; n++)
         for (int c = 0; c < C; c++) store(out + size_t(n) * past.dim + first + c * LANES, acc[n][c]);
@@ -98,7 +109,7 @@ static void blend_panels(const Past<float>& past, int from, int to, const float*
         end = past.run(i, to);
         const int whole = (end - i) / 4 * 4;
         for (int d = 0; whole && d < past.dim; d += LANES)
-            multiply_panel(weights + i, stride, past.values + past.at(i) + d, past.dim, whole, out + d, past.dim, {reinterpret_cast<const char*>(out), 0});
+            multiply_panel(weights + i, stride, past.value(i) + d, past.dim, whole, out + d, past.dim, {reinterpret_cast<const char*>(out), 0});
         if (i + whole < end) blend_some<float, 4>(past, i + whole, end, weights, stride, out);
     }
 }

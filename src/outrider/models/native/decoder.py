@@ -19,7 +19,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.page_pool import PAGE_LEN, PagePool
+from outrider.cache.paged import PagedCache
 from outrider.core.draft import Resume
 from outrider.core.guessing_target import Guesses, GuessingTarget, TreeSearch
 from outrider.core.interfaces import Cache, Plan
@@ -88,9 +89,17 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
     traits = TargetTraits(is_invariant=True, pads=False, has_own_threads=True)
 
     def __init__(
-        self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None
+        self,
+        library: ctypes.CDLL,
+        config: ModelConfig,
+        weights: Weights,
+        bits: int = 16,
+        *,
+        joint: Joint | None = None,
+        page_len: int = PAGE_LEN,
     ) -> None:
-        """``bits`` (16, 8) of the matrices of a bfloat16 model. With a ``joint``, config and weights are one rank's share."""
+        """``bits`` (16, 8) of the matrices of a bfloat16 model; ``page_len`` (a power of two) tokens of a page of keys. With a
+        ``joint``, config and weights are one rank's share."""
         self.config = config
         self.has_windows = any(window is not None for window in config.windows)
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
@@ -104,6 +113,8 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         self._joint = joint
         self._embedding = weights.embedding
         self._embed = library.outrider_embed
+        shape = (config.num_layers, config.num_kv_heads, config.head_dim)
+        self.pool = PagePool(shape, dtype=self.dtype, device=self.device, page_len=page_len)
         self._tables = [
             RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=torch.float32, device=self.device)
             for rope in config.ropes
@@ -114,13 +125,12 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         """Memory of the packed matrices, the head included."""
         return self._model.num_bytes
 
-    def new_cache(self, batch_size: int) -> ContiguousCache:
-        shape = (batch_size, self.config.num_kv_heads, self.config.head_dim)
-        return ContiguousCache.empty(self.num_layers, shape, dtype=self.dtype, device=self.device)
+    def new_cache(self, batch_size: int) -> PagedCache:
+        return PagedCache.empty(self.pool, batch_size)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         def run(tree: TokenTree) -> Mapping[int, Tensor]:
-            cache.reserve(tree.num_nodes)
+            self._own(cache).reserve_each(tree.sizes)
             return self._run(tree, cache, 0, _Wanted(last=self.num_layers, taps=taps))[1]
 
         empty = torch.zeros(0, self.config.hidden_size, dtype=self.dtype)
@@ -129,7 +139,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
     def score(
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
     ) -> Scores:
-        cache.reserve(tree.num_nodes, start=start)
+        self._own(cache).reserve_each(tree.sizes)
         if resume is None:
             logits, tapped = self._run(tree, cache, start, _Wanted(last=self.num_layers, taps=taps, logits=True))
         else:
@@ -142,7 +152,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
 
     def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, begun: Resume | None = None) -> Tensor:
         assert route.num_layers == self.num_layers, "a route is of one model"
-        cache.reserve(tree.num_nodes, start=start)
+        self._own(cache).reserve_each(tree.sizes)
         shape = (tree.batch_size, tree.num_nodes - start, self.config.hidden_size)
         hidden = torch.zeros(shape) if begun is None else begun.hidden.to(torch.float32, copy=True).contiguous()
         first = 0 if begun is None else begun.layer
@@ -197,8 +207,9 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         cuts = cut_array(tempering.cuts)
         chain.cuts = None if cuts is None else addressof(cuts)
         chain.give_doubt(plan.doubt)
-        call = self._pass(tree, cache, 0, _Wanted(last=self.num_layers), ahead=longest)
-        self._chain(byref(self._model.struct), byref(call), byref(chain))
+        with self.pool.lock:
+            call = self._pass(tree, cache, 0, _Wanted(last=self.num_layers), ahead=longest)
+            self._chain(byref(self._model.struct), byref(call), byref(chain))
         cache.commit([range(size + max(0, depth - 1)) for size, depth in zip(tree.sizes, depths, strict=True)])
         made = list(depths)
         return Guesses(tokens[:, : max(made)], made, chain.believed(made))
@@ -217,8 +228,9 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         grown = TreeStruct(depth, search.width, search.num_children, capacity, search.tau, *arrays)
         cuts = cut_array(tempering.cuts)
         grown.cuts = None if cuts is None else addressof(cuts)
-        call = self._pass(fed, cache, 0, _Wanted(last=self.num_layers), ahead=depth)
-        self._tree(byref(self._model.struct), byref(call), byref(grown))
+        with self.pool.lock:
+            call = self._pass(fed, cache, 0, _Wanted(last=self.num_layers), ahead=depth)
+            self._tree(byref(self._model.struct), byref(call), byref(grown))
         cache.commit([range(size) for size in fed.sizes])
         tokens[:, 0] = torch.tensor([row[-1] for row in rows])
         num_nodes = int(counts.max())
@@ -243,18 +255,18 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         logits = new(batch_size, num_nodes, self.vocab_size) if wanted.logits else None
         taps = [tap for tap in wanted.taps if tap >= wanted.first]
         tapped = new(len(taps), batch_size, num_nodes, self.config.hidden_size) if taps else None
-        call = self._pass(tree, cache, start, wanted)
-        if tapped is not None:
-            call.give_taps(taps, tapped)
-        call.logits = None if logits is None else logits.data_ptr()
-        self._call(byref(self._model.struct), byref(call))
+        with self.pool.lock:
+            call = self._pass(tree, cache, start, wanted)
+            if tapped is not None:
+                call.give_taps(taps, tapped)
+            call.logits = None if logits is None else logits.data_ptr()
+            self._call(byref(self._model.struct), byref(call))
         if self._sums is not None:
             self._sums.check()
         return logits, {} if tapped is None else StackedTaps(taps, tapped, self.dtype)
 
     def _pass(self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted, *, ahead: int = 0) -> PassStruct:
         """The description of one call, on a cache that has room for it and ``ahead`` tokens more."""
-        assert cache is None or isinstance(cache, ContiguousCache), "a decoder works on the caches it made"
         lengths = [0] * tree.batch_size if cache is None else cache.lengths
         for table in self._tables:
             table.reach(max(lengths) + tree.num_nodes + ahead)
@@ -263,7 +275,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         call.give_tree(tree, lengths)
         call.give_tables(self._tables)
         if cache is not None:
-            call.capacity, call.cache, call.cache_rows = cache.capacity, cache.store.data_ptr(), cache.store.shape[2]
+            call.give_cache(self._own(cache))
         if wanted.route is not None:
             call.give_route(wanted.route)
         hidden = wanted.hidden
@@ -273,6 +285,10 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         if hidden is not None:
             call.give_hidden(hidden)
         return call
+
+    def _own(self, cache: Cache) -> PagedCache:
+        assert isinstance(cache, PagedCache) and cache.pool is self.pool, "a decoder works on the caches it made"
+        return cache
 
     def _entered(self, tree: TokenTree, start: int, hidden: Tensor | None) -> Tensor:
         """[B, N, H] float32 what enters the first layer of a share, in ``hidden`` if there is one."""

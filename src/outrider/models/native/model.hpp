@@ -18,12 +18,12 @@ struct Model {
     const LayerWeights* layer;
 };
 struct Pass {
-    int32_t batch, nodes, start, first_layer, last_layer, capacity, num_threads, num_taps;
+    int32_t batch, nodes, start, first_layer, last_layer, page_len, num_threads, num_taps;
     const int64_t* tokens;   // [batch][nodes]
     const int64_t* parents;  // [batch][nodes], null for chains
     const int32_t* sizes;    // [batch]
     const int32_t* lengths;  // [batch]
-    void* cache;             // [layers][2][cache_rows][kv_heads][capacity][head_dim]
+    void* cache;             // [layers][2][num_pages][kv_heads][page_len][head_dim]; a page has a power of two of tokens
     const float* const* cosines;  // per rope: [positions][head_dim]
     const float* const* sines;
     const uint8_t *attention_on, *mlp_on;  // [layers] or null: all
@@ -32,7 +32,9 @@ struct Pass {
     float* hidden;           // [batch][nodes - start][hidden] or null: in when first_layer > 0 or there is no embedding, out when not null
     float* logits;           // [batch][nodes - start][vocab] or null
     int32_t last_only;       // logits [batch][vocab] of each row's last node only
-    int32_t cache_rows;      // at least batch
+    int32_t num_pages;
     void (*sum)(float* values, int64_t count);  // over the ranks of a divided model, in place; null where the model is whole
+    const int32_t* pages;    // [batch][columns]: slot s of a row lies in its page s / page_len
+    int32_t columns;
 };
 }

@@ -3,6 +3,7 @@
 // A pass is a fixed sequence of phases that a few threads go through together; the residual stream is float32, matrices
 // and cache are bfloat16 or float32. Only real nodes are computed (no padding). Nothing is allocated per layer.
 #pragma once
+#include <bit>
 #include <optional>
 
 #include "attention.hpp"
@@ -237,10 +238,10 @@ template <class T> class Runner {
             x[i + half] = high * cos[i + half] + low * sin[i + half];
         }
     }
-    T* slot(int layer, int which, int batch, int head) {
-        const size_t per_head = size_t(p.capacity) * m.head_dim;
-        const size_t index = ((size_t(layer) * 2 + which) * p.cache_rows + batch) * m.kv_heads + head;
-        return static_cast<T*>(p.cache) + index * per_head;
+    Slots<T> slots(int layer, int which, int batch, int head) const {
+        const size_t per_head = size_t(p.page_len) * m.head_dim, index = (size_t(layer) * 2 + which) * p.num_pages * m.kv_heads + head;
+        T* first = static_cast<T*>(p.cache) + index * per_head;
+        return {first, p.pages + size_t(batch) * p.columns, m.kv_heads * per_head, page_bits, m.head_dim};
     }
     void attention(int& phase, int index, int thread) {
         const LayerWeights& w = m.layer[index];
@@ -281,7 +282,7 @@ template <class T> class Runner {
         V low = load(found), high = load(found + BLOCK);
         if (of.part <= group && w.rope >= 0) turn(low, high, p.cosines[w.rope] + angle, p.sines[w.rope] + angle, half);
         T* to = of.part < group ? queries_of(of.head, r) + of.part * dim
-                                : slot(index, of.part - group, row.batch, of.head) + size_t(row.slot) * dim;
+                                : slots(index, of.part - group, row.batch, of.head).at(row.slot);
         store(to + of.column, low), store(to + of.column + half, high);
     }
     // The same for one head at one row, where more than rotation has to be done first.
@@ -296,9 +297,9 @@ template <class T> class Runner {
         }
         if (has_tile_attention()) put(queries_of(head, r), x, group * dim);
         for (int which = 0; which < 2; which++)
-            put(slot(index, which, row.batch, head) + size_t(row.slot) * dim, x + (group + which) * dim, dim);
+            put(slots(index, which, row.batch, head).at(row.slot), x + (group + which) * dim, dim);
     }
-    bool has_tile_attention() const { return TileLook<T>::fits(m); }
+    bool has_tile_attention() const { return TileLook<T>::fits(m, p); }
     // narrow = what each query saw
     void look(int& phase, int index, int thread) {
         const LayerWeights& w = m.layer[index];
@@ -332,7 +333,7 @@ template <class T> class Runner {
     Past<T> past_of(const LayerWeights& w, int index, const Row& row, int head) {
         const int origin = w.window && row.position + 1 > w.window ? row.position + 1 - w.window : 0;
         const int committed = p.lengths[row.batch], hidden = std::max(0, origin - committed);
-        return {slot(index, 0, row.batch, head), slot(index, 1, row.batch, head), m.head_dim, std::min(origin, committed), committed,
+        return {slots(index, 0, row.batch, head), slots(index, 1, row.batch, head), m.head_dim, std::min(origin, committed), committed,
                 row.ancestors.data() + hidden, int(row.ancestors.size()) - hidden, origin};
     }
     void mlp(int& phase, const LayerWeights& w, const Matrix& then) {
@@ -431,4 +432,5 @@ template <class T> class Runner {
     std::vector<std::atomic<int64_t>> counters;  // by phase and thread: pieces taken from the front, and from the BACK
     TileLook<T> tile_look;
     int score_stride = 0;
+    const int page_bits = std::countr_zero(unsigned(p.page_len));
 };

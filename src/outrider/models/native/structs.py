@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
+from outrider.cache.paged import PagedCache
 from outrider.core.interfaces import Doubt
 from outrider.core.route import Route
 from outrider.core.tree import TokenTree
@@ -51,13 +52,15 @@ class PassStruct(Structure):
     """One call. Arrays given to it live as long as it does."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("batch", "nodes", "start", "first_layer", "last_layer", "capacity", "num_threads")),
+        *((name, c_int32) for name in ("batch", "nodes", "start", "first_layer", "last_layer", "page_len", "num_threads")),
         ("num_taps", c_int32),
         *((name, c_void_p) for name in ("tokens", "parents", "sizes", "lengths", "cache", "cosines", "sines")),
         *((name, c_void_p) for name in ("attention_on", "mlp_on", "tap_layers", "taps", "hidden", "logits")),
         ("last_only", c_int32),
-        ("cache_rows", c_int32),
+        ("num_pages", c_int32),
         ("sum", c_void_p),
+        ("pages", c_void_p),
+        ("columns", c_int32),
     ]
 
     def give_tree(self, tree: TokenTree, lengths: Sequence[int]) -> None:
@@ -66,6 +69,14 @@ class PassStruct(Structure):
         self._sizes, self._lengths = (c_int32 * len(lengths))(*tree.sizes), (c_int32 * len(lengths))(*lengths)
         self.tokens, self.parents = self._tokens.data_ptr(), None if self._parents is None else self._parents.data_ptr()
         self.sizes, self.lengths = addressof(self._sizes), addressof(self._lengths)
+
+    def give_cache(self, cache: PagedCache) -> None:
+        self.columns = max(1, *map(len, cache.pages))
+        padded = [page for row in cache.pages for page in (*row, *[0] * (self.columns - len(row)))]
+        self._pages = (c_int32 * len(padded))(*padded)
+        self.pages = addressof(self._pages)
+        self.page_len, self.num_pages = cache.pool.page_len, cache.pool.num_pages
+        self.cache = cache.pool.block.data_ptr()
 
     def give_tables(self, tables: Sequence[RotaryTable]) -> None:
         self._cosines = (c_void_p * len(tables))(*(table.cos.data_ptr() for table in tables))

@@ -81,8 +81,8 @@ class ByHeads(Opening):
 
     def model(self, config: ModelConfig, weights: Weights, link: Link) -> LayeredTarget:
         mine = link.share.config(config)
-        if self.fast and not self.page_len:
-            return fastest_decoder(mine, weights, joint=link)
+        if self.fast:
+            return fastest_decoder(mine, weights, joint=link, page_len=self.page_len)
         return Decoder(mine, weights, self.page_len, joint=link)
 
 

@@ -72,6 +72,20 @@ class FourBits(Format):
     def stays(self) -> bool:
         return False  # the codes are no whole numbers
 
+    @property
+    def packs(self) -> bool:
+        return True
+
+    def matrix(self, parts: Parts) -> Quantised | None:
+        """Where blocks are groups of inputs: bitsandbytes cuts the flattened matrix."""
+        state, packed = _state(parts), parts[".weight"].flatten()
+        (num_outputs, num_inputs), size = state["shape"], int(state["blocksize"])
+        if num_inputs % size:
+            return None
+        codes = torch.stack((packed >> 4, packed & 15), -1).view(num_outputs, num_inputs).view(torch.int8) - 8
+        scales = _absmax(parts, state).view(num_outputs, -1)
+        return Quantised(codes, scales, size, 4, levels=parts[".weight.quant_map"].float())
+
     def dequantised(self, parts: Parts) -> Tensor:
         state = _state(parts)
         packed = parts[".weight"].flatten()

@@ -56,6 +56,11 @@ class Format(ABC):
         """Whether a GPU multiplies the codes as they are (``packed_rows.py``)."""
         return self.stays
 
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether only the matrices of experts are quantised."""
+        return False
+
     def matrix(self, parts: Parts) -> Quantised | None:
         """The matrix as codes and scales; None for codes that no product here takes as they are."""
         del parts

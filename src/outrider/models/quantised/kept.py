@@ -65,7 +65,7 @@ class KeptFolder(TensorSource):
         tables = self.keep(matrices) if len(matrices) == len(there) else None
         for name in there:
             if tables is not None:
-                self._ready[name] = tables[name], matrices[name].shape
+                self._ready[name] = tables[name], matrices[name].whole_shape
                 continue
             whole = self._folder.read(name)
             self._num_dequantised += name in quantised
@@ -74,6 +74,8 @@ class KeptFolder(TensorSource):
 
 def _beside(name: str) -> list[str]:
     """A matrix and those that the decoder joins it with."""
+    if not name.endswith(".weight"):  # all experts of a layer
+        return [name]
     before, _, stem = name.removesuffix(".weight").rpartition(".")
     joined = next((group for group in _JOINED if stem in group), (stem,))
     return [f"{before}.{other}.weight" for other in joined]

@@ -2,8 +2,8 @@
 
     w[o, i] = scale[o, g] * (code[o, i] - zero[o, g])        g = i // group_len, or the group that act-order gave the input
 
-Codes are whole numbers (4 or 8 bits) or floats of 8 bits (e4m3). ``dequantised`` is the reference of every product with such a
-matrix: exact in float32 for scales of 16 bits, rounded once for scales of 32.
+Codes are whole numbers (4 or 8 bits), floats of 8 bits (e4m3), or places in a table of sixteen numbers. ``dequantised`` is the
+reference of every product with such a matrix: exact in float32 for scales of 16 bits, rounded once for scales of 32.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.models.packed import factors
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -23,7 +25,7 @@ class Quantised:
     codes: Tensor
     """[out, in] int8, or float8_e4m3fn."""
     scales: Tensor
-    """[out, groups], of any float type."""
+    """[out, groups], of any float type; uint8 for powers of two, 127 more than the exponent."""
     group_len: int
     """Neighbouring inputs that share a scale."""
     bits: int
@@ -32,6 +34,10 @@ class Quantised:
     """[out, groups] int16: the code of the number 0; None where it is 0 everywhere."""
     group_of: Tensor | None = None
     """[in] the group of every input, where groups are not neighbours (act-order)."""
+    levels: Tensor | None = None
+    """[16] float32: what the codes -8 .. 7 stand for; None where they are whole numbers."""
+    num_experts: int = 0
+    """Matrices of as many experts, one below the other; an unquantised checkpoint has them with the inputs first."""
 
     def __post_init__(self) -> None:
         groups = -(-self.codes.shape[1] // self.group_len) if self.group_of is None else int(self.group_of.max()) + 1
@@ -51,12 +57,18 @@ class Quantised:
         """Outputs and inputs."""
         return self.codes.shape[0], self.codes.shape[1]
 
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """That of an unquantised checkpoint."""
+        num_outputs, num_inputs = self.shape
+        return (self.num_experts, num_inputs, num_outputs // self.num_experts) if self.num_experts else self.shape
+
     def dequantised(self) -> Tensor:
         """[out, in] float32."""
-        numbers = self.codes.float()
+        numbers = self.codes.float() if self.levels is None else self.levels[self.codes.long() + 8]
         if self.zeros is not None:
             numbers -= self.spread(self.zeros).float()
-        return numbers.mul_(self.spread(self.scales).float())
+        return numbers.mul_(self.spread(factors(self.scales)))
 
     def spread(self, values: Tensor) -> Tensor:
         """[out, in] from [out, groups]: each input has the value of its group."""

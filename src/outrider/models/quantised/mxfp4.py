@@ -16,10 +16,11 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.models.packed import E2M1
 from outrider.models.quantised.format import Format, Names, Parts, Settings
+from outrider.models.quantised.matrix import Quantised
 
-NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""What the sixteen codes stand for."""
+_GROUP = 32
 
 
 @final
@@ -46,10 +47,24 @@ class MXFP4(Format):
 
     @property
     def stays(self) -> bool:
-        return False  # experts are multiplied in 16 bits
+        return False  # a CPU multiplies experts in float32
+
+    @property
+    def packs(self) -> bool:
+        return True
+
+    @property
+    def is_of_experts(self) -> bool:
+        return True
+
+    def matrix(self, parts: Parts) -> Quantised:
+        blocks, exponents = parts["_blocks"], parts["_scales"]
+        codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-3).flatten(0, 1).view(torch.int8) - 8
+        scales = exponents.flatten(0, 1)
+        return Quantised(codes, scales, _GROUP, 4, levels=torch.tensor(E2M1), num_experts=len(blocks))
 
     def dequantised(self, parts: Parts) -> Tensor:
         blocks, exponents = parts["_blocks"], parts["_scales"].to(torch.int32) - 127
         codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
-        numbers = torch.ldexp(torch.tensor(NUMBERS)[codes.long()], exponents[..., None])
+        numbers = torch.ldexp(torch.tensor(E2M1)[codes.long()], exponents[..., None])
         return numbers.flatten(-2).transpose(-1, -2).contiguous()

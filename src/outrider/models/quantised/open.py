@@ -15,6 +15,7 @@ from outrider.models.gpu.known import head_dim_for, missing_features
 from outrider.models.native import native_decoder
 from outrider.models.native.decoder import missing_features as native_missing
 from outrider.models.quantised.folder import QuantisedFolder
+from outrider.models.quantised.format import Format
 from outrider.models.quantised.packed_rows import PackedFolder
 from outrider.models.quantised.stored import StoredFolder
 from outrider.models.weights import TensorSource, read_weights
@@ -22,21 +23,21 @@ from outrider.models.weights import TensorSource, read_weights
 _FEW_BITS = 4
 
 
-def stored_decoder(config: ModelConfig, folder: TensorSource) -> LayeredTarget | None:
+def stored_decoder(config: ModelConfig, folder: TensorSource, *, page_len: int = 0) -> LayeredTarget | None:
     """Multiplies the quantised matrices of a folder as they are, on a CPU; None where they are not, or it cannot."""
     if not isinstance(folder, QuantisedFolder) or not folder.form.stays or native_missing(config):
         return None
     source = StoredFolder(folder)
     weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"))
     source.warn()
-    found = native_decoder(config, replace(weights, file=source.memory))
+    found = native_decoder(config, replace(weights, file=source.memory), page_len=page_len)
     give_back()
     return found
 
 
 def packed_weights(config: ModelConfig, folder: TensorSource, device: torch.device) -> Weights | None:
     """The weights of a folder for the fast decoder of a GPU, quantised matrices as they are; None where it cannot."""
-    if not isinstance(folder, QuantisedFolder) or not folder.form.packs or not stays_on_gpu(config):
+    if not isinstance(folder, QuantisedFolder) or not stays_on_gpu(config, folder.form):
         return None
     if not gpu_can_run(config, torch.bfloat16, device):
         return None
@@ -46,6 +47,11 @@ def packed_weights(config: ModelConfig, folder: TensorSource, device: torch.devi
     return replace(weights, rows=source.rows)
 
 
-def stays_on_gpu(config: ModelConfig) -> bool:
-    """Whether the fast decoder multiplies quantised matrices of such a model: plain gated layers, heads as they are."""
+def stays_on_gpu(config: ModelConfig, form: Format) -> bool:
+    """Whether the fast decoder multiplies the quantised matrices of such a model: those of experts, or of plain gated layers
+    with heads as they are."""
+    if not form.packs:
+        return False
+    if form.is_of_experts:
+        return config.experts is not None and not missing_features(config)
     return not missing_features(config, _FEW_BITS) and head_dim_for(config) == config.head_dim

@@ -1,6 +1,8 @@
 """Quantised matrices that stay so on a GPU, in the form that its products take (``packed.py``).
 
     4 bits             groups of 32, 64 or 128 inputs, with or without zeros; larger groups become groups of 128
+    4 bits, a table    likewise without zeros: nf4, fp4
+    4 bits, e2m1       experts in groups of 32
     8 bits, whole      a scale per output, or groups of a multiple of 16 inputs; no zeros
     8 bits, e4m3       likewise
 
@@ -41,7 +43,7 @@ class PackedRows:
 
     def matrix(self, table: Tensor) -> Packed:
         """The matrix of these rows. What it is made of is kept no longer."""
-        table = table.cpu()
+        table = table.cpu().flatten(0, -2)  # of experts one below the other
         numbers = table[:, 1].unique().tolist()
         pieces = [self._pieces.pop(number - 1) for number in numbers]
         begins = torch.zeros(max(numbers) + 1, dtype=torch.int64)
@@ -51,7 +53,8 @@ class PackedRows:
             return joined
         rows = order.to(joined.data.device)
         zeros = None if joined.zeros is None else joined.zeros[:, rows].contiguous()
-        return Packed(_bytes(joined)[rows].view(joined.data.dtype), joined.scales[:, rows].contiguous(), zeros)
+        data = _bytes(joined)[rows].view(joined.data.dtype)
+        return Packed(data, joined.scales[:, rows].contiguous(), zeros, joined.levels)
 
 
 @final
@@ -68,7 +71,12 @@ class PackedFolder(KeptFolder):
         if not all(map(can_pack, matrices.values())) or len({_form(matrix) for matrix in matrices.values()}) > 1:
             return None
         has_zeros = any(matrix.zeros is not None for matrix in matrices.values())
-        return {name: self.rows.table(packed(matrix, self._device, zeros=has_zeros)) for name, matrix in matrices.items()}
+        return {name: self._table(matrix, zeros=has_zeros) for name, matrix in matrices.items()}
+
+    def _table(self, matrix: Quantised, *, zeros: bool) -> Tensor:
+        """[out, 2], or [E, 2, out] of experts, whose inputs come first."""
+        table = self.rows.table(packed(matrix, self._device, zeros=zeros))
+        return table.unflatten(0, (matrix.num_experts, -1)).transpose(1, 2) if matrix.num_experts else table
 
 
 def can_pack(matrix: Quantised) -> bool:
@@ -76,6 +84,8 @@ def can_pack(matrix: Quantised) -> bool:
     num_inputs, length = matrix.shape[1], _group_len(matrix)
     if matrix.group_of is not None or num_inputs % length:
         return False
+    if matrix.scales.dtype == torch.uint8:
+        return matrix.num_experts > 0 and length == _SMALL_GROUPS[0]
     if matrix.bits == 4:
         return length in _SMALL_GROUPS
     return matrix.zeros is None and (length == num_inputs or length % 16 == 0)
@@ -89,8 +99,9 @@ def packed(matrix: Quantised, device: torch.device, *, zeros: bool) -> Packed:
         return Packed(matrix.codes.contiguous().to(device), scales)
     groups = (matrix.codes.to(device) + 8).view(torch.uint8).view(matrix.shape[0], -1, length)
     data = (groups[..., : length // 2] | groups[..., length // 2 :] << 4).flatten(1)
+    levels = None if matrix.levels is None or scales.dtype == torch.uint8 else matrix.levels.to(device)
     found = matrix.zeros if matrix.zeros is not None else torch.zeros_like(matrix.scales, dtype=torch.int16)
-    return Packed(data, scales, _regrouped(matrix, found, length).to(device, torch.bfloat16) if zeros else None)
+    return Packed(data, scales, _regrouped(matrix, found, length).to(device, torch.bfloat16) if zeros else None, levels)
 
 
 def _group_len(matrix: Quantised) -> int:
@@ -107,8 +118,9 @@ def _regrouped(matrix: Quantised, values: Tensor, length: int) -> Tensor:
     return values.repeat_interleave(times, 1).T.contiguous()
 
 
-def _form(matrix: Quantised) -> tuple[int, bool, int, torch.dtype]:
-    return matrix.bits, matrix.is_float, _group_len(matrix), matrix.scales.dtype
+def _form(matrix: Quantised) -> tuple[object, ...]:
+    levels = None if matrix.levels is None else tuple(matrix.levels.tolist())
+    return matrix.bits, matrix.is_float, _group_len(matrix), matrix.scales.dtype, levels
 
 
 def _joined(pieces: Sequence[Packed]) -> Packed:
@@ -117,7 +129,8 @@ def _joined(pieces: Sequence[Packed]) -> Packed:
         return pieces[0]
     zeros = [piece.zeros for piece in pieces if piece.zeros is not None]
     data = torch.cat([_bytes(piece) for piece in pieces]).view(pieces[0].data.dtype)
-    return Packed(data, torch.cat([piece.scales for piece in pieces], 1), torch.cat(zeros, 1) if zeros else None)
+    scales = torch.cat([piece.scales for piece in pieces], 1)
+    return Packed(data, scales, torch.cat(zeros, 1) if zeros else None, pieces[0].levels)
 
 
 def _bytes(piece: Packed) -> Tensor:

@@ -29,7 +29,7 @@ _LAYER_BITS, _HEAD_BITS = 4, 8
 _TYPES = {4: "Q4_0", 8: "Q8_0"}
 
 
-def rounded_decoder(config: ModelConfig, weights: Weights) -> LayeredTarget | None:
+def rounded_decoder(config: ModelConfig, weights: Weights, *, page_len: int = 0) -> LayeredTarget | None:
     """The native decoder on rounded weights; None where it cannot run, or where inputs do not come in groups of 32."""
     if missing_features(config) or any(size % SPAN for size in (config.hidden_size, config.mlp_size, _width(config))):
         return None
@@ -38,7 +38,8 @@ def rounded_decoder(config: ModelConfig, weights: Weights) -> LayeredTarget | No
     head = _table(weights.head, _HEAD_BITS, memory)
     embedding = weights.embedding if weights.embedding.dtype in FLOATS else weights.embedding.bfloat16()
     rows = memory.table(embedding.contiguous().view(torch.uint8), FLOATS[embedding.dtype])
-    return native_decoder(config, replace(weights, embedding=rows, layers=layers, head=head, file=memory))
+    weights = replace(weights, embedding=rows, layers=layers, head=head, file=memory)
+    return native_decoder(config, weights, page_len=page_len)
 
 
 def round_to_codes(weight: Tensor, bits: int) -> Quantised:

@@ -34,7 +34,7 @@ OWN = ("Q4_Z", "Q4_F", "Q8_F", "F16", "BF16")
 TYPES = {name: 1 + number for number, name in enumerate((*GGUF_TYPES, *OWN))}
 FLOATS = {torch.float16: "F16", torch.bfloat16: "BF16"}
 MOST_BYTES = 37
-"""Of a block of 32 weights, whatever its type."""
+"""Most bytes of a block of 32 weights, whatever its type."""
 _ENDS = ("embed_tokens.weight", "lm_head.weight")
 
 

@@ -37,7 +37,7 @@ class Reach:
 
     @staticmethod
     def of(tree: TokenTree, num_logged: int, start: int) -> Reach:
-        """Of nodes ``start``.. after ``num_logged`` columns of the log."""
+        """The scan of nodes ``start``.. after ``num_logged`` columns of the log."""
         dtype, num_new = wide(tree.tokens.device), tree.num_nodes - start
         if tree.is_chain and num_new == 1:
             return Reach(1, None, None)

@@ -94,7 +94,7 @@ class Affinity:
                 self._readers[beginning] = readers - {replica}
 
     def _longest(self, text: str, among: set[str]) -> set[str]:
-        """Those of ``among`` that have read the longest beginning."""
+        """Replicas of ``among`` that have read the longest beginning of the text."""
         found: set[str] = set()
         for beginning in _beginnings(text):
             readers = self._readers.get(beginning, frozenset()) & among

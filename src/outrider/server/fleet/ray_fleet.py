@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import ray  # pyright: ignore[reportMissingImports]
+import torch
 from ray import serve  # pyright: ignore[reportMissingImports]
 from ray.exceptions import RayActorError, RayTaskError  # pyright: ignore[reportMissingImports]
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig  # pyright: ignore[reportMissingImports]
@@ -32,6 +33,11 @@ _SWAP_S = 300.0
 _STORE_BYTES = 200_000_000
 _POLICY = "outrider.server.fleet.ray_scaling:by_goodput"
 _ROUTER = "outrider.server.fleet.ray_router:PrefixRouter"
+_PRELOADED = "outrider.server.fleet.ray_fleet,outrider.cli.serve_fleet"
+"""Modules that every process of a local Ray has imported before it is given work: most of what a replica's start takes."""
+_SPARES = 2
+"""Processes that a local Ray starts beside those of the replicas and the controller. A replica that replaces a dead one takes
+such a process, so it need not start one and import PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,23 @@ class FleetOptions:
     def replica_cpus(self) -> float:
         return self.cpus or max((os.cpu_count() or 1) / self.most, 0.1)
 
+    @property
+    def num_threads(self) -> int:
+        """Threads of a replica."""
+        return max(1, int(self.replica_cpus))
+
+    @property
+    def num_processes(self) -> int:
+        """Of a local Ray: the replicas, the controller and the spares."""
+        return self.most + 1 + _SPARES
+
 
 @final
 class _Deployed:
     """A ``Replica`` as Ray Serve starts it."""
 
-    def __init__(self, opening: Callable[[str], Opened], page: str, target_requests: float) -> None:
+    def __init__(self, opening: Callable[[str], Opened], page: str, target_requests: float, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)  # PyTorch was imported before Ray said how many cores there are
         self._target_requests = target_requests
         name = serve.get_replica_context().replica_id.unique_id
         self._replica = Replica(name, opening(name), page)
@@ -107,7 +124,8 @@ class RayFleet(Fleet):
         self._options, self._settings = options, settings
         _connect(options)
         serve.start(proxy_location="Disabled", logging_config=LoggingConfig(log_level="ERROR", enable_access_log=False))
-        self._handle = serve.run(self._deployment().bind(opening, page, options.target_requests), name=_APP, route_prefix=None)
+        deployment = self._deployment().bind(opening, page, options.target_requests, options.num_threads)
+        self._handle = serve.run(deployment, name=_APP, route_prefix=None)
 
     def _deployment(self) -> Any:
         options, settings = self._options, self._settings
@@ -123,7 +141,7 @@ class RayFleet(Fleet):
             health_check_period_s=_HEALTH_S,
             health_check_timeout_s=_UNWELL_S,
             graceful_shutdown_timeout_s=settings.drain_s,
-            ray_actor_options={"num_cpus": options.replica_cpus, "num_gpus": options.gpus},
+            ray_actor_options={"num_cpus": 1 if options.address is None else options.replica_cpus, "num_gpus": options.gpus},
         )
 
     async def ask(self, text: str, call: Call) -> AsyncGenerator[Sequence[Message], None]:
@@ -181,8 +199,10 @@ def _connect(options: FleetOptions) -> None:
     if options.address is not None:
         ray.init(address=options.address, **quiet)
         return
-    cpus = max(os.cpu_count() or 1, round(options.replica_cpus * options.most + 0.5))
-    ray.init(num_cpus=cpus, include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet)
+    os.environ.setdefault("RAY_preload_python_modules", _PRELOADED)
+    os.environ.setdefault("RAY_num_workers_soft_limit", str(options.num_processes))
+    # Ray starts as many processes at once as it has cores: here a core stands for a process
+    ray.init(num_cpus=options.num_processes, include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet)
 
 
 def _scaling(options: FleetOptions) -> Any:

@@ -76,29 +76,35 @@ static inline void transpose(__m512i* v) {
 // The values of one key head as they are blended: old ones for tiles, [32 slots][16 dimensions][dimension][slot], recent ones as floats.
 class PackedValues {
   public:
-    void pack(const bf16* values, int head_dim, int begin, int end) {
+    // A page has a multiple of 32 slots.
+    void pack(const Slots<bf16>& values, int head_dim, int begin, int end) {
         first = begin, dim = head_dim;
         if (end <= begin) return;
         tiles.grow(size_t(end - begin) * dim);
         alignas(64) uint16_t low[32], high[32];
         for (int i = 0; i < 32; i++) low[i] = uint16_t(i / 2 + i % 2 * 32), high[i] = uint16_t(low[i] + 16);
         const __m512i lower = _mm512_load_si512(low), upper = _mm512_load_si512(high);
-        for (int slot = begin; slot < end; slot += 32)
+        for (int slot = begin; slot < end; slot += 32) {
+            const bf16* from = values.at(slot);
             for (int d = 0; d < dim; d += 32) {
                 __m512i left[16], right[16];
                 for (int pair = 0; pair < 16; pair++) {
-                    const bf16* at = values + size_t(slot + 2 * pair) * dim + d;
+                    const bf16* at = from + size_t(2 * pair) * dim + d;
                     const __m512i even = _mm512_loadu_si512(at), odd = _mm512_loadu_si512(at + dim);
                     left[pair] = _mm512_permutex2var_epi16(even, lower, odd), right[pair] = _mm512_permutex2var_epi16(even, upper, odd);
                 }
                 put(tile(slot, d), left), put(tile(slot, d + 16), right);
             }
+        }
     }
-    void unpack(const bf16* values, int begin, int end) {
+    void unpack(const Slots<bf16>& values, int begin, int end) {
         first_float = begin;
         if (end <= begin) return;
         floats.grow(size_t(end - begin) * dim);
-        for (int i = 0; i < (end - begin) * dim; i += LANES) store(floats.data() + i, load(values + size_t(begin) * dim + i));
+        for (int slot = begin; slot < end; slot++) {
+            const bf16* from = values.at(slot);
+            for (int d = 0; d < dim; d += LANES) store(floats.data() + size_t(slot - begin) * dim + d, load(from + d));
+        }
     }
     bf16* tile(int slot, int d) { return tiles.data() + size_t(slot - first) * dim + d * 32; }
     const float* line(int slot) const { return floats.data() + size_t(slot - first_float) * dim; }
@@ -113,13 +119,32 @@ class PackedValues {
     int first = 0, first_float = 0, dim = 0;
 };
 
+// Slots [slot, last) that will be looked at, brought near line by line.
+class PagesAhead {
+  public:
+    PagesAhead() = default;
+    PagesAhead(const Slots<bf16>& slots, int first, int end) : of(slots), slot(first), last(end) {}
+    void bring_one() {
+        if (now.at >= now.end && slot < last) {
+            const int end = std::min(of.end(slot), last);
+            now = Ahead::of(of.at(slot), size_t(end - slot) * of.dim), slot = end;
+        }
+        now.bring_one();
+    }
+
+  private:
+    Slots<bf16> of{};
+    int slot = 0, last = 0;
+    Ahead now;
+};
+
 class QueryTile {
   public:
     int dim = 0;  // of a head
-    Ahead next_keys, next_values;  // of what is looked at after this
+    PagesAhead next_keys, next_values;  // of what is looked at after this
     PackedValues values;  // old: below the largest `blended`; recent: from the smallest on
 
-    void attend(const Queries& queries, const Sight& sight, const bf16* keys, float scale, float cap, Inputs<bf16>& out) {
+    void attend(const Queries& queries, const Sight& sight, const Slots<bf16>& keys, float scale, float cap, Inputs<bf16>& out) {
         weights.grow(size_t(sight.first + up(sight.last - sight.first, 64)) * QUERIES);
         shape_tiles(16);
         pack(queries);
@@ -147,7 +172,7 @@ class QueryTile {
         }
     }
     // weights[slot][query] = query . key
-    void score(const Sight& sight, const bf16* keys, float scale, float cap) {
+    void score(const Sight& sight, const Slots<bf16>& keys, float scale, float cap) {
         const int last = sight.last, committed = sight.committed;
         V found[4];  // each a chain of comparisons
         for (V& one : found) one = splat(-1e30f);
@@ -157,14 +182,15 @@ class QueryTile {
             _tile_zero(1);
             _tile_zero(2);
             _tile_zero(3);
+            const bf16* key[4] = {};
+            for (int i = 0; i < num; i++) key[i] = keys.at(slot + 16 * i);
             for (int d = 0; d < dim; d += 32) {
-                const bf16* key = keys + size_t(slot) * dim + d;
                 _tile_loadd(7, packed + d * QUERIES, 64);
-                _tile_loadd(4, key, step);
+                _tile_loadd(4, key[0] + d, step);
                 _tile_dpbf16ps(0, 4, 7);
-                if (num > 1) { _tile_loadd(5, key + 16 * dim, step); _tile_dpbf16ps(1, 5, 7); }
-                if (num > 2) { _tile_loadd(6, key + 32 * dim, step); _tile_dpbf16ps(2, 6, 7); }
-                if (num > 3) { _tile_loadd(4, key + 48 * dim, step); _tile_dpbf16ps(3, 4, 7); }
+                if (num > 1) { _tile_loadd(5, key[1] + d, step); _tile_dpbf16ps(1, 5, 7); }
+                if (num > 2) { _tile_loadd(6, key[2] + d, step); _tile_dpbf16ps(2, 6, 7); }
+                if (num > 3) { _tile_loadd(4, key[3] + d, step); _tile_dpbf16ps(3, 4, 7); }
             }
             _tile_stored(0, at(slot), 64);
             _tile_stored(1, at(slot + 16), 64);

@@ -6,12 +6,12 @@
 
 template <> class TileLook<bf16> {
   public:
-    static bool fits(const Model& m) {
-        return m.head_dim % 32 == 0 && m.head_dim <= MAX_DIM && m.heads / m.kv_heads <= QUERIES;
+    static bool fits(const Model& m, const Pass& p) {
+        return p.page_len % 32 == 0 && m.head_dim % 32 == 0 && m.head_dim <= MAX_DIM && m.heads / m.kv_heads <= QUERIES;
     }
     // Works out what is seen in the layers of a pass, once for every window.
     template <class R> void prepare(R& run) {
-        for (int index = run.p.first_layer; index < run.p.last_layer && fits(run.m); index++)
+        for (int index = run.p.first_layer; index < run.p.last_layer && fits(run.m, run.p); index++)
             if (const int window = run.m.layer[index].window; !sights.contains(window)) sights[window] = sights_of(run, run.m.layer[index]);
     }
     // One piece is a key head and some of the tiles of a tree, which share the head's packed values.
@@ -26,14 +26,13 @@ template <> class TileLook<bf16> {
             const int head = piece / num_spans;
             const auto [begin, end] = spans[piece % num_spans];
             const Reach reach = reach_of(run.list, sight, spans[piece % num_spans]);
-            const bf16 *keys = run.slot(index, 0, reach.batch, head), *values = run.slot(index, 1, reach.batch, head);
+            const Slots<bf16> keys = run.slots(index, 0, reach.batch, head), values = run.slots(index, 1, reach.batch, head);
             tile.next_keys = tile.next_values = {};
             if (const int after = piece + 1, next = after / num_spans; next < m.kv_heads) {
                 const Reach then = reach_of(run.list, sight, spans[after % num_spans]);
-                const size_t from = size_t(then.first) * dim, size = size_t(then.last - then.first) * dim;
                 if (next != head || then.batch != reach.batch) {
-                    tile.next_keys = Ahead::of(run.slot(index, 0, then.batch, next) + from, size);
-                    tile.next_values = Ahead::of(run.slot(index, 1, then.batch, next) + from, size);
+                    tile.next_keys = PagesAhead(run.slots(index, 0, then.batch, next), then.first, then.last);
+                    tile.next_values = PagesAhead(run.slots(index, 1, then.batch, next), then.first, then.last);
                 }
             }
             tile.dim = dim;

@@ -5,7 +5,7 @@
 
 // Nothing fits where there are no tiles for T.
 template <class T> struct TileLook {
-    static bool fits(const Model&) { return false; }
+    static bool fits(const Model&, const Pass&) { return false; }
     template <class R> void prepare(R&) {}
     template <class R> void look(R&, int&, int) {}
 };

@@ -1,0 +1,177 @@
+"""Pages of keys and values, and who uses which.
+
+A ``PagePool`` is one block of pages with a count of users each. It grows by half, up to ``max_pages``, and gives its memory
+back when nobody has a page. Graphs that hold its address look at ``version``, or ask for enough at once (``hold``): such a pool
+keeps its memory, and asks for beginnings back before it grows. Who reads or writes pages holds ``lock``, so that several
+threads may use one model.
+
+    users(page) = rows + runs that hold it;     free  iff  users = 0;     written only while users = 1
+    bytes(page) = sides * layers * key heads * T * head size * bytes per number
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from threading import RLock
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import RequestError
+
+PAGE_LEN = 64
+"""Tokens of a page, unless another number is asked for."""
+_FIRST = 16
+"""Pages to begin with."""
+
+
+@final
+class PagePool:
+    """[L, sides, P, Hkv, T, D] keys and values, and who uses which page."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        page_len: int = PAGE_LEN,
+        max_pages: int | None = None,
+        sides: int = 2,
+    ) -> None:
+        """``shape`` is (layers, key-value heads, head size). One side: keys are values too."""
+        num_layers, num_heads, head_dim = shape
+        self.page_len, self.max_pages = page_len, max_pages
+        self.version = 0
+        """Changes whenever the block has moved."""
+        self.block = torch.zeros(num_layers, sides, 0, num_heads, page_len, head_dim, dtype=dtype, device=device)
+        self.reclaim: Callable[[int], object] = lambda _: None
+        """Asked to give back pages that are kept without need, until so many are free."""
+        self.lock = RLock()
+        self._is_held = False
+        self._uses: list[int] = []
+        self._free: list[int] = []
+
+    @property
+    def num_pages(self) -> int:
+        return self.block.shape[2]
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - len(self._free)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def has_room(self, num_pages: int) -> bool:
+        """Whether so many pages are there that nobody needs."""
+        if num_pages > len(self._free) and (self._is_held or self._limit_is_near(num_pages)):
+            self.reclaim(num_pages)
+        return num_pages <= len(self._free)
+
+    @property
+    def num_available(self) -> int | None:
+        """Pages that could still be taken; None where only memory is the limit."""
+        return None if self.max_pages is None else self.max_pages - self.num_used
+
+    @property
+    def page_bytes(self) -> int:
+        num_layers, sides, _, num_heads, page_len, head_dim = self.block.shape
+        return num_layers * sides * num_heads * page_len * head_dim * self.block.element_size()
+
+    def memory(self, layer: int) -> tuple[Tensor, Tensor]:
+        """[P, Hkv, T, D] keys and values of a layer."""
+        return self.block[layer, 0], self.block[layer, -1]
+
+    def uses(self, page: int) -> int:
+        """Rows and runs that hold a page."""
+        return self._uses[page]
+
+    def pages_for(self, num_slots: int) -> int:
+        return -(-num_slots // self.page_len)
+
+    def hold(self, num_pages: int) -> None:
+        """Have at least so many pages from now on."""
+        with self.lock:
+            self._is_held = True
+            if num_pages > self.num_pages:
+                self._resize(num_pages)
+
+    def take(self, count: int) -> list[int]:
+        """Pages nobody uses, now used once."""
+        with self.lock:
+            if count and not self.has_room(count):
+                self._grow(count - len(self._free))
+            taken = [self._free.pop() for _ in range(count)]
+            self.retain(taken)
+            return taken
+
+    def retain(self, pages: Iterable[int]) -> None:
+        with self.lock:
+            for page in pages:
+                self._uses[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        with self.lock:
+            for page in pages:
+                self._uses[page] -= 1
+                assert self._uses[page] >= 0, "a page was given back twice"
+                if self._uses[page] == 0:
+                    self._free.append(page)
+            if len(self._free) == self.num_pages > _FIRST and not self._is_held:
+                self._forget_all()
+
+    def copied(self, page: int) -> int:
+        """A page of one's own instead of a shared one: the same numbers, and one user less there."""
+        with self.lock:
+            (own,) = self.take(1)
+            self.block[:, :, own] = self.block[:, :, page]
+            self.release([page])
+            return own
+
+    def _grow(self, missing: int) -> None:
+        old, needed = self.num_pages, self.num_pages + missing
+        if self.max_pages is not None and needed > self.max_pages:
+            raise RequestError(
+                f"the key-value cache is full: {missing} more pages of {self.page_len} tokens are needed and "
+                f"{self.max_pages - old} of {self.max_pages} are left; run fewer requests at once or give the cache more memory"
+            )
+        size = max(needed, old + old // 2, _FIRST)
+        self._resize(size if self.max_pages is None else min(size, self.max_pages))
+
+    def _resize(self, size: int) -> None:
+        old = self.num_pages
+        grown = self.block.new_zeros(*self.block.shape[:2], size, *self.block.shape[3:])
+        grown[:, :, :old] = self.block
+        self.block = grown
+        self._uses += [0] * (size - old)
+        self._free[:0] = range(size - 1, old - 1, -1)  # the lowest new one is taken first, after those given back
+        self.version += 1
+
+    def _limit_is_near(self, num_pages: int) -> bool:
+        return self.max_pages is not None and self.num_used + num_pages > self.max_pages
+
+    def _forget_all(self) -> None:
+        """Nobody has a page: memory of a long text goes back."""
+        self.block = self.block[:, :, :0].clone()
+        self._uses, self._free = [], []
+        self.version += 1
+
+
+@final
+class PageRun:
+    """The first ``length`` tokens of some row, kept alive."""
+
+    def __init__(self, pool: PagePool, pages: Sequence[int], length: int) -> None:
+        self.pool, self.length = pool, length
+        self.pages = tuple(pages[: pool.pages_for(length)])
+        pool.retain(self.pages)
+        weakref.finalize(self, pool.release, self.pages)
+
+    def first(self, length: int) -> PageRun:
+        """A beginning of it."""
+        assert length <= self.length, "a run cannot be lengthened"
+        return PageRun(self.pool, self.pages, length)

@@ -1,0 +1,46 @@
+"""Which captured rounds serve where others are wanted, and that a warm-up leaves nothing to capture."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from outrider.core.device_sampling import Stages
+from outrider.engine.device_seats import NUM_PIECES
+from outrider.engine.round_kind import RoundKind, best_of, num_kinds, other_kinds, usual_kinds
+
+
+@pytest.mark.parametrize("guesses", [[0], [4], list(range(9))])
+def test_after_a_warm_up_every_round_is_served(guesses: list[int]) -> None:
+    prepared = [*usual_kinds(8, guesses, NUM_PIECES), *other_kinds(8, guesses, NUM_PIECES)]
+    assert len(set(prepared)) == len(prepared) == num_kinds(guesses, NUM_PIECES)
+    least = [kind for kind in prepared if kind in usual_kinds(8, guesses, NUM_PIECES) or kind.num_guesses == guesses[0]]
+    for length, pieces, stages, logprobs, constrained in product(guesses, NUM_PIECES, Stages, (False, True), (False, True)):
+        wanted = RoundKind(8, length, pieces, stages, logprobs, constrained)
+        for kinds in (prepared, least):  # all of them, and those that no want of time leaves out
+            found = best_of(kinds, wanted)
+            assert found is not None and found.serves(wanted)
+            assert found.num_pieces or not pieces, "prompts would never be read"
+        usual = stages == Stages.TEMPERATURE and not logprobs and not constrained
+        assert not usual or best_of(prepared, wanted) == wanted
+
+
+def test_a_round_serves_those_who_ask_for_less() -> None:
+    rich = RoundKind(4, 2, 4, Stages.TYPICAL, logprobs=True)
+    assert rich.serves(RoundKind(4, 3, 16, Stages.TOP_P))
+    for wanted in (
+        RoundKind(8, 3, 16, Stages.TOP_P),
+        RoundKind(4, 1, 16, Stages.TOP_P),
+        RoundKind(4, 3, 0, Stages.TOP_P),
+        RoundKind(4, 3, 16, Stages.TOP_P, constrained=True),
+    ):
+        assert not rich.serves(wanted)
+
+
+def test_the_cheapest_of_the_longest_is_taken() -> None:
+    long, short = RoundKind(1, 4, 0, Stages.TYPICAL, logprobs=True), RoundKind(1, 2, 0, Stages.TOP_P)
+    lean = RoundKind(1, 4, 0, Stages.TOP_P)
+    wanted = RoundKind(1, 5, 0, Stages.TOP_P)
+    assert best_of([short, long], wanted) == long and best_of([short, long, lean], wanted) == lean
+    assert best_of([short], RoundKind(2, 5)) is None
