@@ -194,6 +194,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=Path, required=True, help="the folder of tokens that the model was made from")
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--windows", default="4,8,16")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="ways whose names hold one of these")
     parser.add_argument("--guidance", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", help="cpu, cuda ... (default: a GPU where there is one)")
@@ -202,7 +203,8 @@ def main() -> None:
     model = ImageModel.load(arguments.model, draft=arguments.draft, guidance=arguments.guidance, device=arguments.device)
     judge = judge_of(model, arguments.tokens, num_images=arguments.images, seed=arguments.seed)
     windows = [int(word) for word in arguments.windows.split(",")]
-    rows = rows_of(model, judge, ways_of(model, arguments.heads, windows))
+    ways = ways_of(model, arguments.heads, windows)
+    rows = rows_of(model, judge, [one for one in ways if any(text in one[0].label for text in arguments.only)])
     what = f"quality against acceptance, {arguments.images} images of {arguments.model.parent.name}, temperature 1"
     script = "benchmarks/images.py"
     print(json.dumps(keep_results(arguments.out, what, [asdict(row) for row in rows], script=script)))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.bundled import bundled_path
 from outrider.cli.main import main
 from outrider.core.errors import ModelError, OptionError, RequestError
 from outrider.core.interfaces import Target
@@ -175,6 +176,20 @@ def test_the_recipes_models_draw(folder: Path) -> None:
     assert picture.pixels.shape == (8, 8, 1)
 
 
+def test_heads_are_trained_on_tokens_and_draw_the_plain_images(tmp_path: Path) -> None:
+    """EAGLE heads of the bundled model, with and without guidance: what they guess changes no image."""
+    chance, target = np.random.default_rng(0), bundled_path("digits/target")
+    rows = np.concatenate([chance.integers(256, 266, (12, 1)), chance.integers(0, 256, (12, 49))], 1)
+    np.save(tmp_path / "train.npy", rows.astype(np.uint16))
+    words = ["--target", target, "--data", str(tmp_path / "train.npy"), "--out", str(tmp_path), "--held-out", "2"]
+    assert main(["train", "eagle3", *words, "-O", "max_steps=2", "-O", "batch_size=4", "--device", "cpu"]) == 0
+    for guidance in (1.0, 2.0):
+        model = ImageModel.load(target, guidance=guidance, device="cpu")
+        heads = model.compose("eagle3", options={"heads": str(tmp_path / "eagle3"), "num_draft_tokens": 2})
+        found = [model.imagine([0, 1, 2], method, model.params(seed=3)) for method in (model.compose("plain"), heads)]
+        assert [one.tokens for one in found[1]] == [one.tokens for one in found[0]]
+
+
 @pytest.mark.parametrize("rule", [None, "lantern", "lantern++", "gsd", "gsd-partition"])
 def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str | None) -> None:
     chosen = ["--acceptance", rule] if rule else []
@@ -211,8 +226,6 @@ def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], words: list[
 
 
 def test_other_models_are_no_image_models(folder: Path) -> None:
-    from outrider.bundled import bundled_path
-
     with pytest.raises(ModelError, match="no image model"):
         ImageModel.load(bundled_path("target"))
     with pytest.raises(ModelError, match="make it again"):
