@@ -257,7 +257,7 @@ def test_auto_takes_a_quantised_file_as_stored(library, tmp_path: Path, monkeypa
     assert not torch.equal(scores_of(auto, tree), scores_of(wide, tree))
     assert describe_model(path).on_cpu.startswith("as stored, activations rounded to 8 bits")
     assert torch.equal(scores_of(load_model(path, device="cpu", page_len=16), tree), scores_of(stored, tree))
-    monkeypatch.setattr(load, "native_decoder", lambda *_: None)
+    monkeypatch.setattr(load, "native_decoder", lambda *_, **__: None)
     assert torch.isfinite(scores_of(load_model(path, device="cpu"), tree)).all()
     mixed = model_file(tmp_path, {"": "Q8_0", "token_embd": "F32"})
     assert not is_quantised(read_gguf(mixed)) and describe_model(str(mixed)).on_cpu.startswith("in bfloat16")
@@ -267,10 +267,10 @@ def test_where_it_is_not_available_it_says_why(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OptionError, match=r"'stored' is not available for .*not a GGUF file; use 'auto', or 'int8'"):
         load_model(str(bundled_path("target")), dtype="stored", device="cpu")
     path = str(model_file(tmp_path, {"": "Q8_0"}))
-    with pytest.raises(OptionError, match="it needs device='cpu', fast=True"):
+    with pytest.raises(OptionError, match="it needs device='cpu' and fast=True"):
         load_model(path, dtype="stored", device="cpu", fast=False)
     with pytest.raises(OptionError, match="did you mean 'stored'"):
         load_model(path, dtype="storde", device="cpu")
-    monkeypatch.setattr(load, "native_decoder", lambda *_: None)
+    monkeypatch.setattr(load, "native_decoder", lambda *_, **__: None)
     with pytest.raises(OptionError, match=r"it needs a C\+\+ compiler"):
         load_model(path, dtype="stored", device="cpu")

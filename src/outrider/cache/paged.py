@@ -112,7 +112,10 @@ class PagedCache(LayeredCache):
             del row[keep:]
 
     def fork(self, rows: Sequence[int]) -> PagedCache:
-        return PagedCache.of_runs(self.pool, [self.run(row) for row in rows])
+        """Nodes that were scored and not yet committed are there too, so that copies may commit different paths."""
+        for row in rows:
+            self.pool.retain(self.pages[row])
+        return PagedCache(self.pool, [self.pages[row] for row in rows], [self.lengths[row] for row in rows])
 
     def join(self, other: Cache) -> PagedCache:
         assert isinstance(other, PagedCache) and other.pool is self.pool, "only caches of one pool can be joined"
@@ -131,8 +134,12 @@ class PagedCache(LayeredCache):
     def _gather(self, row: int, path: Sequence[int]) -> None:
         pages, size, begin = self.pages[row], self.pool.page_len, self.lengths[row]
         with self.pool.lock:
+            moved = [(begin + place, begin + node) for place, node in enumerate(path) if node != place]
+            for place in {to // size for to, _ in moved}:
+                if self.pool.uses(pages[place]) > 1:
+                    pages[place] = self.pool.copied(pages[place])
             block = self.pool.block
-            for to, source in ((begin + place, begin + node) for place, node in enumerate(path) if node != place):
+            for to, source in moved:
                 block[:, :, pages[to // size], :, to % size] = block[:, :, pages[source // size], :, source % size]
 
 

@@ -132,11 +132,11 @@ class DeviceLane:
         self._start_read()
         self._graphs.policy.carry(self._policy_state, prompts_of(self._seats, num_pieces_left(self._seats)))
         plan = self._graphs.policy.plan(self._policy_state, len(self._seats))
-        graph = self._graph(min(max(plan.max_depth), self._graphs.most_guesses))
-        if graph.num_guesses and any(seat.num_unread for seat in self._taken):
-            report = report or self._read()
-            self._catch_up()
         if any(self._seats):
+            graph = self._graph(min(max(plan.max_depth), self._graphs.most_guesses))
+            if graph.num_guesses and any(seat.num_unread for seat in self._taken):
+                report = report or self._read()
+                self._catch_up()
             self._grow()
             launched = self._launch(graph, plan)
             report = report or self._read()

@@ -203,10 +203,10 @@ class RoundGraphs:
         column = self.frame(batch_size).limits
         column[sent(list(slots), torch.int64, column.device)] = sent(list(limits), torch.int64, column.device)
 
-    def make_room(self, batch_size: int) -> None:
+    def make_room(self, batch_size: int, capacity: int = _USUAL) -> None:
         """Give the drafter memory for a frame of so many slots, of short texts, so that its rounds can be captured."""
         if self.drafter is not None:
-            self.drafter.open((), batch_size=batch_size, capacity=_USUAL)
+            self.drafter.open((), batch_size=batch_size, capacity=capacity)
 
     def prepare(
         self, batch_size: int, capacity: int, *, guesses: Sequence[int], pieces: Sequence[int] = (0,)
@@ -259,6 +259,8 @@ class RoundGraphs:
         """The captured round, captured now if it must be."""
         self._forget_moved()
         if kind not in self._rounds:
+            self.make_room(kind.num_slots, capacity=1)
+            self._forget_moved()
             if not self._rounds:  # a pool goes with the last graph that used it
                 self.pool = torch.cuda.graph_pool_handle()
             frame = self._shaped(kind.num_slots) if kind.stages else self.frame(kind.num_slots)

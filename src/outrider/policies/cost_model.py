@@ -39,7 +39,9 @@ class Curve:
         """Learn from a round."""
         price, own = self._price(place), self._weight
         if price > 0:
-            self._surprises += [] if place in self.cells else [min(abs(seconds / self.at(place) - 1), TUNING.outlier) ** 2]
+            expected = 0.0 if place in self.cells else self.at(place)
+            if expected > 0:  # drafting may be free: a captured round takes the time of its pass
+                self._surprises.append(min(abs(seconds / expected - 1), TUNING.outlier) ** 2)
             self.cells.setdefault(place, Typical()).add(seconds / price)
             cells = sorted(self.cells.items())
             self._factors = [(at, (own + cell.count * cell.value) / (own + cell.count)) for at, cell in cells]
