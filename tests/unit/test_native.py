@@ -31,6 +31,7 @@ from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.load import load_model
 from outrider.models.native import BUILD, NativeDecoder, can_run
+from outrider.models.native.compiler import find_compiler
 from outrider.models.packed import pack
 from outrider.models.random_decoder import tiny_weights
 from outrider.models.weights import Weights
@@ -404,7 +405,8 @@ print(type(llm.target).__name__, [llm.generate("Once upon a time", params)[0].to
 """
     compiler = tmp_path / "slow-compiler"  # takes a second, and gives what the real one gave
     compiler.write_text(
-        f'#!/bin/sh\nfor last; do :; done\n[ "$1" = --version ] && exit\nsleep 1\ncp "{library._name}" "$last"\n'
+        f'#!/bin/sh\nfor last; do :; done\n[ "$1" = --version ] && exit\n'
+        f'case "$*" in *sets.cpp*) exec "{find_compiler()}" "$@";; esac\nsleep 1\ncp "{library._name}" "$last"\n'
     )
     compiler.chmod(0o755)
     env = {**os.environ, "OUTRIDER_CACHE": str(tmp_path), "CXX": str(compiler)}
