@@ -27,7 +27,8 @@ from outrider.images.model import ImageModel
 from outrider.images.png import png_bytes
 from outrider.models.random_decoder import tiny_config, tiny_decoder
 
-sys.path[:0] = [str(Path(__file__).parents[2] / folder) for folder in ("recipes", "benchmarks")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 
 import images as recipe
 
