@@ -15,7 +15,6 @@ from outrider.core.tree import TokenTree
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import compose
-from outrider.models.gpu.decoder import FastDecoder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 GREEDY = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
@@ -55,6 +54,8 @@ def test_a_gpu_sees_what_a_cpu_sees(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_prompts_with_images_run_in_captured_rounds(family: str, name: str, tmp_path: Path) -> None:
     """Those that come while others run too: the host reads them, and they take slots. The text is that of host rounds."""
+    from outrider.models.gpu.decoder import FastDecoder
+
     llm = opened(new_folder(family, tmp_path / family), "cuda", "bfloat16")
     assert isinstance(llm.target.captured_as, FastDecoder)
     draft = llm.target.captured_as if name == "draft-model" else None
