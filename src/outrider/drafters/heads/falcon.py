@@ -45,7 +45,7 @@ class Falcon(HeadDrafter):
         self.head = head
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the tree always has the same size, or is a chain, and the kernels know the layer."""
+        """Where the kernels know the layer."""
         grower = device_grower(self, self.head, shape, target) if self._bits == 16 else None
         if grower is None:
             return None
