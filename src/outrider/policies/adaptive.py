@@ -152,7 +152,7 @@ class Adaptive(Policy):
 
     def _decide(self, state: _State, costs: BatchCosts) -> Decision:
         began, longest = time.perf_counter(), self.options.num_draft_tokens
-        usual, ends_itself = self._usual(), self.trust.expected > 0
+        usual, ends_itself = self._usual(longest), self.trust.expected > 0
         found = reach_of(self.found.inherited([1.0] * longest)) if self.found.means else [1.0] * longest
         survival = [row.survival(usual) for row in state.rows]
         parts = costs.draft.table(range(longest + 1)), costs.rest.table(self._nodes)
@@ -177,9 +177,9 @@ class Adaptive(Policy):
             return math.inf
         return max(prompts.num_tokens * self._num_emitted / self._num_read, 1.0)
 
-    def _usual(self) -> list[float]:
-        """By position, how often a further guess of any request was found and accepted where it was asked for."""
-        return self.accepted.inherited([self.options.prior_acceptance] * self.options.num_draft_tokens)
+    def _usual(self, count: int) -> list[float]:
+        """At so many positions, how often a further guess of any request was found and accepted where it was asked for."""
+        return self.accepted.inherited([self.options.prior_acceptance] * count)
 
     def update(self, state: _State, observation: Observation) -> None:
         """Learn from the round. That takes time, so after the first rounds a quarter of the plain ones must tell enough."""
@@ -215,7 +215,8 @@ class Adaptive(Policy):
         rounds = asked_of(seen, rows)
         if not any(rounds):
             self.accepted.fade(weight / 2)
-        usual = list(accumulate(self._usual(), initial=0.0)) if any(rounds) else []
+        most = max((one.accepted + 1 for one in rounds if one is not None), default=0)
+        usual = list(accumulate(self._usual(most), initial=0.0))
         for row, one in zip(rows, rounds, strict=True):
             if one is None:
                 state.rows[row].rest(weight)

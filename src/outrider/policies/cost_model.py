@@ -12,6 +12,7 @@ prompts in the pass. It is the median of the last few rounds, so that a length t
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -42,9 +43,12 @@ class Curve:
             expected = 0.0 if place in self.cells else self.at(place)
             if expected > 0:  # drafting may be free: a captured round takes the time of its pass
                 self._surprises.append(min(abs(seconds / expected - 1), TUNING.outlier) ** 2)
-            self.cells.setdefault(place, Typical()).add(seconds / price)
-            cells = sorted(self.cells.items())
-            self._factors = [(at, (own + cell.count * cell.value) / (own + cell.count)) for at, cell in cells]
+            if not self.cells:
+                self._factors.clear()
+            cell, at = self.cells.setdefault(place, Typical()), bisect_left(self._factors, (place,))
+            cell.add(seconds / price)
+            known = at < len(self._factors) and self._factors[at][0] == place
+            self._factors[at : at + known] = [(place, (own + cell.count * cell.value) / (own + cell.count))]
 
     def knows(self, place: int) -> bool:
         return place in self.cells and self.cells[place].count >= TUNING.run

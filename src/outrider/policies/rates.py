@@ -34,14 +34,13 @@ class PositionRates:
     def record(self, *rounds: Outcome) -> None:
         """Learn from rounds; what was known before them fades by as many."""
         self.fade(len(rounds))
-        most = max((num_passed + failed for num_passed, failed in rounds), default=0)
-        missing = [0.0] * (most - len(self.means))
-        self.means, self.weights = [*self.means, *missing], [*self.weights, *missing]
-        for position in range(most):
-            passed = sum(num_passed > position for num_passed, _ in rounds)
-            tested = passed + sum(failed and num_passed == position for num_passed, failed in rounds)
-            self.weights[position] += tested
-            self.means[position] += (passed - tested * self.means[position]) / (self.weights[position] or 1.0)
+        for num_passed, failed in rounds:
+            missing = [0.0] * (num_passed + failed - len(self.means))
+            self.means += missing
+            self.weights += missing
+            for position in range(num_passed + failed):
+                self.weights[position] += 1
+                self.means[position] += ((position < num_passed) - self.means[position]) / self.weights[position]
 
     def fade(self, num_rounds: float) -> None:
         """Trust what was seen a little less, as after so many rounds without evidence."""
