@@ -34,7 +34,7 @@ from outrider.core.request import Request, RequestState
 from outrider.drafters.heads.dflash import Dflash
 from outrider.drafters.heads.dspark import Dspark
 from outrider.drafters.heads.eagle import Eagle
-from outrider.drafters.heads.head_drafter import HeadOptions
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.methods import compose
 from outrider.models.load import load_model
 

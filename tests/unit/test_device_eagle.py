@@ -10,7 +10,7 @@ from triton_interpreter import DEVICE
 
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.eagle import Eagle
-from outrider.drafters.heads.head_drafter import HeadOptions
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.head_layer import together
 from outrider.models.heads.eagle import EagleHead

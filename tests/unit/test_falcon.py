@@ -15,7 +15,7 @@ from tiny_heads import random_head, random_heads
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.params import SamplingParams
 from outrider.drafters.heads.falcon import Falcon
-from outrider.drafters.heads.head_drafter import HeadOptions
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.trees.shape import TreeShape
 from outrider.methods import compose
 from outrider.models.heads.falcon import FalconHead

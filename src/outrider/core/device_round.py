@@ -130,6 +130,17 @@ class CapturedShape:
         return CapturedShape(kept or {max_depth: self.guesses[min(self.guesses)]})
 
 
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Requests that take slots, and what the target has read of them."""
+
+    slots: Sequence[int]
+    rows: Sequence[Sequence[int]]
+    """Their tokens."""
+    features: Sequence[Tensor] | None = None
+    """The target's tapped states [n, F] of all tokens but the last; None: who wants them asks the target again."""
+
+
 class DeviceDrafter(ABC):
     """Guesses chains or trees inside a captured round. ``depth`` is the number of guesses along a path."""
 
@@ -144,17 +155,8 @@ class DeviceDrafter(ABC):
         """Changes when memory that a captured round points to has moved."""
 
     @abstractmethod
-    def seat(
-        self,
-        slots: Sequence[int],
-        rows: Sequence[Sequence[int]],
-        *,
-        batch_size: int,
-        capacity: int,
-        features: Sequence[Tensor] | None = None,
-    ) -> None:
-        """Requests with these tokens take these slots (of ``batch_size``) and grow to at most ``capacity`` tokens. ``features``
-        are the target's tapped states [n, F] of all tokens but the last; without them it asks the target again."""
+    def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
+        """Requests with these texts take their slots (of ``batch_size``) and grow to at most ``capacity`` tokens."""
 
     @abstractmethod
     def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.paged import PagedCache
-from outrider.core.device_round import PIECE_LEN, CapturedShape, DeviceDrafter, Frame
+from outrider.core.device_round import PIECE_LEN, CapturedShape, DeviceDrafter, Frame, Texts
 from outrider.core.device_sampling import Shaping, stages_for
 from outrider.core.interfaces import Policy
 from outrider.core.request import RequestState
@@ -108,7 +108,7 @@ class RoundGraphs:
             rows, capacity = [state.tokens for state in states], max(map(self._capacity, states))
             known = [one for one, row in zip(features, rows, strict=False) if one is not None and len(one) == len(row) - 1]
             whole = known if len(known) == len(rows) else None
-            self.drafter.seat(slots, rows, batch_size=batch_size, capacity=capacity, features=whole)
+            self.drafter.seat(Texts(slots, rows, whole), batch_size=batch_size, capacity=capacity)
         self.grow(batch_size, dict(zip(slots, states, strict=True)))
         self.start(batch_size, slots, states)
 
@@ -120,7 +120,7 @@ class RoundGraphs:
         if self.drafter is not None and prefix is None:
             self.drafter.open([slot], batch_size=batch_size, capacity=self._capacity(state))
         elif self.drafter is not None:
-            self.drafter.seat([slot], [state.tokens], batch_size=batch_size, capacity=self._capacity(state))
+            self.drafter.seat(Texts([slot], [state.tokens]), batch_size=batch_size, capacity=self._capacity(state))
         self.grow(batch_size, {slot: state})
 
     def has_pages(self, num_tokens: int, num_rows: int) -> bool:
@@ -217,7 +217,7 @@ class RoundGraphs:
         slots, capacity, began = range(batch_size), capacity + self.slack, time.perf_counter()
         self.seats.open(slots, batch_size=batch_size)
         if self.drafter is not None:
-            self.drafter.seat(slots, [[1, 1]] * batch_size, batch_size=batch_size, capacity=capacity)
+            self.drafter.seat(Texts(slots, [[1, 1]] * batch_size), batch_size=batch_size, capacity=capacity)
         for kind in usual_kinds(batch_size, guesses, pieces):
             self.round(kind)
             yield

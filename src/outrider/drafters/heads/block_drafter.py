@@ -7,19 +7,22 @@ a block see each other, so it always has the length it was trained with, however
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context, Target
+from outrider.core.interfaces import Context
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.device_growers import device_grower, device_heads
-from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns
+from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, read_columns
 from outrider.drafters.heads.head_growth import LevelsGrowth
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.models.heads.block_head import BlockHead
 from outrider.models.heads.levels import HeadLevels
+
+if TYPE_CHECKING:
+    from outrider.models.gpu.head_memory import HeadMemory
 
 
 class BlockDrafter(HeadDrafter, ABC):
@@ -40,16 +43,11 @@ class BlockDrafter(HeadDrafter, ABC):
     def _levels(self, places: Tensor, roots: Tensor) -> HeadLevels:
         """The heads at the roots [B, 1], from the states [B, P, H] of a block's places."""
 
-    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the kernels know the layers."""
-        grower = device_grower(self, self._backbone, shape, target) if self._bits == 16 else None
-        if grower is None:
-            return None
-        from outrider.models.gpu.head_memory import BlockMemory, LayerMemory  # needs triton
+    def _device_memory(self, max_depth: int) -> HeadMemory | None:
+        from outrider.models.gpu.head_memory import BlockMemory  # needs triton
 
-        if not LayerMemory.can_hold(self._backbone):
-            return None
-        return device_heads(self._backbone, target, grower, BlockMemory(self._backbone, self._levels))
+        del max_depth
+        return BlockMemory(self._backbone, self._levels)
 
     def _remember(self, state: HeadState, columns: Columns) -> None:
         """Keys and values of new features, in all layers."""

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.interfaces import Target
-from outrider.drafters.heads.head_drafter import HeadDrafter
+from outrider.drafters.trees.options import BestFirstOptions
+from outrider.drafters.trees.shape import TreeShape
 from outrider.models.heads import Head
 
 if TYPE_CHECKING:
@@ -21,25 +22,37 @@ def device_heads(head: Head, target: Target, grower: Grower, memory: HeadMemory)
     return DeviceHeads(head, cast(Any, target), grower, memory)
 
 
+def kernels_know(head: Head) -> bool:
+    """Whether the layers of a head can run inside captured rounds."""
+    from outrider.models.gpu.head_memory import LayerMemory  # needs triton
+
+    return LayerMemory.can_hold(head)
+
+
 def device_grower(
-    drafter: HeadDrafter, head: Head, shape: CapturedShape, target: Target, *, choose: Choose | None = None
+    head: Head,
+    shape: CapturedShape,
+    target: Target,
+    *,
+    static: TreeShape | None,
+    search: BestFirstOptions | None,
+    choose: Choose | None = None,
 ) -> Grower | None:
-    """Grows the drafter's chains or trees; None where they are not ranked with the noise, or one is too large. ``choose``
-    makes trees of what a best-first search has looked at, where it is not the usual way."""
+    """Grows chains or trees of a ``static`` shape, or best-first ones; None where they are neither, or one is too large.
+    ``choose`` makes trees of what a best-first search has looked at, where it is not the usual way."""
     from outrider.models.gpu.best_first import Growth, searches_of  # needs triton
     from outrider.models.gpu.growers import BestFirstGrower, ChainGrower, Spoken, StaticGrower
 
     whole = head.config.draft_vocab_size == head.config.vocab_size
     size = min(head.config.draft_vocab_size, target.vocab_size) if whole else head.config.draft_vocab_size
     spoken = Spoken(size, None if whole else head.target_ids)
-    shape, static, options = shape.within(drafter.max_depth), drafter.static_tree, drafter.search
     if static is not None:
         shape = shape.within(static.max_depth)
         if static.is_chain:
             return ChainGrower(spoken, shape.depth)
         trees = {depth: static.within(count, depth) for depth, count in shape.guesses.items()}
         return StaticGrower(spoken, target.device, {depth: (tree.parents, tree.ranks) for depth, tree in trees.items()})
-    if options is None:
+    if search is None:
         return None
-    searches = searches_of(shape, width=options.width, num_children=options.num_children, tau=options.tau)
+    searches = searches_of(shape, width=search.width, num_children=search.num_children, tau=search.tau)
     return BestFirstGrower(spoken, target.device, searches, choose=choose or Growth.choose) if searches else None

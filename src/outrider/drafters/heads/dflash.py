@@ -17,7 +17,7 @@ from outrider.core.draft import Draws
 from outrider.core.interfaces import Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.drafters.heads.block_drafter import BlockDrafter
-from outrider.drafters.heads.head_drafter import HeadOptions
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.dflash import KIND, DflashHead
 from outrider.models.heads.levels import SharedLevels

@@ -23,8 +23,8 @@ from outrider.core.interfaces import Drafter, Plan
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.block_drafter import BlockDrafter
-from outrider.drafters.heads.head_drafter import HeadOptions
 from outrider.drafters.heads.head_growth import LevelsGrowth
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.trained import trained_head
 from outrider.drafters.trees.levels import LevelGrowth
 from outrider.models.heads.dspark import KIND, DsparkHead

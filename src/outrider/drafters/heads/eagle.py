@@ -14,21 +14,25 @@ exact for the draws.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
-from outrider.core.device_round import CapturedShape, DeviceDrafter
+from outrider.core.device_round import DeviceDrafter
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Target
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.device_growers import device_grower, device_heads
-from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
+from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, read_columns, read_pending
 from outrider.drafters.heads.head_growth import HeadGrowth
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.layer import LayerCache
+
+if TYPE_CHECKING:
+    from outrider.models.gpu.growers import Grower
+    from outrider.models.gpu.head_memory import HeadMemory
 
 
 @final
@@ -39,19 +43,19 @@ class Eagle(HeadDrafter):
         super().__init__(head, options, draws=draws)
         self.head = head
 
-    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the kernels know the head's layer."""
-        grower = device_grower(self, self.head, shape, target) if self._bits == 16 else None
-        if grower is None:
-            return None
+    def _twin(self, grower: Grower, target: Target) -> DeviceDrafter | None:
         from outrider.models.gpu.eagle import DeviceEagle  # needs triton
         from outrider.models.gpu.head_layer import FastHead
-        from outrider.models.gpu.head_memory import LayerMemory
-        from outrider.models.gpu.looking_heads import StepMemory
 
-        if FastHead.can_run(self.head):
-            return DeviceEagle(self.head, cast(Any, target), grower)
-        return device_heads(self.head, target, grower, StepMemory(self.head)) if LayerMemory.can_hold(self.head) else None
+        return (
+            DeviceEagle(self.head, cast(Any, target), grower) if FastHead.can_run(self.head) else super()._twin(grower, target)
+        )
+
+    def _device_memory(self, max_depth: int) -> HeadMemory | None:
+        from outrider.models.gpu.looking_heads import StepMemory  # needs triton
+
+        del max_depth
+        return StepMemory(self.head)
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> EagleGrowth:
         del max_depth

@@ -13,7 +13,7 @@ from __future__ import annotations
 from outrider.core.interfaces import Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.drafters.heads.eagle import Eagle
-from outrider.drafters.heads.head_drafter import HeadOptions
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.eagle3 import KIND
 

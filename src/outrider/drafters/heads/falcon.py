@@ -14,26 +14,28 @@ Lossless under every rule that is exact for the draws.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
-from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context, Drafter, Target
+from outrider.core.interfaces import Context, Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.device_growers import device_grower, device_heads
-from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns
+from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, read_columns
 from outrider.drafters.heads.head_growth import LevelsGrowth
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.attention.parts import attend_part
 from outrider.models.heads.falcon import KIND, FalconHead
 from outrider.models.heads.falcon_levels import FalconLevels
 from outrider.models.heads.layer import Attending
 from outrider.models.layers import rotate
+
+if TYPE_CHECKING:
+    from outrider.models.gpu.head_memory import HeadMemory
 
 
 @final
@@ -44,15 +46,11 @@ class Falcon(HeadDrafter):
         super().__init__(head, options, draws=draws)
         self.head = head
 
-    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the kernels know the layer."""
-        grower = device_grower(self, self.head, shape, target) if self._bits == 16 else None
-        if grower is None:
-            return None
+    def _device_memory(self, max_depth: int) -> HeadMemory | None:
         from outrider.models.gpu.falcon_memory import FalconMemory  # needs triton
-        from outrider.models.gpu.head_memory import LayerMemory
 
-        return device_heads(self.head, target, grower, FalconMemory(self.head)) if LayerMemory.can_hold(self.head) else None
+        del max_depth
+        return FalconMemory(self.head)
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         state = super().start(rows, taps)

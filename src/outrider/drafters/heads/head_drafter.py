@@ -17,79 +17,36 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.tree import TokenTree
+from outrider.drafters.heads.device_growers import device_grower, device_heads, kernels_know
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.pending_states import PendingStates
 from outrider.drafters.heads.token_window import TokenWindow
 from outrider.drafters.trees.best_first import Pool, grow_pool
 from outrider.drafters.trees.candidates import Drawing
 from outrider.drafters.trees.children import LikelyChildren
 from outrider.drafters.trees.levels import LevelGrowth
-from outrider.drafters.trees.options import BestFirstOptions, DraftTreeOptions
+from outrider.drafters.trees.options import BestFirstOptions
 from outrider.drafters.trees.shape import TreeShape
 from outrider.drafters.trees.static import grow_shape
 from outrider.models.heads import Head
 from outrider.models.heads.layer import LayerCache
 
+if TYPE_CHECKING:
+    from outrider.models.gpu.growers import Grower
+    from outrider.models.gpu.head_memory import HeadMemory
+
 _CHUNK = 512
 """Most columns read in one pass."""
-_BEST_FIRST = "best-first"
-_CHAIN = "chain"
-_SPINE = "spine"
-_LONGEST_CHAIN = 64
-
-
-@dataclass(frozen=True)
-class HeadOptions:
-    """Where the heads are, and what grows from them."""
-
-    heads: str | Head | None = None
-    """Folder of the trained heads, or the heads themselves; for the bundled target, its own."""
-    ends: str | None = None
-    """The target's folder, for public heads that leave embedding, norm or output matrix to it."""
-    branching: tuple[int, ...] | str | None = None
-    """Children of every node, level by level ("4,2,2,1"), for a static tree; "chain" for one path; "spine" for a static tree
-    around the likeliest path; "best-first" for a tree that follows the heads' confidence, which is the default."""
-    width: int = 8
-    """Best-first: nodes expanded per level."""
-    num_children: int = 8
-    """Best-first: candidates looked at below each of them."""
-    tau: float = 0.9
-    """Best-first: how far the heads' logits are from the target's."""
-    perturb: bool = True
-    """Rank candidates with the target's noise, as the coupled rule chooses; turn off for rule ``delta``."""
-    bits: int = 16
-    """Bits of the heads' matrices. 8 and 4 save memory and cost time, since weights are unpacked for every product."""
-
-    def __post_init__(self) -> None:
-        if self.bits not in (16, 8, 4):
-            raise OptionError(f"bits = {self.bits!r} is not valid; use 16, 8 or 4")
-        assert self.search and self.shape.tree  # raises where they are not valid
-
-    @property
-    def search(self) -> BestFirstOptions:
-        return BestFirstOptions(self.width, self.num_children, self.tau, self.perturb)
-
-    @property
-    def is_best_first(self) -> bool:
-        return self.branching in (None, _BEST_FIRST)
-
-    @property
-    def shape(self) -> DraftTreeOptions:
-        if self.branching == _CHAIN:
-            return DraftTreeOptions(branching=(1,) * _LONGEST_CHAIN, perturb=self.perturb)
-        if self.branching == _SPINE:
-            return DraftTreeOptions(rank_paths=TreeShape.spine(8, 8, 4).paths, perturb=self.perturb)
-        branching = (4, 3, 2, 1, 1) if self.branching is None or self.branching == _BEST_FIRST else self.branching
-        return DraftTreeOptions(branching=branching, perturb=self.perturb)
 
 
 @dataclass
@@ -158,7 +115,7 @@ class HeadDrafter(Drafter, ABC):
     ) -> None:
         """``num_layers`` are those a cache of the head's columns has, where it has layers at all."""
         options = options or HeadOptions()
-        self.taps = head.config.taps
+        self.taps, self._trained = head.config.taps, head
         self.draws = draws
         self.max_depth = head.config.num_depths
         self._bits = options.bits
@@ -184,6 +141,24 @@ class HeadDrafter(Drafter, ABC):
     def search(self) -> BestFirstOptions | None:
         """The search for best-first trees that are ranked with the noise; None otherwise."""
         return self._search if self._search is not None and self._search.perturb else None
+
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        """In 16 bits, where the kernels know the head's layers and its trees are small enough."""
+        grower = self._grower(shape.within(self.max_depth), target) if self._bits == 16 else None
+        return None if grower is None else self._twin(grower, target)
+
+    def _grower(self, shape: CapturedShape, target: Target) -> Grower | None:
+        return device_grower(self._trained, shape, target, static=self.static_tree, search=self.search)
+
+    def _twin(self, grower: Grower, target: Target) -> DeviceDrafter | None:
+        can_run = self._memory is None or kernels_know(self._trained)
+        memory = self._device_memory(grower.max_depth) if can_run else None
+        return None if memory is None else device_heads(self._trained, target, grower, memory)
+
+    def _device_memory(self, max_depth: int) -> HeadMemory | None:
+        """What is remembered of texts inside captured rounds; None for heads that cannot be part of one."""
+        del max_depth
+        return None
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> HeadState:
         states = [torch.cat([taps[tap][row] for tap in self.taps], -1).to(self._dtype) for row in range(len(rows))]

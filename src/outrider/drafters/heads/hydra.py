@@ -13,23 +13,25 @@ Lossless under every rule that is exact for the draws.
 from __future__ import annotations
 
 from functools import partial
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
-from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context, Drafter, Target
+from outrider.core.interfaces import Context, Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.device_growers import device_heads
-from outrider.drafters.heads.head_drafter import Columns, HeadOptions, HeadState, read_columns, read_pending
+from outrider.drafters.heads.head_drafter import Columns, HeadState, read_columns, read_pending
 from outrider.drafters.heads.head_growth import LevelsGrowth
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.newest import NewestDrafter
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.hydra import KIND, HydraHead
 from outrider.models.heads.levels import HeadLevels
+
+if TYPE_CHECKING:
+    from outrider.models.gpu.head_memory import HeadMemory
 
 
 @final
@@ -49,18 +51,12 @@ class Hydra(NewestDrafter):
         read = read_pending(state, read_columns(state, context), partial(self._read, state))
         return LevelsGrowth(context, HydraLevels(self.head, read, torch.tensor(context.roots, device=context.device)[:, None]))
 
-    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """With a prefix layer, where the kernels know it."""
-        if self._memory is None:
-            return super().device_twin(shape, target)
-        grower = self._grower(shape, target) if self._bits == 16 else None
-        if grower is None:
-            return None
-        from outrider.models.gpu.head_memory import LayerMemory, PrefixMemory
+    def _device_memory(self, max_depth: int) -> HeadMemory | None:
+        from outrider.models.gpu.head_memory import PrefixMemory  # needs triton
 
-        if not LayerMemory.can_hold(self.head):
-            return None
-        return device_heads(self.head, target, grower, PrefixMemory(self.head, partial(HydraLevels, self.head)))
+        if self._memory is None:
+            return super()._device_memory(max_depth)
+        return PrefixMemory(self.head, partial(HydraLevels, self.head))
 
     def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
         assert state.cache is not None

@@ -22,8 +22,9 @@ from outrider.core.draft import Draws
 from outrider.core.errors import CompositionError, ModelError
 from outrider.core.interfaces import Context, Drafter, Observation
 from outrider.core.method_rows import MethodRow, Parts
-from outrider.drafters.heads.head_drafter import HeadDrafter, HeadOptions, HeadState
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadState
 from outrider.drafters.heads.head_growth import HeadGrowth
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.pending_states import PendingStates
 from outrider.drafters.heads.token_window import Near, TokenWindow
 from outrider.drafters.heads.trained import trained_head

@@ -14,7 +14,7 @@ from typing import final
 
 from outrider.core.interfaces import Drafter
 from outrider.core.method_rows import MethodRow, Parts
-from outrider.drafters.heads.head_drafter import HeadOptions
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.recurrent import Recurrent
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.mlp_speculator import KIND

@@ -11,23 +11,25 @@ Lossless under every rule that is exact for the draws.
 from __future__ import annotations
 
 from functools import partial
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
-from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context, Drafter, Target
+from outrider.core.interfaces import Context, Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.device_growers import device_grower, device_heads
-from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadOptions, HeadState, read_columns, read_pending
+from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, read_columns, read_pending
 from outrider.drafters.heads.head_growth import LevelsGrowth
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.levels import SharedLevels
 from outrider.models.heads.mtp_parallel import KIND, ParallelMtp
+
+if TYPE_CHECKING:
+    from outrider.models.gpu.head_memory import HeadMemory
 
 
 @final
@@ -38,17 +40,11 @@ class ParallelPrediction(HeadDrafter):
         super().__init__(head, options, draws=draws, num_layers=len(head.layers))
         self.head = head
 
-    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the kernels know the layers."""
-        grower = device_grower(self, self.head, shape, target) if self._bits == 16 else None
-        if grower is None:
-            return None
-        from outrider.models.gpu.head_memory import LayerMemory
+    def _device_memory(self, max_depth: int) -> HeadMemory | None:
         from outrider.models.gpu.looking_heads import ParallelMemory  # needs triton
 
-        if not LayerMemory.can_hold(self.head):
-            return None
-        return device_heads(self.head, target, grower, ParallelMemory(self.head))
+        del max_depth
+        return ParallelMemory(self.head)
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelsGrowth:
         del max_depth

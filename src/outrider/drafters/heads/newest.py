@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context, Target
-from outrider.drafters.heads.device_growers import device_grower, device_heads
-from outrider.drafters.heads.head_drafter import HeadDrafter, HeadOptions, HeadState, newest
+from outrider.core.interfaces import Context
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadState, newest
 from outrider.drafters.heads.head_growth import LevelsGrowth
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.models.heads import Head
 from outrider.models.heads.levels import HeadLevels
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.growers import Grower
+    from outrider.models.gpu.head_memory import HeadMemory
 
 
 class NewestDrafter(HeadDrafter, ABC):
@@ -40,14 +39,8 @@ class NewestDrafter(HeadDrafter, ABC):
         roots = torch.tensor(context.roots, device=context.device)[:, None]
         return LevelsGrowth(context, self._levels(newest(state, self.num_kept), roots))
 
-    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """In 16 bits, where the tree is small enough."""
-        grower = self._grower(shape, target) if self._bits == 16 else None
-        if grower is None:
-            return None
-        from outrider.models.gpu.head_memory import NoMemory
+    def _device_memory(self, max_depth: int) -> HeadMemory | None:
+        from outrider.models.gpu.head_memory import NoMemory  # needs triton
 
-        return device_heads(self._head, target, grower, NoMemory(self._head, self.num_kept, self._levels))
-
-    def _grower(self, shape: CapturedShape, target: Target) -> Grower | None:
-        return device_grower(self, self._head, shape, target)
+        del max_depth
+        return NoMemory(self._head, self.num_kept, self._levels)

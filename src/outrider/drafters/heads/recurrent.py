@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draws
-from outrider.drafters.heads.head_drafter import HeadOptions
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.newest import NewestDrafter
 from outrider.models.heads.levels import HeadLevels
 from outrider.models.heads.recurrent import RecurrentHead

@@ -20,7 +20,7 @@ from outrider.core.interfaces import Drafter, Plan, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.device_growers import device_grower
-from outrider.drafters.heads.head_drafter import HeadOptions
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.recurrent import Recurrent
 from outrider.drafters.heads.trained import trained_head
 from outrider.drafters.trees.best_first import Pool
@@ -44,7 +44,7 @@ class Redrafter(Recurrent):
             return None
         from outrider.models.gpu.growers import choose_beams  # needs triton
 
-        return device_grower(self, self.head, shape, target, choose=choose_beams)
+        return device_grower(self.head, shape, target, static=self.static_tree, search=self.search, choose=choose_beams)
 
 
 def beam_tree(pool: Pool, plan: Plan) -> TokenTree:

@@ -24,15 +24,8 @@ from outrider.core.draft import Draws
 from outrider.core.interfaces import Context
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.eagle import EagleGrowth
-from outrider.drafters.heads.head_drafter import (
-    Columns,
-    HeadDrafter,
-    HeadOptions,
-    HeadState,
-    last_of,
-    newer,
-    read_columns,
-)
+from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, last_of, newer, read_columns
+from outrider.drafters.heads.head_options import HeadOptions
 from outrider.models.heads.visual import ColumnBatch, Entries, VisualHead
 
 _MOST_COLUMNS = 1 << 30

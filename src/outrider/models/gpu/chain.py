@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.paged import PagedCache, as_one
-from outrider.core.device_round import PIECE_LEN, DeviceDrafter, Frame, Pieces
+from outrider.core.device_round import PIECE_LEN, DeviceDrafter, Frame, Pieces, Texts
 from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.choose import Guessing, block_bests, pick
@@ -177,17 +177,9 @@ class ModelDrafter(DeviceDrafter, ABC):
     def version(self) -> Hashable:
         return self._seats.version
 
-    def seat(
-        self,
-        slots: Sequence[int],
-        rows: Sequence[Sequence[int]],
-        *,
-        batch_size: int,
-        capacity: int,
-        features: Sequence[Tensor] | None = None,
-    ) -> None:
-        del capacity, features  # pages come when they are needed
-        self._seats.seat(slots, rows, batch_size=batch_size)
+    def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
+        del capacity  # pages come when they are needed
+        self._seats.seat(texts.slots, texts.rows, batch_size=batch_size)
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         self._seats.catch_up(slots, rows, batch_size=batch_size, known=known)

@@ -16,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.core.device_round import DeviceDrafter, Frame, Pieces, SlotTrees, followed
+from outrider.core.device_round import DeviceDrafter, Frame, Pieces, SlotTrees, Texts, followed
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.growers import Grower
 from outrider.models.gpu.head_memory import Columns, HeadMemory, Roots
@@ -53,24 +53,16 @@ class DeviceHeads(DeviceDrafter):
         roots = Roots(frame, self._of(frame.batch_size)[:-1], nodes[:, :1], depth)
         self._grower.grow(self._memory.answers(roots), frame, nodes, depth)
 
-    def seat(
-        self,
-        slots: Sequence[int],
-        rows: Sequence[Sequence[int]],
-        *,
-        batch_size: int,
-        capacity: int,
-        features: Sequence[Tensor] | None = None,
-    ) -> None:
-        self.open(slots, batch_size=batch_size, capacity=capacity)
+    def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
+        self.open(texts.slots, batch_size=batch_size, capacity=capacity)
         kept = self._of(batch_size)
         with torch.inference_mode():
-            found = tapped_states(self._target, rows, self.taps) if features is None else features
-            owners, texts = sent(list(slots), torch.int64, kept.device), padded_tokens(rows, kept.device)
-            lengths = sent([len(row) for row in rows], torch.int64, kept.device)
-            for first in range(0, texts.shape[1] - 1, _CHUNK):
+            found = tapped_states(self._target, texts, self.taps)
+            owners, tokens = sent(list(texts.slots), torch.int64, kept.device), padded_tokens(texts.rows, kept.device)
+            lengths = sent([len(row) for row in texts.rows], torch.int64, kept.device)
+            for first in range(0, tokens.shape[1] - 1, _CHUNK):
                 part = padded_part(found, first, _CHUNK).to(kept.dtype)
-                columns = Columns(owners, torch.full_like(owners, first), part.shape[1], texts)
+                columns = Columns(owners, torch.full_like(owners, first), part.shape[1], tokens)
                 self._keep(batch_size, columns, lengths, self._memory.read(batch_size, columns, part))
 
     def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:

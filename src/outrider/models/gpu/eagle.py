@@ -17,7 +17,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.core.device_round import DeviceDrafter, Frame, Pieces, SlotTrees, followed
+from outrider.core.device_round import DeviceDrafter, Frame, Pieces, SlotTrees, Texts, followed
 from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.gpu.chain import Again
 from outrider.models.gpu.decoder import FastDecoder
@@ -98,21 +98,12 @@ class DeviceEagle(DeviceDrafter):
     def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
         self._room(new_size, capacity).take(self._memories[old_size], slots)
 
-    def seat(
-        self,
-        slots: Sequence[int],
-        rows: Sequence[Sequence[int]],
-        *,
-        batch_size: int,
-        capacity: int,
-        features: Sequence[Tensor] | None = None,
-    ) -> None:
+    def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
         memory = self._room(batch_size, capacity)
         with torch.inference_mode():
-            found = tapped_states(self._target, rows, self.taps) if features is None else features
-            for slot, states in zip(slots, found, strict=True):
+            for slot, states in zip(texts.slots, tapped_states(self._target, texts, self.taps), strict=True):
                 memory.features[slot, : len(states)] = states
-            self._read(memory, slots, rows, begins=[0] * len(rows))
+            self._read(memory, texts.slots, texts.rows, begins=[0] * len(texts.rows))
 
     def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
         del slots

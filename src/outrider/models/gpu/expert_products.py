@@ -33,34 +33,28 @@ _BYTES = 64
 """Bytes of an output's row that a step takes."""
 _HALF = tl.constexpr(16)
 """Bytes of a group of 32 inputs."""
-_E2M1 = tl.constexpr(
-    """{
-    .reg .b32 a, b, c, s, t;
-    mov.b32 c, 0x7E807E80;
-    prmt.b32 a, $4, 0, 0x4140;
-    prmt.b32 b, $4, 0, 0x4342;
-    shl.b32 t, a, 6;
-    shl.b32 s, a, 12;
-    and.b32 t, t, 0x01C001C0;
-    lop3.b32 $0, s, 0x80008000, t, 0xEA;
-    shl.b32 t, b, 6;
-    shl.b32 s, b, 12;
-    and.b32 t, t, 0x01C001C0;
-    lop3.b32 $1, s, 0x80008000, t, 0xEA;
-    shl.b32 t, a, 2;
-    shl.b32 s, a, 8;
-    and.b32 t, t, 0x01C001C0;
-    lop3.b32 $2, s, 0x80008000, t, 0xEA;
-    shl.b32 t, b, 2;
-    shl.b32 s, b, 8;
-    and.b32 t, t, 0x01C001C0;
-    lop3.b32 $3, s, 0x80008000, t, 0xEA;
-    mul.bf16x2 $0, $0, c;
-    mul.bf16x2 $1, $1, c;
-    mul.bf16x2 $2, $2, c;
-    mul.bf16x2 $3, $3, c;
-    }"""
-)
+
+
+def _e2m1() -> str:
+    """Each half byte's magnitude and sign are moved to where bfloat16 has them, and the exponent is made up for."""
+    halves = [(source, place) for place in (6, 2) for source in "ab"]
+    moves = [
+        line
+        for number, (source, place) in enumerate(halves)
+        for line in (
+            f"shl.b32 t, {source}, {place};",
+            f"shl.b32 s, {source}, {place + 6};",
+            "and.b32 t, t, 0x01C001C0;",
+            f"lop3.b32 ${number}, s, 0x80008000, t, 0xEA;",
+        )
+    ]
+    taken = [f"prmt.b32 {name}, $4, 0, 0x{order};" for name, order in (("a", 4140), ("b", 4342))]
+    scaled = [f"mul.bf16x2 ${number}, ${number}, c;" for number in range(4)]
+    lines = [".reg .b32 a, b, c, s, t;", "mov.b32 c, 0x7E807E80;", *taken, *moves, *scaled]
+    return "\n    ".join(["{", *lines, "}"])
+
+
+_E2M1 = tl.constexpr(_e2m1())
 """Four bytes to the floats of their four low and their four high halves."""
 
 

@@ -10,14 +10,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.core.device_round import Texts
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.uploads import sent
 
 
-def tapped_states(target: FastDecoder, rows: Sequence[Sequence[int]], taps: Sequence[int]) -> list[Tensor]:
+def tapped_states(target: FastDecoder, texts: Texts, taps: Sequence[int]) -> Sequence[Tensor]:
     """[n, F] the states of all tokens of each row but the last, layer beside layer."""
-    found = target.prefill([row[:-1] for row in rows], target.new_cache(len(rows)), taps=taps)
-    return [torch.cat([found[tap][index] for tap in taps], -1) for index in range(len(rows))]
+    if texts.features is not None:
+        return texts.features
+    found = target.prefill([row[:-1] for row in texts.rows], target.new_cache(len(texts.rows)), taps=taps)
+    return [torch.cat([found[tap][index] for tap in taps], -1) for index in range(len(texts.rows))]
 
 
 def padded_tokens(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:

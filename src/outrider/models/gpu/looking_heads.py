@@ -8,6 +8,7 @@ round can have added, so that one shape of pass covers every case (``Again`` in 
 
 from __future__ import annotations
 
+from abc import ABC
 from typing import final
 
 import torch
@@ -81,8 +82,21 @@ class ParallelMemory(LayerMemory):
         return LevelAnswers(SharedLevels(self._head, lambda depth: levels[:, depth : depth + 1]))
 
 
+class LateMemory(LayerMemory, ABC):
+    """Layers that read the columns of a round with the next tree, where the tokens behind them are known."""
+
+    @final
+    def follow(self, batch_size: int, columns: Columns, features: Tensor, newest: Tensor) -> Tensor:
+        del batch_size, columns, newest
+        return features
+
+    @final
+    def settle(self, roots: Roots) -> None:
+        self.answers(roots)
+
+
 @final
-class OpenMemory(LayerMemory):
+class OpenMemory(LateMemory):
     """P-EAGLE's layers. A tree begins with one pass over the newest columns and the open places behind them."""
 
     def __init__(self, head: ParallelEagle, max_depth: int) -> None:
@@ -93,14 +107,6 @@ class OpenMemory(LayerMemory):
     def read(self, batch_size: int, columns: Columns, features: Tensor) -> Tensor:
         self._head.step(columns.tokens(), self._head.fuse(features), self._attending(batch_size, columns))
         return features
-
-    def follow(self, batch_size: int, columns: Columns, features: Tensor, newest: Tensor) -> Tensor:
-        """They are read with the next tree."""
-        del batch_size, columns, newest
-        return features
-
-    def settle(self, roots: Roots) -> None:
-        self.answers(roots)
 
     def answers(self, roots: Roots) -> Answers:
         head, count = self._head, self.num_kept + roots.num_levels - 1
@@ -123,7 +129,7 @@ def _again(roots: Roots, columns: Columns) -> Tensor:
 
 
 @final
-class ChainMemory(LayerMemory):
+class ChainMemory(LateMemory):
     """A chain of modules, each a token further. Module k knows the columns that have k tokens more behind them."""
 
     def __init__(self, head: CausalMtp, max_depth: int) -> None:
@@ -135,14 +141,6 @@ class ChainMemory(LayerMemory):
         for depth, attending in enumerate(self._attending(batch_size, columns)):
             states = self._head.step(depth, columns.tokens(depth + 1), states, attending)
         return features
-
-    def follow(self, batch_size: int, columns: Columns, features: Tensor, newest: Tensor) -> Tensor:
-        """They are read with the next tree, where the tokens behind them are known."""
-        del batch_size, columns, newest
-        return features
-
-    def settle(self, roots: Roots) -> None:
-        self.answers(roots)
 
     def answers(self, roots: Roots) -> Answers:
         """All modules read, whatever the number of levels: what one leaves out it would never know."""

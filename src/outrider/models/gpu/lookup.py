@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.core.device_round import DeviceDrafter, Frame
+from outrider.core.device_round import DeviceDrafter, Frame, Texts
 
 
 @final
@@ -31,16 +31,8 @@ class DeviceLookup(DeviceDrafter):
     def version(self) -> int:
         return 0
 
-    def seat(
-        self,
-        slots: Sequence[int],
-        rows: Sequence[Sequence[int]],
-        *,
-        batch_size: int,
-        capacity: int,
-        features: Sequence[Tensor] | None = None,
-    ) -> None:
-        del slots, rows, batch_size, capacity, features
+    def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
+        del texts, batch_size, capacity
 
     def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
         del slots, batch_size, capacity

@@ -1,0 +1,60 @@
+"""What a user may choose of trained heads: their folder, and how their trees grow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.core.errors import OptionError
+from outrider.drafters.trees.options import BestFirstOptions, DraftTreeOptions
+from outrider.drafters.trees.shape import TreeShape
+from outrider.models.heads import Head
+
+_BEST_FIRST = "best-first"
+_CHAIN = "chain"
+_SPINE = "spine"
+_LONGEST_CHAIN = 64
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """Where the heads are, and what grows from them."""
+
+    heads: str | Head | None = None
+    """Folder of the trained heads, or the heads themselves; for the bundled target, its own."""
+    ends: str | None = None
+    """The target's folder, for public heads that leave embedding, norm or output matrix to it."""
+    branching: tuple[int, ...] | str | None = None
+    """Children of every node, level by level ("4,2,2,1"), for a static tree; "chain" for one path; "spine" for a static tree
+    around the likeliest path; "best-first" for a tree that follows the heads' confidence, which is the default."""
+    width: int = 8
+    """Best-first: nodes expanded per level."""
+    num_children: int = 8
+    """Best-first: candidates looked at below each of them."""
+    tau: float = 0.9
+    """Best-first: how far the heads' logits are from the target's."""
+    perturb: bool = True
+    """Rank candidates with the target's noise, as the coupled rule chooses; turn off for rule ``delta``."""
+    bits: int = 16
+    """Bits of the heads' matrices. 8 and 4 save memory and cost time, since weights are unpacked for every product."""
+
+    def __post_init__(self) -> None:
+        if self.bits not in (16, 8, 4):
+            raise OptionError(f"bits = {self.bits!r} is not valid; use 16, 8 or 4")
+        assert self.search and self.shape.tree  # raises where they are not valid
+
+    @property
+    def search(self) -> BestFirstOptions:
+        return BestFirstOptions(self.width, self.num_children, self.tau, self.perturb)
+
+    @property
+    def is_best_first(self) -> bool:
+        return self.branching in (None, _BEST_FIRST)
+
+    @property
+    def shape(self) -> DraftTreeOptions:
+        if self.branching == _CHAIN:
+            return DraftTreeOptions(branching=(1,) * _LONGEST_CHAIN, perturb=self.perturb)
+        if self.branching == _SPINE:
+            return DraftTreeOptions(rank_paths=TreeShape.spine(8, 8, 4).paths, perturb=self.perturb)
+        branching = (4, 3, 2, 1, 1) if self.branching is None or self.branching == _BEST_FIRST else self.branching
+        return DraftTreeOptions(branching=branching, perturb=self.perturb)
