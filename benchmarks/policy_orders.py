@@ -6,9 +6,9 @@
 
 One process is one order: the policy keeps what it has learnt from one number of seats to the next, and nothing from before.
 All seats are always taken. At each number of seats the policy plays ``--first`` rounds and ``--later`` ones after them. Then
-every fixed setting answers the same requests until it has emitted what the policy had after its first rounds. Figures are tokens
-per second. Captures and compilations come before. The models are those of ``serving_goodput.py``: the bundled pair in 8B shapes
-on a GPU, and itself elsewhere. Texts repeat after ``max(seats, 4)`` requests of 192 tokens, so all rounds meet the same texts.
+every fixed setting answers the same requests until it has emitted what the policy had after its first rounds. Figures are
+tokens per second. Captures and compilations come before. The models are those of ``serving_goodput.py``: the bundled pair in 8B
+shapes on a GPU, and itself elsewhere. Texts repeat after ``max(seats, 4)`` requests of 192 tokens.
 """
 
 from __future__ import annotations
