@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple, final
 
@@ -24,11 +24,11 @@ from outrider.core.interfaces import Doubt, Observation, Plan, Policy, RowState
 from outrider.core.prices import PriceSource
 from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.reason import Reason, ReasonCode
-from outrider.policies.belief import Account, Belief, asked_of, place_of, planned_of
+from outrider.policies.belief import Account, place_of, planned_of
 from outrider.policies.chooser import Outlook, look_ahead
 from outrider.policies.cost_model import BatchCosts, CostModel
 from outrider.policies.ledger import Ledger
-from outrider.policies.lengths import captured_lengths, plan_of
+from outrider.policies.lengths import captured_lengths, depths_of, plan_of
 from outrider.policies.rates import PositionRates, reach_of
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 
@@ -45,7 +45,7 @@ class Decision(NamedTuple):
 
 @dataclass
 class _State(RowState):
-    rows: list[Belief]
+    rows: list[Account]
     policy: Adaptive = field(repr=False)
     is_behind: bool = True
     """The drafter has something to read when it is asked."""
@@ -57,12 +57,12 @@ class _State(RowState):
     prompts: Prompts = NO_PROMPTS
 
     def fork(self, rows: Sequence[int]) -> _State:
-        return self._of([self.rows[row].copy() for row in rows], self.is_behind)
+        return self._of([replace(self.rows[row]) for row in rows], self.is_behind)
 
     def join(self, other: _State) -> _State:
         return self._of([*self.rows, *other.rows], self.is_behind or other.is_behind)
 
-    def _of(self, rows: list[Belief], is_behind: bool) -> _State:
+    def _of(self, rows: list[Account], is_behind: bool) -> _State:
         """Other rows. A decision for all alike stays while the batch is about as large: where requests come and go every few
         rounds, another one each time would cost more than it could gain."""
         moved, decision = _State(rows, self.policy, is_behind), self.decision
@@ -97,8 +97,8 @@ class Adaptive(Policy):
         if state is not None:
             vars(state).update(vars(_State(self._new_rows(len(state.rows)), self)))
 
-    def _new_rows(self, count: int) -> list[Belief]:
-        return [Belief(self.options.horizon) for _ in range(count)]
+    def _new_rows(self, count: int) -> list[Account]:
+        return [Account(self.options.horizon) for _ in range(count)]
 
     def start(self, num_rows: int) -> _State:
         if self._source is not None and self.costs.prices is None and not self.num_rounds:
@@ -145,10 +145,8 @@ class Adaptive(Policy):
         """Where drafts end that are not going well."""
         if state.decision is None:
             return None
-        usual, usual_rate = self.trust.trust(1.0), self.trust.rate(self.options.prior_acceptance)
-        trust = tuple(row.trust.trust(usual) for row in state.rows)
-        further = sum(row.trust.rate(usual_rate) for row in state.rows) / len(state.rows)
-        return state.decision.outlook.doubt(trust, further=further, padded=self._padded)
+        trust, further = self.trust.trust(1.0), self.trust.rate(self.options.prior_acceptance)
+        return state.decision.outlook.doubt((trust,) * len(state.rows), further=further, padded=self._padded)
 
     def _decide(self, state: _State, costs: BatchCosts) -> Decision:
         began, longest = time.thread_time(), self.options.num_draft_tokens
@@ -211,19 +209,18 @@ class Adaptive(Policy):
     def _learn_rates(self, state: _State, seen: Observation, weight: int) -> None:
         """What guesses were worth. In a large batch some rows tell enough, others in the next round."""
         every = 1 + len(state.rows) // 8 if self.num_rounds > 64 else 1
-        rows = range(self.num_rounds % every, len(state.rows), every)
-        rounds = asked_of(seen, rows)
-        if not any(rounds):
+        rows, planned, accepted = range(self.num_rounds % every, len(state.rows), every), planned_of(seen), seen.num_accepted
+        found = [place_of(seen)[0]] * len(planned) if seen.padded else depths_of(seen.draft.tree)
+        if not any(planned[row] for row in rows):
             self.accepted.fade(weight / 2)
-        most = max((one.accepted + 1 for one in rounds if one is not None), default=0)
-        usual = list(accumulate(self._usual(most), initial=0.0))
-        for row, one in zip(rows, rounds, strict=True):
-            if one is None:
-                state.rows[row].rest(weight)
-                continue
-            state.rows[row].learn(one, usual)
-            self.accepted.record((one.accepted, one.accepted < one.planned))
-            if self.found.means or one.found < one.planned:  # most drafters always find: no news
-                self.found.record((one.found, one.found < one.planned))
-            if one.believed:
-                self.trust.record(min(one.accepted + 1, one.found), one.believed, one.accepted)
+        usual = list(accumulate(self._usual(1 + max((accepted[row] for row in rows), default=0)), initial=0.0))
+        for row in rows:
+            passed, asked, got = accepted[row], planned[row], min(found[row], planned[row])
+            tested = min(passed + 1, asked)
+            state.rows[row].record(tested, usual[tested], passed, num_rounds=1 if asked else weight)
+            if asked:
+                self.accepted.record((passed, passed < asked))
+                if self.found.means or got < asked:  # most drafters always find: no news
+                    self.found.record((got, got < asked))
+                if seen.draft.beliefs and got:
+                    self.trust.record(min(passed + 1, got), sum(seen.draft.beliefs[row][: passed + 1]), passed)
