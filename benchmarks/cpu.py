@@ -10,6 +10,7 @@ row is an engine on a model: each of ``--types`` (``float32-torch`` is the PyTor
 prompts that repeat themselves. Each ``--peer`` is a process of its own that is raced by the clock. What does not run is
 skipped, with the reason. The last line of stdout is one JSON document.
 """
+
 from __future__ import annotations
 
 import argparse
