@@ -37,10 +37,15 @@ SHAPES = {
 
 
 def tokens_of(images: Tensor) -> Tensor:
-    """[N, 16, 4] patches of 2 x 2 pixels in -1 .. 1, of pictures [N, 28, 28, 1] in 0 .. 1 shrunk to 8 x 8."""
-    small = F.avg_pool2d(F.pad(images[..., 0], (2, 2, 2, 2))[:, None], 4)[:, 0]
+    """[N, 16, 4] patches of 2 x 2 pixels in -1 .. 1, of pictures [N, side, side, 1] in 0 .. 1; 28 are made 8."""
+    small = images[..., 0] if images.shape[1] == 8 else shrunk(images)
     cells = small.view(-1, 4, 2, 4, 2).permute(0, 1, 3, 2, 4)
     return cells.reshape(len(small), 16, 4) * 2 - 1
+
+
+def shrunk(images: Tensor) -> Tensor:
+    """[N, 8, 8] of [N, 28, 28, 1]."""
+    return F.avg_pool2d(F.pad(images[..., 0], (2, 2, 2, 2))[:, None], 4)[:, 0]
 
 
 Loss = Callable[[Tensor, Tensor, torch.Generator], Tensor]
@@ -109,7 +114,7 @@ def make(data: Path, out: Path, *, num_steps: int, batch: int) -> dict[str, floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="mnist.npz")
+    parser.add_argument("--data", type=Path, required=True, help="mnist.npz, or digits of 8 pixels in the same layout")
     parser.add_argument("--out", type=Path, default=Path("build/images/continuous"))
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--batch", type=int, default=64)
