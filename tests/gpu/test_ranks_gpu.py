@@ -64,7 +64,9 @@ def test_two_ranks_on_one_device_write_the_text_of_one(method: str, tmp_path: Pa
     options: dict[str, Any] = {"draft": draft, "dtype": "float32", "device": "cuda"}
     one, two = LLM(target, **options, fast=False), LLM(target, **options, tensor_parallel=2)
     assert isinstance(two.target, ParallelTarget) and backend_of(two.target.device, 2) in ("gloo", "nccl")
-    guessing: dict[str, Any] = {"plain": {}, "draft-model": {"num_draft_tokens": 3}, "best-first": {"num_tree_nodes": 6}}[method]
+    guessing: dict[str, Any] = {"plain": {}, "draft-model": {"num_draft_tokens": 3}, "best-first": {"num_tree_nodes": 6}}[
+        method
+    ]
     try:
         for params in (SamplingParams(max_tokens=10, ignore_eos=True), SamplingParams(max_tokens=10, temperature=0.9, seed=4)):
             texts = [
