@@ -34,12 +34,19 @@ class HeldTensors(TensorSource):
     def __init__(self, tensors: Mapping[str, Tensor], origin: str) -> None:
         self.origin = origin
         self._tensors = tensors
+        self._unread = set(tensors)
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self._tensors)
 
+    @property
+    def are_read(self) -> bool:
+        """Whether every tensor was asked for."""
+        return not self._unread
+
     def read(self, name: str) -> Tensor:
+        self._unread.discard(name)
         return self._tensors[name]
 
     def take(self, name: str, *shape: int) -> Tensor:
@@ -53,12 +60,14 @@ def held_decoder(config: ModelConfig, tensors: Mapping[str, Tensor], origin: str
     embedding = next((tensor for name, tensor in tensors.items() if name.endswith(_EMBEDDING)), None)
     if embedding is None or not _lies_in_rows(tensors, embedding) or not can_run(config, embedding.dtype, embedding.device):
         return None
+    source = HeldTensors(tensors, origin)
     try:
-        read = read_weights(HeldTensors(tensors, origin), config, dtype=embedding.dtype, device=embedding.device)
+        read = read_weights(source, config, dtype=embedding.dtype, device=embedding.device)
     except ModelError:  # its modules are not those of the family
         return None
     weights = replace(read, embedding=embedding)
-    library = built_library() if all(_are_blocks(layer, config) for layer in weights.layers) else None
+    fits = source.are_read and all(_are_blocks(layer, config) for layer in weights.layers)
+    library = built_library() if fits else None
     return None if library is None else NativeDecoder(library, config, weights)
 
 
