@@ -214,9 +214,10 @@ class FakeGraphs:
             self.slots[size, slot], self.num_read[size, slot] = self._of(state), len(state.tokens) - 1
             self.started.add((size, slot))
 
-    def open(self, size: int, slot: int, state: RequestState, prefix: Any) -> None:
-        assert (size, slot) not in self.slots
-        self.slots[size, slot], self.num_read[size, slot] = self._of(state), 0 if prefix is None else prefix.lengths[0]
+    def open(self, size: int, slots: Sequence[int], states: Sequence[RequestState], prefixes: Sequence[Any]) -> None:
+        for slot, state, prefix in zip(slots, states, prefixes, strict=True):
+            assert (size, slot) not in self.slots
+            self.slots[size, slot], self.num_read[size, slot] = self._of(state), 0 if prefix is None else prefix.lengths[0]
 
     def take_piece(self, size: int, slot: int, start: int) -> None:
         """Pieces come in order, of slots that do not run yet."""

@@ -191,6 +191,10 @@ class DeviceLane:
         if read:
             slots, states, *kept = zip(*((slot, one.state, one.cache, one.features) for slot, one in read), strict=True)
             self._graphs.seat(size, slots, states, *kept)
+        unread = [(slot, one) for slot, one in pairs if not one.is_read]
+        if unread:
+            slots, states, prefixes = zip(*((slot, one.state, one.cache) for slot, one in unread), strict=True)
+            self._graphs.open(size, slots, states, prefixes)
         for slot, one in pairs:
             stages = stages_for([one.state.request])
             assert stages is not None, "the others run on the host"
@@ -198,8 +202,6 @@ class DeviceLane:
             seat = self._seats[slot] = Seat(one.number, one.state, stages, num_read, began)
             if one.is_read:
                 seat.start(self._num_rounds)
-            else:
-                self._graphs.open(size, slot, one.state, one.cache)
         self._clock += time.perf_counter() - began
 
     def _has_room(self, pairs: Sequence[tuple[int, Joining]]) -> bool:
