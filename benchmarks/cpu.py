@@ -84,7 +84,7 @@ def own_methods(llm: LLM, settings: dict[str, Setting], *, rounds: int, max_toke
         for prompt in prompts_of(llm):
             for name, method in methods.items():
                 done = decode(llm, method, [prompt], [params])
-                stats = done.batch.rows[0].stats
+                stats = done.states[0].stats
                 parts = stats.draft_seconds, stats.score_seconds, stats.seconds - stats.draft_seconds - stats.score_seconds
                 if number:
                     runs[name].append((stats.num_tokens / stats.seconds, *(p / stats.num_passes for p in parts)))

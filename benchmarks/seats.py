@@ -5,7 +5,8 @@
 
 All methods answer the same prompts in turns, in one process; the figure is the median over rounds of the tokens of all answers
 over the seconds they took, prompts included. Rounds are captured beforehand, and the first turn is not counted: kernels are
-compiled, prices learned. Beside it stands how long the host took to seat the texts, of all turns the shortest. *Fixed* drafts chains of four whatever they cost. Greedy; texts are compared with plain decoding's. ``--inflated`` runs
+compiled, prices learned. Beside it stands how long the host took to seat the texts, of all turns the shortest. *Fixed* drafts
+chains of four whatever they cost. Greedy; texts are compared with plain decoding's. ``--inflated`` runs
 target and heads in the shapes of Llama-3-8B, on a GPU (recipes/inflate.py: real shapes, the bundled model's text).
 """
 
@@ -37,7 +38,6 @@ from outrider.drafters.heads.dflash import Dflash
 from outrider.drafters.heads.dspark import Dspark
 from outrider.drafters.heads.eagle import Eagle
 from outrider.drafters.heads.head_options import HeadOptions
-from outrider.engine.device_lane import num_slots
 from outrider.engine.graphs import RoundGraphs
 from outrider.methods import compose
 from outrider.models.load import load_model
@@ -91,13 +91,6 @@ class Bench:
                 methods[f"{kind}, {label}"] = Method(drafter, plain.rule, planned.policy)
         return Bench(target, methods, Rounds(target))
 
-    def warm_up(self, seats: int, num_tokens: int) -> None:
-        """Capture the rounds of frames that so many seats grow to, and shrink to when texts end."""
-        for graphs in filter(None, map(self.rounds.graphs_of, self.methods.values())):
-            for size in [size for size in (64, 16, 4, 1) if size <= num_slots(seats)]:
-                for _ in graphs.prepare(size, num_tokens, guesses=graphs.depths, pieces=(0,)):
-                    pass
-
     def answers(self, name: str, prompts: list[list[int]], params: SamplingParams, seats: int) -> list[RequestState]:
         requests = [Request(prompt, params) for prompt in prompts]
         steps = self.rounds.run(self.methods[name], requests, max_batch_size=seats)
@@ -136,7 +129,8 @@ def measure(bench: Bench, seats: int, *, num_tokens: int, rounds: int) -> list[d
     params, speeds = SamplingParams(max_tokens=num_tokens, ignore_eos=True), {name: list[float]() for name in bench.methods}
     plain, rows = list[list[int]](), dict[str, dict[str, Any]]()
     seating = dict.fromkeys(bench.methods, math.inf)
-    bench.warm_up(seats, len(prompts[0]) + num_tokens)
+    for method in bench.methods.values():
+        bench.rounds.capture(method, [seats])
     for turn in range(rounds + 1):
         for name in bench.methods:
             began = time.perf_counter()

@@ -25,20 +25,12 @@ from outrider.engine.constrained import finish_round
 from outrider.engine.device_seats import Joining, Seat, next_pieces, num_pieces_left, observation_of, prompts_of
 from outrider.engine.launched import Launched
 from outrider.engine.memory import BatchSize
-from outrider.engine.round_kind import RoundKind
+from outrider.engine.round_kind import SHRINKS, RoundKind, num_slots
 from outrider.engine.step import Batch, Engine
 
 if TYPE_CHECKING:
     from outrider.engine.graphs import RoundGraphs
     from outrider.engine.round_graph import RoundGraph
-
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_SHRINKS = 4  # a frame this many times too large is given up for a smaller one
-
-
-def num_slots(count: int) -> int:
-    """Slots of the frame that serves so many requests at once."""
-    return next((size for size in _SIZES if size >= count), count)
 
 
 @final
@@ -155,7 +147,7 @@ class DeviceLane:
     def _make_seats(self) -> RoundReport | None:
         """Give slots to those who have joined; the report of the round that had to end before the frame could change."""
         needed, report = num_slots(len(self.order)), None
-        if needed > len(self._seats) or needed * _SHRINKS <= len(self._seats):
+        if needed > len(self._seats) or needed * SHRINKS <= len(self._seats):
             report = self._read()
             needed = num_slots(max(1, len(self.order)))  # some may have ended
             if needed != len(self._seats):
