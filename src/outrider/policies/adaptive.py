@@ -204,7 +204,8 @@ class Adaptive(Policy):
         spent = seen.seconds if is_reading else min(seen.seconds, most)
         tokens = 1 + sum(seen.num_accepted) / max(sum(map(bool, seen.paths)), 1)
         most = self._most(seen.prompts) / len(state.rows)
-        self.ledger.book(spent / (pace * costs.plain), min(tokens, most) / min(1.0, most), is_probe=state.is_probe)
+        is_probe = seen.plan is not None and seen.plan.reason is not None and seen.plan.reason.code == ReasonCode.PROBE
+        self.ledger.book(spent / (pace * costs.plain), min(tokens, most) / min(1.0, most), is_probe=is_probe)
 
     def _learn_rates(self, state: _State, seen: Observation, weight: int) -> None:
         """What guesses were worth. In a large batch some rows tell enough, others in the next round."""
