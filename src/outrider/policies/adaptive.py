@@ -39,8 +39,9 @@ class Decision(NamedTuple):
     outlook: Outlook
     lengths: tuple[int, ...]
     best: int
-    prompts: Prompts
-    """What rounds read of prompts then."""
+    made: float
+    """Seconds of rounds before it."""
+    plan: Plan | None = None
 
 
 @dataclass
@@ -49,10 +50,10 @@ class _State(RowState):
     policy: Adaptive = field(repr=False)
     is_behind: bool = True
     """The drafter has something to read when it is asked."""
-    decision: Decision | None = field(default=None, repr=False)
+    decisions: dict[tuple[int, bool], Decision] = field(default_factory=dict, repr=False)
+    """By what rounds read of prompts: rounds of several kinds take turns, and each has a decision."""
     seconds: float = field(default=0.0, repr=False)
-    """Time spent on rounds since the decision."""
-    plan: Plan | None = field(default=None, repr=False)
+    """Time spent on rounds."""
     is_probe: bool = False
     prompts: Prompts = NO_PROMPTS
 
@@ -65,9 +66,10 @@ class _State(RowState):
     def _of(self, rows: list[Account], is_behind: bool) -> _State:
         """Other rows. A decision for all alike stays while the batch is about as large: where requests come and go every few
         rounds, another one each time would cost more than it could gain."""
-        moved, decision = _State(rows, self.policy, is_behind), self.decision
-        if decision and not self.is_probe and 3 * len(self.rows) <= 4 * len(rows) <= 5 * len(self.rows):
-            moved.decision, moved.seconds = decision._replace(lengths=(decision.best,) * len(rows)), self.seconds
+        moved, count = _State(rows, self.policy, is_behind, seconds=self.seconds), len(rows)
+        if not self.is_probe and 3 * len(self.rows) <= 4 * count <= 5 * len(self.rows):
+            for kind, one in self.decisions.items():
+                moved.decisions[kind] = one._replace(lengths=(one.best,) * count, plan=None)
         return moved
 
 
@@ -116,37 +118,36 @@ class Adaptive(Policy):
 
     def plan(self, state: _State, num_rows: int) -> Plan:
         assert len(state.rows) == num_rows, "a batch that changed has a state of its own"
-        costs, decision = self.costs.of(num_rows, state.prompts.num_places), state.decision
+        costs, kind = self.costs.of(num_rows, state.prompts.num_places), state.prompts[1:]
         if costs.trial is not None:
             length, state.is_probe = min(costs.trial, self.options.num_draft_tokens), False
-            return self._take(state, [length] * num_rows, Reason(ReasonCode.CALIBRATION, {"length": length}))
+            return self._plan([length] * num_rows, Reason(ReasonCode.CALIBRATION, {"length": length}))
+        decision = state.decisions.get(kind)
         if decision is None or self._is_due(state, decision):
             decision = self._decide(state, costs)
-        elif state.plan is not None and len(state.plan.max_depth) == num_rows:
-            return state.plan
+        elif decision.plan is not None:
+            return decision.plan
         state.is_probe = not (decision.best or state.is_probe) and decision.outlook.risk(1) <= self.ledger.probing
         self.num_probes += state.is_probe
         reason = decision.outlook.reason(decision.best, self.ledger.drafting)
         reason = Reason(ReasonCode.PROBE, {"length": 1, "best": 0}) if state.is_probe else reason
-        return self._take(state, [1] * num_rows if state.is_probe else decision.lengths, reason)
+        lengths = [1] * num_rows if state.is_probe else decision.lengths
+        plan = self._plan(lengths, reason, self._doubt(decision.outlook, num_rows) if any(lengths) else None)
+        state.decisions[kind] = decision._replace(plan=plan)
+        return plan
 
     def _is_due(self, state: _State, decision: Decision) -> bool:
-        """A probe or a round of another kind has brought news, or rounds have paid for a decision; the first ones pay more."""
-        is_other = decision.prompts[1:] != state.prompts[1:]
-        share = TUNING.thinking * (4 if self.num_rounds < 64 else 1)
-        return is_other or state.is_probe or state.seconds * share >= self._thinking
+        """A probe has brought news, or rounds have paid for a decision; the first ones pay more."""
+        share = TUNING.thinking * (4 if self.num_rounds < 64 else 1) / len(state.decisions)
+        return state.is_probe or (state.seconds - decision.made) * share >= self._thinking
 
-    def _take(self, state: _State, lengths: Sequence[int], reason: Reason) -> Plan:
-        options, doubt = self.options, self._doubt(state) if any(lengths) else None
-        state.plan = plan_of(lengths, options.num_draft_tokens, options.num_tree_nodes, doubt=doubt, reason=reason)
-        return state.plan
+    def _plan(self, lengths: Sequence[int], reason: Reason, doubt: Doubt | None = None) -> Plan:
+        return plan_of(lengths, self.options.num_draft_tokens, self.options.num_tree_nodes, doubt=doubt, reason=reason)
 
-    def _doubt(self, state: _State) -> Doubt | None:
+    def _doubt(self, outlook: Outlook, num_rows: int) -> Doubt:
         """Where drafts end that are not going well."""
-        if state.decision is None:
-            return None
         trust, further = self.trust.trust(1.0), self.trust.rate(self.options.prior_acceptance)
-        return state.decision.outlook.doubt((trust,) * len(state.rows), further=further, padded=self._padded)
+        return outlook.doubt((trust,) * num_rows, further=further, padded=self._padded)
 
     def _decide(self, state: _State, costs: BatchCosts) -> Decision:
         began, longest = time.thread_time(), self.options.num_draft_tokens
@@ -160,14 +161,14 @@ class Adaptive(Policy):
         optimism = [costs.rest.optimism(nodes) for nodes in self._nodes]
         best = outlook.best(self.ledger.drafting, optimism, ends_itself=ends_itself)
         lengths = outlook.shares.get(best, (best,) * len(state.rows))
-        state.decision, state.seconds = Decision(outlook, lengths, max(lengths), state.prompts), 0.0
+        decision = state.decisions[state.prompts[1:]] = Decision(outlook, lengths, max(lengths), state.seconds)
         if costs.rest.contradicts or costs.draft.contradicts:
             if self._source is not None:
                 self._source.doubt()
             self._source, self.costs = None, CostModel()
         seconds = time.thread_time() - began
         self._thinking += (seconds - self._thinking) / 8 if self._thinking else seconds
-        return state.decision
+        return decision
 
     def _most(self, prompts: Prompts) -> float:
         """Tokens of a round that prompts can feed, where they wait: every answer needs its prompt read."""
