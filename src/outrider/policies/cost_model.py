@@ -109,7 +109,7 @@ class BatchCosts:
     def record(self, length: int, width: int, draft: float | None, rest: float) -> float:
         """Learn from a round with so many guesses along the longest path, and for a row in the pass; ``draft`` is None where
         the drafter was not asked, or had more to read than usual. Returns the pace at the round."""
-        was_trial, self._num_rounds = self.trial is not None, self._num_rounds + 1
+        was_trial, self._num_rounds = not self._is_priced and self.trial is not None, self._num_rounds + 1
         if (self.prices or not was_trial) and (self.rest.knows(width) or len(self._recent) < TUNING.run):
             timed = self.draft.usual(length) if draft is not None else 0.0
             self._recent.append((rest + (draft or 0.0)) / (self.rest.usual(width) + timed))
@@ -119,7 +119,7 @@ class BatchCosts:
             self.draft.add(length, draft / self.pace)
         if not width and (self.rest.knows(0) or abs(self.rest.cells[0].value - 1) < TUNING.outlier):
             self._checked = self.pace
-        if was_trial and self.trial is None and not self._is_priced:
+        if was_trial and self.trial is None:
             self._settle()
         return self.pace
 
