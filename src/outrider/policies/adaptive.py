@@ -210,7 +210,7 @@ class Adaptive(Policy):
 
     def _learn_rates(self, state: _State, seen: Observation, weight: int) -> None:
         """What guesses were worth. In a large batch some rows tell enough, others in the next round."""
-        every = 1 + len(state.rows) // 8 if self.num_rounds > 64 else 1
+        every = 1 + len(state.rows) // (8 if self.num_rounds > 64 else 32)
         rows, planned, accepted = range(self.num_rounds % every, len(state.rows), every), planned_of(seen), seen.num_accepted
         found = [place_of(seen)[0]] * len(planned) if seen.padded else depths_of(seen.draft.tree)
         if not any(planned[row] for row in rows):
