@@ -22,7 +22,7 @@ from outrider.models.recurrent.layers import RecurrentPass
 from outrider.models.recurrent.mamba_scan import MambaNumbers, MambaScan
 
 _CHANNELS = 256
-"""Of a node, per program of the first kernel."""
+"""Channels of a node per program of the first kernel."""
 _BLOCK = 16
 """Nodes, and columns, per step of the second."""
 
