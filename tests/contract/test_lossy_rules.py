@@ -163,7 +163,7 @@ class BareLaw:
 @pytest.mark.parametrize(("name", "is_chain"), SHAPES)
 def test_walk_stays_on_the_device(name: str, is_chain: bool) -> None:
     """Tensors without data: an operation that waits for a value raises."""
-    for seed in range(3):
+    for seed in repeats(1, of=3):
         case, meta = case_of(seed, is_chain=is_chain), torch.device("meta")
         q = None if case.draft.q is None else case.draft.q.to(meta)
         probs = case.law.probs.to(meta)
