@@ -233,7 +233,7 @@ def laws(seed: int, count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("name", [*RULES, *LOSSLESS_ENDS])
 def test_the_closed_form_is_the_enumeration(name: str) -> None:
     rule = RULES[name] if name in RULES else LOSSLESS_ENDS[name][0]
-    p, q = laws(3, 8 if name == "w1" else 20)
+    p, q = laws(3, len(repeats(6, of=8 if name == "w1" else 20)))
     outcome, loss = rule.one_guess(p, q), measure(rule, p, q, name=name)
     for i in range(len(p)):
         torch.testing.assert_close(outcome.law[i], enumerated_law(rule, one_guess_draft(rule, p[i], q[i])), atol=1e-12, rtol=0)
