@@ -355,15 +355,15 @@ def test_rounds_of_the_engine(name: str) -> None:
     """A lossy rule composes with a drafter, ends texts in time, and is no slower than the exact rule of its kind."""
     if name == "w1":
         pytest.skip("its embeddings are of another vocabulary")
-    params = SamplingParams(max_tokens=30, temperature=1.0, seed=3)
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=3)
     texts, per_pass = generated(RULES[name], params)
-    assert all(len(text) == 30 for text in texts)
+    assert all(len(text) == 20 for text in texts)
     exact = Rejection() if RULES[name].exact_for[0] is Draws.IID else Delta()
     assert per_pass > 0.97 * generated(exact, params)[1]
 
 
 def test_greedy_text_changes_only_where_the_rule_says_so() -> None:
-    params = SamplingParams(max_tokens=30)
+    params = SamplingParams(max_tokens=16)
     greedy, per_pass = generated(Rejection(), params)
     for name in ("typical", "top-1", "threshold-acc", "js", "kl", "tv"):
         assert generated(RULES[name], params)[0] == greedy, name
