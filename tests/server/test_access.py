@@ -59,7 +59,7 @@ def test_keys_are_read_again_when_their_file_changes(tmp_path: Path) -> None:
     clock.now += 2
     assert ring.find("old") is None
     found = ring.find("new")
-    assert found is alice and found.client.max_tokens == 7
+    assert found is not None and found is alice and found.client.max_tokens == 7
     path.write_text("{")
     clock.now += 2
     assert ring.find("new") is alice  # a broken file changes nothing
