@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.guessing_target import GuessingTarget
+from outrider.core.guessing_target import GuessingTarget, guess_by_steps
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.rng import Noise
@@ -112,27 +112,14 @@ class Pearl(Drafter):
             return [[] for _ in wanted]
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             missing = _rewind(state, wanted)
+            found = None
             if isinstance(self.model, GuessingTarget):
                 plan = Plan(tuple(wanted), tuple(wanted))
                 found = self.model.guess(missing, state.cache, plan=plan, tempering=tempering, noise=noise)
-                if found is not None:
-                    return _note(state, wanted, found.tokens.tolist())
-            return _note(state, wanted, self._step_by_step(state.cache, missing, wanted, (tempering, noise)))
-
-    def _step_by_step(
-        self, cache: Cache, missing: list[list[int]], wanted: Sequence[int], law: tuple[Tempering, Noise]
-    ) -> list[list[int]]:
-        """The same for a model that cannot run ahead by itself."""
-        self.model.prefill([row[:-1] for row in missing], cache)
-        newest = [row[-1] if row else 0 for row in missing]
-        found: list[list[int]] = []
-        for depth in range(max(wanted)):
-            tree = TokenTree.chain(torch.tensor(newest, device=self.model.device)[:, None])
-            logits = self.model.score(tree, cache).logits[..., : self.vocab_size].float()
-            cache.commit([[0] if depth < limit else [] for limit in wanted])
-            newest = _choices(logits, depth, *law)
-            found.append(newest)
-        return [list(row) for row in zip(*found, strict=True)]
+            if found is None:
+                law = {"temperatures": tempering.temperatures, "noise": noise, "vocab_size": self.vocab_size}
+                found = guess_by_steps(self.model, missing, state.cache, depths=wanted, **law)
+            return _note(state, wanted, found.tokens.tolist())
 
 
 def _rewind(state: _State, wanted: Sequence[int]) -> list[list[int]]:
@@ -155,15 +142,6 @@ def _note(state: _State, wanted: Sequence[int], guesses: Sequence[Sequence[int]]
         [*text, *row[:-1]] if limit else fed for fed, text, row, limit in zip(state.fed, state.begun, rows, wanted, strict=True)
     ]
     return rows
-
-
-def _choices(logits: Tensor, depth: int, tempering: Tempering, noise: Noise) -> list[int]:
-    """[B] the best guess of each row by logits [B, 1, V] and the noise of its output position."""
-    warmth = torch.tensor(tempering.temperatures, device=logits.device)[:, None, None]
-    if bool((warmth > 0).any()):
-        depths = torch.full((len(logits), 1), depth, device=logits.device)
-        logits = logits + warmth * noise.target_gumbel(depths, logits.shape[-1])
-    return logits[:, 0].argmax(-1).tolist()
 
 
 def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:

@@ -1,7 +1,8 @@
 // What Python calls: passes, scans of recurrent layers, drafts of chains and trees in one call, packing, random numbers.
 #include "cut.hpp"
 #include "pass.hpp"
-#include "scan.hpp"
+#include "scan_delta.hpp"
+#include "scan_mamba.hpp"
 #include "tree.hpp"
 
 extern "C" struct Chain {
@@ -98,9 +99,13 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
     }
 }
 // What the nodes of trees read in one recurrent layer; their steps go to the log.
-void outrider_scan(const Scan* scan) {
+void outrider_mamba_scan(const Scan* scan) {
     std::lock_guard<std::mutex> only(Pool::lock());
-    ScanPass(*scan).run();
+    MambaScan(*scan).run();
+}
+void outrider_delta_scan(const Scan* scan) {
+    std::lock_guard<std::mutex> only(Pool::lock());
+    DeltaScan(*scan).run();
 }
 // Reads the tokens of `pass`, then grows a tree behind them, level by level; what is fed after the root stays uncommitted.
 void outrider_tree(const Model* model, const Pass* pass, const Tree* tree) {

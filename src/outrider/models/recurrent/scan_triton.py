@@ -18,8 +18,8 @@ from torch import Tensor
 
 from outrider.cache.recurrent import Columns
 from outrider.cache.replay import ScanShape
-from outrider.models.recurrent.layers import RecurrentPass
-from outrider.models.recurrent.mamba_scan import MambaNumbers, MambaScan
+from outrider.models.recurrent.layers import LayerScan, RecurrentPass
+from outrider.models.recurrent.mamba_scan import MambaNumbers
 
 _CHANNELS = 256
 """Of a node, per program of the first kernel."""
@@ -28,7 +28,7 @@ _BLOCK = 16
 
 
 @final
-class TritonScan(MambaScan):
+class TritonScan(LayerScan):
     """One layer's scan, with sums in float32."""
 
     def __init__(self, shape: ScanShape, numbers: MambaNumbers) -> None:
