@@ -155,11 +155,11 @@ class DeviceDrafter(ABC):
         """Changes when memory that a captured round points to has moved."""
 
     @abstractmethod
-    def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
-        """Requests with these texts take their slots (of ``batch_size``) and grow to at most ``capacity`` tokens."""
+    def seat(self, texts: Texts, *, batch_size: int) -> None:
+        """Requests with these texts take their slots (of ``batch_size``)."""
 
     @abstractmethod
-    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
+    def open(self, slots: Sequence[int], *, batch_size: int) -> None:
         """As ``seat``, for requests whose prompts the next rounds read, piece by piece (``read``)."""
 
     @abstractmethod
@@ -180,12 +180,12 @@ class DeviceDrafter(ABC):
         del reaches, batch_size
 
     @abstractmethod
-    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
-        """The requests of these slots, of ``old_size``, take the first slots of ``new_size``; texts grow to ``capacity``."""
+    def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
+        """The requests of these slots, of ``old_size``, take the first slots of ``new_size``."""
 
     @abstractmethod
-    def leave(self, batch_size: int) -> None:
-        """All slots of a frame of this size are empty; give back what their requests held."""
+    def release(self, slots: Sequence[int], *, batch_size: int) -> None:
+        """The requests of these slots have left; give back what they held."""
 
     @abstractmethod
     def propose(self, frame: Frame, nodes: Tensor, depth: int) -> None:
