@@ -1,13 +1,14 @@
-"""The CPU fast path against its floor and against the CPU engines people use: same weights, prompts, precision, threads.
+"""The CPU fast path on this machine: its floor, what passes cost, and who is faster on the same file.
 
-    python benchmarks/cpu.py [--sizes small mid] [--json FILE]
-                             [--peer hugging-face] [--peer openvino=PYTHON,model=DIR,draft=DIR]
-    python benchmarks/cpu.py --gguf FILE [--gguf-draft FILE] [--peer llama-cpp=PYTHON]
+    python benchmarks/cpu.py [MODEL ...] [--types auto float32] [--draft MODEL] [--json FILE]
+    python benchmarks/cpu.py small --draft small-draft --peer vllm=PYTHON --peer openvino=PYTHON,model=DIR,draft=DIR
 
-Models are made on the first run (benchmarks/cpu_models.py), or are GGUF files of yours, multiplied as stored. Three questions:
-what a pass costs as it gets wider, where the time of a round goes, and who is faster (a 128-token prompt, greedy, decode speed
-after the first token, engines in turns). ``{size}`` in a peer's paths becomes the size; peers that are not there are skipped,
-with the reason. The last line is one JSON document.
+A MODEL is a GGUF file, a folder, ``bundled``, or one of those that benchmarks/cpu_models.py makes (small, mid, gptq). It runs
+on one thread, and CPU time counts, since a machine may be shared: engines take turns, and the least of all rounds is given. A
+row is an engine on a model: each of ``--types`` (``float32-torch`` is the PyTorch twin), and llama.cpp (GGUF) or transformers
+(folders) where they import. Speculation on the first type follows, with the CPU time of a token against plain decoding, on
+prompts that repeat themselves. Each ``--peer`` is a process of its own that is raced by the clock. What does not run is
+skipped, with the reason. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -17,179 +18,179 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from outrider import LLM
-from outrider.bench.bandwidth import read_speed
 from outrider.bench.decode import decode
 from outrider.bench.peers.peer import PeerSpec
 from outrider.bench.peers.race import race_peers
-from outrider.bench.provenance import provenance
+from outrider.bench.provenance import cpu_name, results_head
 from outrider.bench.settings import Setting
+from outrider.bundled import bundled_path
 from outrider.core.params import SamplingParams
-from outrider.core.tree import TokenTree
 from outrider.models.native import NativeDecoder, isa_here, ready_to_measure
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cpu_models import make_models
+from cpu_costs import NODES, Rates, file_mb, num_weights, opening, pass_costs, prompt_of
+from cpu_engines import Engine, Ours, Run, peers_of
+from cpu_models import SHAPES, make_models
 
-WIDTHS = (1, 5, 16, 64)
-TREES = (16, 64)
-CONTEXT = 192
+Row = dict[str, Any]
 STORIES = (
     "Once upon a time, there was a little fox who lived in a forest. The fox had a red ball and liked to play with it. ",
     "Tom and Lily went to the park. They saw a big dog. The dog was sad because it had lost its bone. Tom said to Lily: ",
-    "One day, a girl named Mia found a box in the garden. She wanted to open the box, but the box was shut. Her brother ",
 )
-SETTINGS = {
-    "plain": Setting("plain"),
+COPYING = {"prompt-lookup": Setting("prompt-lookup"), "suffix": Setting("suffix")}
+DRAFTING = {
     "draft-model K=4": Setting("draft-model", options={"num_draft_tokens": 4}),
-    "draft-model": Setting("draft-model", policy="adaptive"),
-    "best-first 5/12": Setting("best-first", options={"num_draft_tokens": 5, "num_tree_nodes": 12}),
-    "prompt-lookup": Setting("prompt-lookup", policy="adaptive"),
+    "draft-model": Setting("draft-model"),
 }
+WHOLE = ("auto", "stored", "w8a8", "int4")
+"""Types whose products are those of whole numbers, where the file has no more than a byte for a weight."""
 
 
-def pass_costs(llm: LLM, *, rounds: int) -> dict[str, float]:
-    """Median milliseconds of a pass over a chain or a binary tree of each width, in turns."""
-    target, cache = llm.target, llm.target.new_cache(1)
-    target.prefill([[5 + i % 900 for i in range(CONTEXT)]], cache)
-    tokens = torch.randint(5, 900, (max(WIDTHS),)).tolist()
-    trees = {str(width): TokenTree.chain(torch.tensor([tokens[:width]])) for width in WIDTHS}
-    trees |= {f"{n} in a tree": TokenTree.of_rows([(tokens[:n], [(i - 1) // 2 for i in range(n)])]) for n in TREES}
-    times: dict[str, list[float]] = {name: [] for name in trees}
-    for _ in range(rounds + 2):
-        for name, tree in trees.items():
-            began = time.perf_counter()
-            target.score(tree, cache)
-            times[name].append(1e3 * (time.perf_counter() - began))
-    return {name: statistics.median(seen[2:]) for name, seen in times.items()}
+def path_of(model: str, made: Path) -> str:
+    """Where a model lies; those of ``cpu_models.py`` are made if they are missing."""
+    if model == "bundled":
+        return str(bundled_path("target"))
+    return str(make_models(made, [model])[model]) if model in (*SHAPES, "gptq") else model
 
 
-def prompts_of(llm: LLM) -> list[list[int]]:
-    return [(llm.codec.encode(story) * 8)[:128] for story in STORIES]
+def opened(path: str, dtype: str, draft: str | None = None) -> LLM:
+    return LLM(path, draft=draft, dtype=dtype.removesuffix("-torch"), fast=not dtype.endswith("-torch"))
 
 
-def own_methods(llm: LLM, settings: dict[str, Setting], *, rounds: int, max_tokens: int) -> dict[str, dict[str, float]]:
-    """Tokens per second and the parts of a round, methods in turns."""
-    methods = {name: setting.compose(llm) for name, setting in settings.items()}
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    runs: dict[str, list[tuple[float, ...]]] = {name: [] for name in methods}
+def engine_row(name: str, runs: list[Run], first: list[int]) -> Row:
+    """What all engines have. ``same_tokens``: how many of the first type's are the same before the first that is not."""
+    same = next((i for i, (a, b) in enumerate(zip(first, runs[0].tokens, strict=True)) if a != b), len(first))
+    return {
+        "engine": name,
+        "token_ms": round(min(min(run.token_ms) for run in runs), 2),
+        "token_ms_median": round(statistics.median(ms for run in runs for ms in run.token_ms), 2),
+        "prompt_ms": round(min(run.prompt_ms for run in runs)),
+        "same_tokens": same,
+    }
+
+
+def own_row(llm: LLM, dtype: str, costs: dict[int, float], rates: Rates) -> Row:
+    """Passes and floors of a type of ours."""
+    row: Row = {"pass_ms": {nodes: round(ms, 2) for nodes, ms in costs.items()}, "16_over_1": round(costs[16] / costs[1], 2)}
+    target = llm.target
+    if not isinstance(target, NativeDecoder):
+        return row
+    weights = num_weights(target.config)
+    is_whole = dtype in WHOLE and target.num_bytes < 1.2 * weights
+    floors = {n: rates.floor_ms(target.num_bytes, n * weights, is_whole=is_whole) for n in NODES}
+    return row | {
+        "floor_ms": {nodes: round(ms, 2) for nodes, ms in floors.items()},
+        "floor_16_over_1": round(floors[16] / floors[1], 2),
+        "matrices_mb": round(target.num_bytes / 1e6, 1),
+    }
+
+
+def speculation(llm: LLM, settings: dict[str, Setting], args: argparse.Namespace) -> list[Row]:
+    """CPU time of a token, methods in turns: medians of ``rounds``."""
+    methods = {name: setting.compose(llm) for name, setting in {"plain": Setting("plain"), **settings}.items()}
+    prompts = [(llm.codec.encode(story) * 8)[: args.prompt] for story in STORIES]
+    params = SamplingParams(max_tokens=args.spoken, ignore_eos=True)
+    spent: dict[str, list[float]] = {name: [] for name in methods}
     texts: dict[str, list[list[int]]] = {name: [] for name in methods}
-    for number in range(rounds + 1):
-        for prompt in prompts_of(llm):
+    per_pass: dict[str, float] = {}
+    for _ in range(args.rounds):
+        for prompt in prompts:
             for name, method in methods.items():
-                done = decode(llm, method, [prompt], [params])
-                stats = done.batch.rows[0].stats
-                parts = stats.draft_seconds, stats.score_seconds, stats.seconds - stats.draft_seconds - stats.score_seconds
-                if number:
-                    runs[name].append((stats.num_tokens / stats.seconds, *(p / stats.num_passes for p in parts)))
-                    runs[name][-1] += (stats.num_tokens / stats.num_passes,)
-                else:
-                    texts[name].append(done.outputs[0])
-    keys: list[str] = ["tokens_per_second", "draft", "verify", "rest", "tokens_per_pass"]
-    found = {name: dict(zip(keys, map(statistics.median, zip(*rows)))) for name, rows in runs.items()}
-    for name, parts in found.items():
-        parts["same_text"] = sum(a == b for a, b in zip(texts[name], texts["plain"])) / len(texts["plain"])
-    return found
+                done = decode(llm, method, [prompt], [params], clock=time.process_time)
+                spent[name].append(1e3 * done.seconds / len(done.outputs[0]))
+                texts[name].append(done.outputs[0])
+                stats = done.states[0].stats
+                per_pass[name] = stats.num_tokens / stats.num_passes
+    plain = statistics.median(spent["plain"])
+    return [
+        {
+            "engine": f"ours, {name}",
+            "token_ms_median": round(statistics.median(ms), 2),
+            "plain_over_it": round(plain / statistics.median(ms), 2),
+            "tokens_per_pass": round(per_pass[name], 2),
+            "same_text": texts[name] == texts["plain"],
+        }
+        for name, ms in spent.items()
+    ]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A model, and its draft where it has one."""
-
-    name: str
-    model: str
-    draft: str | None
-    dtype: str
-
-    @property
-    def settings(self) -> dict[str, Setting]:
-        """Methods that can run."""
-        return {name: one for name, one in SETTINGS.items() if self.draft or name in ("plain", "prompt-lookup")}
-
-
-def bytes_read(pair: Pair, llm: LLM) -> int:
-    """What a pass over one token reads of the weights: the packed matrices, or what the checkpoint holds."""
-    if isinstance(llm.target, NativeDecoder):
-        return llm.target.num_bytes
-    return (Path(pair.model) / "model.safetensors").stat().st_size * (2 if pair.dtype == "float32" else 1)
-
-
-def measure(pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
-    ready_to_measure()
-    llm = LLM(pair.model, draft=pair.draft, dtype=pair.dtype)
-    num_bytes = bytes_read(pair, llm)
-    costs = pass_costs(llm, rounds=args.rounds * 4)
-    bandwidth = read_speed(num_bytes, llm.target.device) / 1e9
-    share, floor, isa = num_bytes / costs["1"] / 1e6 / bandwidth, num_bytes / bandwidth / 1e6, isa_here().name
-    print(f"\n{pair.name}, {pair.dtype}, {isa}: {num_bytes / 1e6:.0f} MB, memory reads {bandwidth:.1f} GB/s, context {CONTEXT}")
-    print(
-        f"pass, ms:  floor {floor:.2f} (bytes over read speed)   "
-        + "   ".join(f"nodes {w}: {ms:.2f} ({ms / costs['1']:.2f}x)" for w, ms in costs.items())
-        + f"   {share:.0%} of bandwidth"
-    )
-    own = own_methods(llm, pair.settings, rounds=args.rounds, max_tokens=args.max_tokens)
-    print_methods(own)
-    document: dict[str, Any] = {"isa": isa, "pass_ms": costs, "floor_ms": floor, "bandwidth_gb": bandwidth}
-    document |= {"bandwidth_share": share, "ours": own}
-    specs = [PeerSpec.of(text.replace("{size}", pair.name), model=pair.model, draft=pair.draft) for text in args.peer]
-    if specs:
-        best = max((name for name in own if name != "plain"), key=lambda name: own[name]["tokens_per_second"])
-        document["peers"] = race_peers(
-            llm, SETTINGS[best], specs, prompts_of(llm), max_tokens=args.max_tokens, num_rounds=args.rounds
-        )
-        print_peers(document["peers"])
-    return document
+def measure(model: str, args: argparse.Namespace, rates: Rates) -> list[Row]:
+    """All rows of a model."""
+    path, rows = path_of(model, args.models), list[Row]()
+    draft = path_of(args.draft, args.models) if args.draft else None
+    llms = {dtype: opened(path, dtype, draft if number == 0 else None) for number, dtype in enumerate(args.types)}
+    costs = pass_costs({dtype: llm.target for dtype, llm in llms.items()}, args.repeats)
+    peers, skipped = peers_of(path)
+    engines: dict[str, Engine] = {f"ours {dtype}": Ours(llm.target) for dtype, llm in llms.items()} | peers
+    runs: dict[str, list[Run]] = {name: [] for name in engines}
+    for _ in range(args.rounds):
+        for name, engine in engines.items():
+            runs[name].append(engine.run(prompt_of(args.prompt), args.tokens))
+    first = runs[f"ours {args.types[0]}"][0].tokens
+    for name in engines:
+        row = engine_row(name, runs[name], first)
+        dtype = name.removeprefix("ours ")
+        if dtype in llms:
+            row |= own_row(llms[dtype], dtype, costs[dtype], rates)
+            if not dtype.endswith("-torch"):
+                row |= {"file_mb": file_mb(path), **opening(path, dtype)}
+        rows.append(row)
+    rows += speculation(llms[args.types[0]], COPYING | (DRAFTING if draft else {}), args) if args.spoken else []
+    rows += [{"engine": name, "skipped": reason} for name, reason in skipped.items()]
+    rows += raced(llms[args.types[0]], path, draft, args) if args.peer else []
+    rows = [{"model": Path(path).name if path.endswith(".gguf") else model, **row} for row in rows]
+    print(*map(json.dumps, rows), sep="\n", flush=True)
+    return rows
 
 
-def print_methods(own: dict[str, dict[str, float]]) -> None:
-    print(f"{'ours':<20} {'tokens/s':>9} {'to plain':>9} {'tok/pass':>9} {'draft':>8} {'verify':>8} {'rest ms':>8}  same text")
-    for name, parts in own.items():
-        ratio = parts["tokens_per_second"] / own["plain"]["tokens_per_second"]
-        cells = f"{parts['tokens_per_pass']:>9.2f}" + "".join(
-            f"{1e3 * parts[key]:>9.2f}" for key in ("draft", "verify", "rest")
-        )
-        print(f"{name:<20} {parts['tokens_per_second']:>9.1f} {ratio:>8.2f}x {cells}  {parts['same_text']:.0%}")
-
-
-def print_peers(document: dict[str, Any]) -> None:
-    for line in document["lines"]:
-        speed = f"{line['speed']['value']:>8.1f} tokens/s   {line['to_our_plain']:.2f}x our plain"
-        print(f"  {line['name']:<32} {speed}   same text {line['identical']:.0%}   {line['version']}")
-    for line in document["skipped"]:
-        print(f"  {line['name']}: skipped, {line['reason']}")
-    print("  " + "\n  ".join(document["verdict"]))
-
-
-def pairs_of(args: argparse.Namespace) -> list[Pair]:
-    """The GGUF file that was given, or the models of every size."""
-    if args.gguf:
-        draft = str(args.gguf_draft) if args.gguf_draft else None
-        return [Pair(args.gguf.name, str(args.gguf), draft, args.dtype or "auto")]
-    folders = make_models(args.models)
-    return [Pair(size, str(folders[size]), str(folders[f"{size}-draft"]), args.dtype or "bfloat16") for size in args.sizes]
+def raced(llm: LLM, path: str, draft: str | None, args: argparse.Namespace) -> list[Row]:
+    """Engines in processes of their own, by the clock."""
+    specs = [PeerSpec.of(text, model=path, draft=draft) for text in args.peer]
+    setting = DRAFTING["draft-model"] if draft else COPYING["suffix"]
+    prompts = [(llm.codec.encode(story) * 8)[: args.prompt] for story in STORIES]
+    found = race_peers(llm, setting, specs, prompts, max_tokens=args.spoken or args.tokens, num_rounds=args.rounds)
+    lines: list[Row] = [
+        {
+            "engine": line["name"],
+            "tokens_per_s": round(line["speed"]["value"], 1),
+            "to_our_plain": round(line["to_our_plain"], 2),
+        }
+        for line in found["lines"]
+    ]
+    return lines + [{"engine": line["name"], "skipped": line["reason"]} for line in found["skipped"]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=["small", "mid"])
-    parser.add_argument("--gguf", type=Path, help="a GGUF file instead of the sizes")
-    parser.add_argument("--gguf-draft", type=Path, help="a GGUF file with the same vocabulary")
-    parser.add_argument("--dtype", help="bfloat16 where none is given, auto for a GGUF file")
-    parser.add_argument("--models", type=Path, default=Path("build/cpu"))
+    parser.add_argument("model", nargs="*", default=["bundled"])
+    parser.add_argument("--types", nargs="+", default=["auto", "float32"])
+    parser.add_argument("--draft", help="a model with the same vocabulary")
+    parser.add_argument("--models", type=Path, default=Path("build/cpu"), help="where models are made")
     parser.add_argument("--peer", action="append", default=[], metavar="ENGINE[=PYTHON[,model=DIR,draft=DIR]]")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=12, help="of every pass")
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=24, help="greedy tokens of every engine")
+    parser.add_argument("--spoken", type=int, default=64, help="tokens of every method; 0: none")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    document = {pair.name: measure(pair, args) for pair in pairs_of(args)} | provenance()
+    torch.set_num_threads(1)
+    ready_to_measure()
+    rates = Rates.measured()
+    speeds = f"memory {rates.bytes_read / 1e6:.1f} GB/s, {rates.multiply_adds / 1e6:.1f} billion multiply-adds a second"
+    print(f"{cpu_name()}, {isa_here().name}: {speeds}", flush=True)
+    what = f"CPU milliseconds on one thread ({isa_here().name}; {speeds}), engines in turns, least of all rounds"
+    document = results_head(what, script="benchmarks/cpu.py")
+    document["command"] = " ".join(Path(word).name if word.endswith(".gguf") else word for word in document["command"].split())
+    document["rows"] = [row for model in args.model for row in measure(model, args, rates)]
     if args.json:
-        args.json.write_text(json.dumps(document, indent=1))
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))
 
 

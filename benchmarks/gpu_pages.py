@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    target, draft = models("auto")
+    target, draft = models("auto", bundled_path("draft"))
     assert isinstance(target, FastDecoder), "needs a GPU"
     captures, rounds = counted(), Rounds(target)
     kinds: tuple[tuple[str, dict[str, Any]], ...] = (

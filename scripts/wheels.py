@@ -36,7 +36,7 @@ FLAGS = (
 GENERIC = "-DOUTRIDER_ISA_GENERIC"
 SETS = {
     "x86_64": {
-        "amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        "amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
         "avx512_vnni": ("-march=x86-64-v4", "-mavx512vnni"),
         "avx512": ("-march=x86-64-v4",),
         "avx2": ("-march=x86-64-v3",),

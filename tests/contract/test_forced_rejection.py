@@ -16,6 +16,7 @@ import pytest
 import torch
 from test_methods import EOS, PROMPTS, make, tiered_pairs  # noqa: F401 (a fixture)
 from test_rules_exact import CASES, EXACT, TREES
+from tiers import repeats
 from tiny_pair import tiny_model
 from toy_laws import Experiment, by_draws, chain, distance, grow, toy_pair
 
@@ -240,7 +241,7 @@ def test_the_law_survives_a_cut_at_any_depth(rule: type[AcceptanceRule], draws: 
     """By enumeration, for rules that keep the law and not the text: what is cut off may have been why it was accepted."""
     shapes = [chain(2)] if rule.shape is Shape.CHAIN else [chain(2), TREES["ragged"]]
     for shape in shapes:
-        for seed in range(2):
+        for seed in repeats(1, of=2):
             pair = toy_pair("random", seed, 2)
             drafter = grow(pair, shape, draws, by_draws(pair, draws))
             experiment = Experiment(pair, drafter, 3, rounds=2, by_rule=rule is Coupled)

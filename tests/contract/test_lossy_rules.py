@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from test_rules_vectorised import VOCAB_SIZE, Case, assert_forms_agree, case_of, law_of, random_law, row_verdict
+from tiers import repeats
 from tiny_pair import VOCAB, tiny_model
 from toy_laws import Experiment, arbitrary, by_draws, chain, distance, grow, mean_emitted, toy_pair
 
@@ -97,13 +98,13 @@ def judged_rows(rule: Any, case: Case, law: Any) -> Iterator[tuple[int, RowDraft
 
 @pytest.mark.parametrize(("name", "is_chain"), SHAPES)
 def test_walk_is_walk_row(name: str, is_chain: bool) -> None:
-    num_cases = 30 if name == "w1" else 80  # a transport plan for every single node is slow
-    assert_forms_agree(RULES[name], num_cases=num_cases, is_chain=is_chain)
+    cases = repeats(30, of=30 if name == "w1" else 80)  # a transport plan for every single node is slow
+    assert_forms_agree(RULES[name], cases=cases, is_chain=is_chain)
 
 
 @pytest.mark.parametrize(("name", "is_chain"), SHAPES)
 def test_walk_in_float32(name: str, is_chain: bool) -> None:
-    cases = [case_of(seed, is_chain=is_chain, dtype=torch.float32) for seed in range(40)]
+    cases = [case_of(seed, is_chain=is_chain, dtype=torch.float32) for seed in repeats(15, of=40)]
     pairs = [pair for case in cases for pair in case.verdicts(RULES[name])]
     assert sum(batched == scalar for batched, scalar in pairs) >= len(pairs) - 1
 
@@ -112,7 +113,7 @@ def test_walk_in_float32(name: str, is_chain: bool) -> None:
 def test_temperature_0_is_judged_by_the_softmax(name: str, is_chain: bool) -> None:
     """Greedy rows beside sampled ones; the scalar form is given the same judged law."""
     rule, relaxed = RULES[name], 0
-    for seed in range(40):
+    for seed in repeats(20, of=40):
         case = case_of(seed, is_chain=is_chain)
         law = greedy_law(case, seed)
         for row, one_row, scalar in judged_rows(rule, case, law):
@@ -181,7 +182,7 @@ def test_the_lossless_end_is_the_exact_rule_number_for_number(name: str, is_chai
     rule, exact = LOSSLESS_ENDS[name]
     if exact is None or (exact.shape is Shape.CHAIN and not is_chain):
         pytest.skip("no exact rule to compare with on this shape; see the enumeration")
-    for seed in range(50):
+    for seed in repeats(20, of=50):
         case = case_of(seed, is_chain=is_chain)
         for law in (case.law, greedy_law(case, seed)):
             mine, other = rule.walk(case.draft, law, case.noise), exact.walk(case.draft, law, case.noise)
@@ -210,7 +211,7 @@ def test_lossless_would_be_a_lie(name: str) -> None:
     rule = RULES[name]
     worst, gains = 0.0, []
     ends = {Typical: "typical", Lenient: "lenient", TopK: "top-0", ThresholdRule: "threshold", Divergence: "js"}
-    for seed in range(8):
+    for seed in repeats(4, of=8):
         pair = toy_pair("random", seed, 3)
         draws = rule.exact_for[0]
         experiment = Experiment(pair, grow(pair, chain(2), draws, by_draws(pair, draws)), 3)

@@ -28,19 +28,19 @@ def load(path: str) -> ModuleType:
     return module
 
 
-def arm(after: float, seconds: float, text: str = "a") -> dict[str, Any]:
-    blocks = [100 / seconds, 100 / seconds]
-    return {
-        "home": 3.0, "before": 2.0, "after": after, "tokens": 200, "cpu_s": 2 * seconds,
-        "tokens_per_cpu_s": blocks, "texts": [text],
-    }  # fmt: skip
-
-
 def test_what_learning_brought_back_and_cost() -> None:
-    told = load("benchmarks/learn_run.py").compared(arm(2.0, 1.0), arm(2.6, 1.25))
-    assert told["recovered"] == pytest.approx(0.6) and told["goodput"] == pytest.approx(0.8)
-    assert told["by_block"] == pytest.approx([0.8, 0.8]) and told["equal_texts"]
-    assert not load("benchmarks/learn_run.py").compared(arm(2.0, 1.0), arm(2.0, 1.0, "b"))["equal_texts"]
+    script = load("benchmarks/learn_run.py")
+
+    def seen(seconds: tuple[float, float], after: float = 2.0, text: str = "a") -> Any:
+        blocks = [{"tokens": 100, "cpu_s": spent, "texts": [text]} for spent in seconds]
+        return script.Seen({"home": 3.0, "before": 2.0, "after": after}, blocks)
+
+    told = script.compared(seen((1.0, 1.0)), seen((1.0, 0.8)), seen((1.25, 0.75), after=2.6))
+    assert told["recovered"] == pytest.approx(0.6) and told["goodput"] == pytest.approx(1.0) and told["equal_texts"]
+    assert told["goodput_by_block"] == pytest.approx([0.8, 4 / 3]) and told["so_far"] == pytest.approx([0.8, 1.0])
+    assert told["same"] == pytest.approx(10 / 9) and told["same_by_block"] == pytest.approx([1.0, 1.25])
+    quiet = seen((1.0, 1.0))
+    assert not script.compared(quiet, quiet, seen((1.0, 1.0), text="b"))["equal_texts"]
 
 
 @pytest.mark.parametrize(

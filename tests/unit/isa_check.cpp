@@ -104,7 +104,7 @@ template <class W> static std::vector<uint8_t> file_of(int rows, int in) {
     return file;
 }
 template <class W> static void check_stored(int type, int out, int in) {
-    const int blocks = up(out, BLOCK) / BLOCK, most = 15, wide = GROUP * BLOCK;
+    const int blocks = up(out, BLOCK) / BLOCK, most = 21, wide = GROUP * BLOCK;
     const std::vector<uint8_t> file = file_of<W>(out, in);
     const size_t row_bytes = file.size() / out;
     std::vector<FileRow> lines;
@@ -113,7 +113,7 @@ template <class W> static void check_stored(int type, int out, int in) {
     std::vector<Place> places(blocks);
     pack_rows(places.data(), packed.data(), file.data(), lines.data(), out, in, 2);
     expect(packed_size(type, in) <= size_t(BLOCK) * row_bytes * 1.03, "no more memory than in the file", type);
-    std::vector<float> x(size_t(most) * in), found(size_t(up(most, WHOLE_ROWS)) * wide), alone(wide), weights(in);
+    std::vector<float> x(size_t(most) * in), found(size_t(up(most, PANEL_ROWS)) * wide), alone(wide), weights(in);
     for (float& one : x) one = chance();
     RoundedRows rows, one;
     rows.reshape(most, in);
@@ -138,6 +138,11 @@ template <class W> static void check_stored(int type, int out, int in) {
         one.reshape(1, in), one.round(0, &x[size_t(r) * in], in);
         multiply_group(1, one.group(0), all, blocks, all, alone.data(), chore);
         expect(!memcmp(&found[size_t(r) * wide], alone.data(), size_t(blocks) * BLOCK * 4), "a row's own bits, stored", r);
+    }
+    for (int some = 2; some < most; some += 3) {  // by vectors, and by tiles where there are any
+        std::vector<float> fewer(found.size());
+        multiply_group(some, rows.group(0), all, blocks, all, fewer.data(), chore);
+        expect(!memcmp(fewer.data(), found.data(), size_t(some - 1) * wide * 4 + size_t(blocks) * BLOCK * 4), "the same bits for fewer rows", type, some);
     }
 }
 static void check_all_stored() {
@@ -192,6 +197,7 @@ template <class T> static void check_attention(int rows, int heads, int dim, int
 }
 
 int main() {
+    expect(has_permission(), "asking for the tile registers");
     check_lanes(), check_halves();
     check_all_stored();
     for (int in : {32, 70}) check_products<float>(72, in), check_products<bf16>(72, in), check_products<int8_t>(72, in);

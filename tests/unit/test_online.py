@@ -314,10 +314,13 @@ def test_learning_has_a_share_of_the_time_of_serving(monkeypatch: pytest.MonkeyP
     pass_time(3, is_idle=False)
     assert not pace._may_work(), "the first piece is taken to need a second"
     pass_time(1, is_idle=False)
-    with pace.working() as work:
+    with pace.working():
         pass_time(6, is_idle=False)
-    assert work.seconds == 6 and pace.saved == pytest.approx(0.25 * 10 - 6) and not pace._may_work()
+    assert pace.seconds == 6 and pace.saved == pytest.approx(0.25 * 10 - 6) and not pace._may_work()
     pass_time(0, is_idle=True)
+    pass_time(5, is_idle=True)
+    assert not pace._may_work(), "the pause may be a moment between two waves"
+    pass_time(1, is_idle=True)
     assert pace._may_work()
     with pace.working():
         pass_time(50, is_idle=True)
@@ -331,7 +334,9 @@ def test_learning_has_a_share_of_the_time_of_serving(monkeypatch: pytest.MonkeyP
     assert pace._may_work()
 
 
-def test_learning_that_waits_goes_on_when_nothing_is_served() -> None:
+def test_learning_that_waits_goes_on_when_nothing_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("outrider.train.pace.time.perf_counter", lambda: now[0])
     pace, order = Pace(0.001), list[str]()
     pace.tell(is_idle=False)
 
@@ -342,7 +347,9 @@ def test_learning_that_waits_goes_on_when_nothing_is_served() -> None:
     thread = threading.Thread(target=learn)
     thread.start()
     pace.tell(is_idle=False)
+    pace.tell(is_idle=True)
     assert not order
+    now[0] += 1
     pace.tell(is_idle=True)
     thread.join(30)
     assert order == ["learned"]

@@ -148,10 +148,10 @@ class Adaptive(Policy):
         usual, usual_rate = self.trust.trust(1.0), self.trust.rate(self.options.prior_acceptance)
         trust = tuple(row.trust.trust(usual) for row in state.rows)
         further = sum(row.trust.rate(usual_rate) for row in state.rows) / len(state.rows)
-        return state.decision.outlook.doubt(state.decision.best, trust, further=further, padded=self._padded)
+        return state.decision.outlook.doubt(trust, further=further, padded=self._padded)
 
     def _decide(self, state: _State, costs: BatchCosts) -> Decision:
-        began, longest = time.perf_counter(), self.options.num_draft_tokens
+        began, longest = time.thread_time(), self.options.num_draft_tokens
         usual, ends_itself = self._usual(longest), self.trust.expected > 0
         found = reach_of(self.found.inherited([1.0] * longest)) if self.found.means else [1.0] * longest
         survival = [row.survival(usual) for row in state.rows]
@@ -167,7 +167,7 @@ class Adaptive(Policy):
             if self._source is not None:
                 self._source.doubt()
             self._source, self.costs = None, CostModel()
-        seconds = time.perf_counter() - began
+        seconds = time.thread_time() - began
         self._thinking += (seconds - self._thinking) / 8 if self._thinking else seconds
         return state.decision
 

@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, final
 from weakref import ref
 
@@ -26,6 +25,7 @@ from outrider.core.errors import OutriderError
 from outrider.core.interfaces import Drafter, Target
 from outrider.core.kept_json import keep_json, read_json
 from outrider.core.method import Method
+from outrider.core.own_time import own_seconds
 from outrider.core.prices import Prices, PriceSource, Surface
 from outrider.core.version import VERSION
 from outrider.models.native import cache_folder, isa_here, processor
@@ -75,7 +75,7 @@ class Rehearsal(PriceSource):
     graphs: Callable[[], RoundGraphs | None] = lambda: None
     """The captured rounds; None where the host drives rounds."""
     folder: Path = field(default_factory=cache_folder)
-    clock: Callable[[], float] = perf_counter
+    clock: Callable[[], float] = own_seconds
 
     @property
     def path(self) -> Path:

@@ -41,7 +41,7 @@ class Isa:
 _FLOAT = frozenset({torch.float32})
 _SHORT = frozenset({torch.float32, torch.bfloat16})
 _GENERIC = "-DOUTRIDER_ISA_GENERIC"
-_TILES = ("-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+_TILES = ("-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 X86 = (
     Isa("amx", ("-march=x86-64-v4", *_TILES), _SHORT),
     Isa("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni"), _FLOAT),

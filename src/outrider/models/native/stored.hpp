@@ -10,23 +10,24 @@
 #include <cmath>
 #include <utility>
 
+#include "isa/whole_tiles.hpp"
 #include "stored_types.hpp"
 
-// Inputs in 8 bits: [panels][spans][WHOLE_ROWS], so that one pointer leads through all rows that are multiplied together
+// Inputs in 8 bits: [panels][spans][PANEL_ROWS], so that one pointer leads through all rows that are multiplied together
 struct Rounded {
     const InputSpan* spans;
     int num_spans;
-    Rounded from(int row) const { return {spans + size_t(row) * num_spans, num_spans}; }  // a multiple of WHOLE_ROWS
-    const InputSpan* at(int k) const { return spans + size_t(k) * WHOLE_ROWS; }           // of the first row
+    Rounded from(int row) const { return {spans + size_t(row / PANEL_ROWS) * PANEL_ROWS * num_spans + row % PANEL_ROWS, num_spans}; }
+    const InputSpan* at(int k) const { return spans + size_t(k) * PANEL_ROWS; }  // of the first row
 };
 class RoundedRows {
   public:
-    void reshape(int rows, int width) { num_spans = up(width, SPAN) / SPAN, spans.grow(size_t(up(rows, WHOLE_ROWS)) * num_spans); }
+    void reshape(int rows, int width) { num_spans = up(width, SPAN) / SPAN, spans.grow(size_t(up(rows, PANEL_ROWS)) * num_spans); }
     Rounded group(int first) const { return Rounded{spans.data(), num_spans}.from(first); }
     void round(int row, const float* x, int width) {
         for (int k = 0; k < width / SPAN; k++) round_span(x + k * SPAN, span(row, k));
     }
-    InputSpan& span(int row, int k) const { return spans.data()[(size_t(row / WHOLE_ROWS) * num_spans + k) * WHOLE_ROWS + row % WHOLE_ROWS]; }
+    InputSpan& span(int row, int k) const { return spans.data()[(size_t(row / PANEL_ROWS) * num_spans + k) * PANEL_ROWS + row % PANEL_ROWS]; }
 
   private:
     static void round_span(const float* x, InputSpan& to) {
@@ -60,7 +61,7 @@ static void multiply_stored(Rounded x, const W* w, int units, int first, int beg
     const char* later = reinterpret_cast<const char*>(w + units) + size_t(strip / N) * units * SHARE;
     for (int unit = begin; unit < end; unit++) {
         for (int line = 0; line < SHARE; line += 64) __builtin_prefetch(later + size_t(unit) * SHARE + line, 0, 3);
-        for (int span = 0; span < W::SPANS; span++, at += WHOLE_ROWS)
+        for (int span = 0; span < W::SPANS; span++, at += PANEL_ROWS)
             [&]<int... i>(std::integer_sequence<int, i...>) {
                 (add_strip<R>(at, w[size_t(i / STRIPS) * units + unit], strip + i % STRIPS, span, &acc[0][i], N), ...);
             }(std::make_integer_sequence<int, N>());
@@ -102,6 +103,20 @@ template <> struct Blocks<AnyStored> {
 };
 template <class W> constexpr bool is_stored = std::is_same_v<W, AnyStored>;
 
+// All rows times `count` blocks of a type
+template <class W> static void multiply_blocks_of(int rows, Rounded x, const W* w, int count, int units, float* found, int wide) {
+    if (rows < LEAST_TILE_ROWS) {
+        for (int row = 0; row < rows; row += WHOLE_ROWS)
+            multiply_stored_up_to<WHOLE_ROWS>(std::min(rows - row, WHOLE_ROWS), x.from(row), w, count, units, found + size_t(row) * wide, wide);
+        return;
+    }
+    shape_whole_tiles(rows);
+    for (int b = 0; b < count; b++, w += units) {
+        const uint8_t* numbers = spread(w, units);
+        for (int row = 0; row < rows; row += PANEL_ROWS)
+            multiply_panel_by_tiles(std::min(rows - row, PANEL_ROWS), x.from(row).spans, w, numbers, units, found + size_t(row) * wide + b * BLOCK, wide);
+    }
+}
 // Up to 64 rows times `count` blocks
 template <class C>
 static void multiply_group(int rows, Rounded x, Blocks<AnyStored> w, int count, Blocks<AnyStored>, float* found, C&) {
@@ -110,10 +125,7 @@ static void multiply_group(int rows, Rounded x, Blocks<AnyStored> w, int count, 
         while (end < count && w.at[end].type == w.at[begin].type) end++;
         with_type(w.at[begin].type, [&]<class W>() {
             const W* from = static_cast<const W*>(w.at[begin].at);
-            for (int row = 0; row < rows; row += WHOLE_ROWS) {
-                float* to = found + size_t(row) * WIDTH + begin * BLOCK;
-                multiply_stored_up_to<WHOLE_ROWS>(std::min(rows - row, WHOLE_ROWS), x.from(row), from, end - begin, w.width / W::WIDTH, to, WIDTH);
-            }
+            multiply_blocks_of(rows, x, from, end - begin, w.width / W::WIDTH, found + begin * BLOCK, WIDTH);
         });
     }
 }

@@ -64,6 +64,14 @@ class RecurrentPass:
         return windows_of(self.tree, conv_len=self.cache.shape.conv_len, num_before=num_before, start=self.start)
 
 
+class LayerScan(Protocol):
+    """What a recurrent layer does between its two matrices. The steps of the nodes are written to the cache."""
+
+    def __call__(self, projected: Tensor, layer: int, step: RecurrentPass) -> Tensor:
+        """[B, N, heads * P] of nodes with projections [B, N, ...], in the type of the sums; ``layer`` is that of the cache."""
+        ...
+
+
 class Mixer(Protocol):
     """Attention or a recurrence: [B * N, H] from the normalised stream [B * N, H]."""
 

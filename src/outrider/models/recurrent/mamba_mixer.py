@@ -13,7 +13,7 @@ from outrider.models.recurrent.config import RecurrentConfig
 from outrider.models.recurrent.layers import RecurrentPass
 from outrider.models.recurrent.mamba_scan import MambaNumbers
 from outrider.models.recurrent.norms import GatedGroupNorm
-from outrider.models.recurrent.scans import scan_of
+from outrider.models.recurrent.scans import mamba_scan
 from outrider.models.recurrent.tensors import Tensors, sums_dtype
 
 
@@ -36,7 +36,7 @@ class MambaMixer:
             skip=tensors.exact("D", shape.num_heads),
             limit=config.time_step_limit,
         )
-        self._scan = scan_of(shape, numbers, fast=tensors.fast)
+        self._scan = mamba_scan(shape, numbers, fast=tensors.fast)
         self._norm = GatedGroupNorm(tensors.exact("norm.weight", inner), config.norm_eps, shape.num_groups)
         self._dtype, self._sums = tensors.dtype, sums_dtype(tensors.dtype)
 

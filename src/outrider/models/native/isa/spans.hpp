@@ -27,6 +27,10 @@ template <int R, int v, class W> INLINE void add_two(const InputSpan* x, const W
         else add_small<v>(first, low, x[r].numbers), add_small<v + 4>(second, high, x[r].numbers);
     }
 }
+// What the whole sum of a group adds to a row's outputs, and what the offsets add
+INLINE void add_sum(Part& to, Part scale, const InputSpan& x, Whole sum) { to += (scale * x.scale) * floats(sum); }
+INLINE void add_offset(Part& to, Part offset, const InputSpan& x) { to += offset * x.sum; }
+
 template <int R, class W> INLINE void add_strip(const InputSpan* x, const W& w, int strip, int span, Part* acc, int apart) {
     Whole sums[R][W::GROUPS];
     for (int r = 0; r < R; r++) {
@@ -38,10 +42,10 @@ template <int R, class W> INLINE void add_strip(const InputSpan* x, const W& w, 
     }(std::make_integer_sequence<int, 4>());
     for (int group = 0; group < W::GROUPS; group++) {
         const Part scale = w.scale(strip, span, group);
-        for (int r = 0; r < R; r++) acc[r * apart] += (scale * x[r].scale) * floats(sums[r][group]);
+        for (int r = 0; r < R; r++) add_sum(acc[r * apart], scale, x[r], sums[r][group]);
     }
     if constexpr (W::HAS_OFFSETS) {
         const Part offset = w.offset(strip, span);
-        for (int r = 0; r < R; r++) acc[r * apart] += offset * x[r].sum;
+        for (int r = 0; r < R; r++) add_offset(acc[r * apart], offset, x[r]);
     }
 }

@@ -1,0 +1,110 @@
+"""What passes, prompts and memory cost on a CPU, and their floors: the parts of benchmarks/cpu.py.
+
+Times are CPU milliseconds of this process, the least of several, since a machine may be shared. A floor is the larger of two
+times: bytes over the speed of a plain sum, and multiply-adds over the rate of the type's product.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.core.interfaces import Target
+from outrider.core.tree import TokenTree
+from outrider.models.config import ModelConfig
+from outrider.models.native import isa_here
+
+NODES: tuple[int, ...] = (1, 4, 16, 64)
+CONTEXT = 128
+DOT_PRODUCTS = {"neon_dot": 4, "neon_i8mm": 8, "avx512_vnni": 4, "amx": 4}
+"""Products of 8 bits for each product of floats, where the set's vectors have an instruction for them."""
+CHILD = """
+import resource, sys, time, torch
+from outrider.models.load import load_model
+def resident():
+    return int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()
+torch.set_num_threads(1)
+before, began = resident(), time.process_time()
+model = load_model(sys.argv[1], dtype=sys.argv[2], device='cpu')
+seconds, added = time.process_time() - began, resident() - before
+model.prefill([[5 + i % 900 for i in range(128)]], model.new_cache(1))
+print(seconds, before, added, resident() - before)
+"""
+
+
+def prompt_of(length: int) -> list[int]:
+    """Tokens that every vocabulary has."""
+    return [5 + i % 900 for i in range(length)]
+
+
+def cpu_ms(work: Callable[[], Any]) -> float:
+    began = time.process_time()
+    work()
+    return 1e3 * (time.process_time() - began)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one thread of this machine can do in a millisecond of its own time."""
+
+    bytes_read: float
+    multiply_adds: float
+    """Of float32, in a large product of PyTorch."""
+
+    @staticmethod
+    def measured() -> Rates:
+        numbers, x, w = torch.ones(1 << 26), torch.randn(512, 1024), torch.randn(1024, 1024)
+        read = numbers.nbytes / min(cpu_ms(numbers.sum) for _ in range(5))
+        return Rates(read, x.numel() * 1024 / min(cpu_ms(lambda: x @ w) for _ in range(6)))
+
+    def floor_ms(self, num_bytes: float, num_products: float, *, is_whole: bool) -> float:
+        """The least time of a pass. Floats of 16 bits and ``int8`` are multiplied as float32, whole numbers by dot products."""
+        at_once = DOT_PRODUCTS.get(isa_here().name, 1) if is_whole else 1
+        return max(num_bytes / self.bytes_read, num_products / (at_once * self.multiply_adds))
+
+
+def num_weights(config: ModelConfig) -> int:
+    """What a pass over one node multiplies with."""
+    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return config.hidden_size * (config.num_layers * (heads + 3 * config.mlp_size) + config.vocab_size)
+
+
+def pass_costs(models: Mapping[str, Target], repeats: int) -> dict[str, dict[int, float]]:
+    """A pass over a chain of nodes after a prompt, models in turns."""
+    caches = {name: model.new_cache(1) for name, model in models.items()}
+    for name, model in models.items():
+        model.prefill([prompt_of(CONTEXT)], caches[name])
+    trees = {nodes: TokenTree.chain(torch.arange(5, 5 + nodes)[None]) for nodes in NODES}
+    least = {name: dict.fromkeys(NODES, float("inf")) for name in models}
+    for _ in range(repeats):
+        for name, model in models.items():
+            for nodes, tree in trees.items():
+                spent = cpu_ms(lambda model=model, tree=tree, name=name: model.score(tree, caches[name]))
+                least[name][nodes] = min(least[name][nodes], spent)
+    return least
+
+
+def opening(path: str, dtype: str) -> dict[str, float]:
+    """Loading and memory of a process that does nothing else; ``interpreter_mb`` is what it has before."""
+    command = [sys.executable, "-c", CHILD, path, dtype]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    seconds, before, added, after = map(float, run.stdout.split())
+    return {
+        "load_cpu_s": round(seconds, 2),
+        "interpreter_mb": round(before / 1e6),
+        "loaded_mb": round(added / 1e6),
+        "after_prompt_mb": round(after / 1e6),
+    }
+
+
+def file_mb(path: str) -> float:
+    """The weights' size on disk."""
+    files: Sequence[Path] = [Path(path)] if Path(path).is_file() else sorted(Path(path).glob("*.safetensors"))
+    return round(sum(file.stat().st_size for file in files) / 1e6, 1)
