@@ -32,6 +32,8 @@ class Frame:
     """[B] int64."""
     temperatures: Tensor
     """[B] float32, 0 for greedy."""
+    pages: Tensor | None = None
+    """[B, P] int32 pages in which the target keeps the slots' tokens, for drafters that read them; None where it has none."""
     shaping: Shaping | None = None
     """The rest of the slots' sampling parameters; None until somebody asks for more than a temperature."""
     stages: Stages = Stages.TEMPERATURE

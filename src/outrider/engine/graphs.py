@@ -80,7 +80,8 @@ class RoundGraphs:
         if batch_size not in self._frames:
             capacity = -(-self.target.most_slots // _STEP) * _STEP
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
-                self._frames[batch_size] = Frame.empty(batch_size, capacity, self.target.device)
+                frame = Frame.empty(batch_size, capacity, self.target.device)
+                self._frames[batch_size] = replace(frame, pages=self.seats.table(batch_size))
         return self._frames[batch_size]
 
     def _shaped(self, batch_size: int) -> Frame:
