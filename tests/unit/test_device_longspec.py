@@ -64,7 +64,7 @@ def test_the_tree_of_its_twin_grows_in_later_rounds_too(target: FastDecoder) -> 
     twin = drafter.device_twin(CapturedShape({2: 4}), target)
     assert twin is not None and twin.max_depth == 2
     rows = ROWS
-    twin.seat(Texts([0, 1], rows), batch_size=2, capacity=64)
+    twin.seat(Texts([0, 1], rows), batch_size=2)
     for _ in range(2):
         frame, cache = seated(target, rows)
         nodes = torch.zeros(2, twin.num_nodes(2), dtype=torch.int64, device=DEVICE)
@@ -84,14 +84,14 @@ def test_prompts_are_read_in_pieces_and_tokens_of_rounds_without_guesses_later(t
         assert twin is not None
         nodes = torch.zeros(2, 2, dtype=torch.int64, device=DEVICE)
         nodes[:, 0] = torch.tensor([each[-1] for each in rows])
-        twin.seat(Texts([0], rows[:1]), batch_size=2, capacity=64)
+        twin.seat(Texts([0], rows[:1]), batch_size=2)
         with torch.inference_mode():
             if way == "in pieces":
-                twin.open([1], batch_size=2, capacity=64)
+                twin.open([1], batch_size=2)
                 for start in (0, PIECE_LEN):
                     twin.read(frame, Pieces(*torch.tensor([[-1, 1], [0, start]], device=DEVICE)), None)
             else:
-                twin.seat(Texts([1], [row if way == "seated" else row[:20]]), batch_size=2, capacity=64)
+                twin.seat(Texts([1], [row if way == "seated" else row[:20]]), batch_size=2)
                 if way == "caught up":
                     twin.catch_up([1], [row], batch_size=2, known=[20])
             twin.propose(frame, nodes, 1)

@@ -81,7 +81,7 @@ class RoundGraphs:
             capacity = -(-self.target.most_slots // _STEP) * _STEP
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
                 frame = Frame.empty(batch_size, capacity, self.target.device)
-                self._frames[batch_size] = replace(frame, pages=self.seats.table(batch_size))
+                self._frames[batch_size] = replace(frame, pages=self.seats.table(batch_size)[:-1])
         return self._frames[batch_size]
 
     def _shaped(self, batch_size: int) -> Frame:

@@ -9,12 +9,13 @@ in them, and nothing else is seen. The oracle is ``drafters/heads/longspec.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
+from outrider.cache.page_pool import PagePool
 from outrider.core.device_round import PIECE_LEN, DeviceDrafter, Frame, Pieces, SlotTrees, Texts
 from outrider.models.attention.tree_cut import cut_for
 from outrider.models.attention.tree_tiles import Bounds, Rows, Sights
@@ -24,12 +25,12 @@ from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.growers import Answers, Asked, Grower
 from outrider.models.gpu.head_memory import CHAIN, Columns
 from outrider.models.gpu.head_texts import padded_tokens
+from outrider.models.gpu.pages import OF_HEADS, hold_enough
+from outrider.models.gpu.slot_pages import SlotPages
 from outrider.models.gpu.uploads import sent
 from outrider.models.heads.layer import Attending
 from outrider.models.heads.longspec import LongSpecHead
 from outrider.models.layers import rotate
-
-_STEP = 256
 
 
 @final
@@ -41,10 +42,11 @@ class DeviceLongSpec(DeviceDrafter):
         self.head, self.layer, self._target, self._grower = head, head.config.layer, target, grower
         self.max_depth = grower.max_depth
         self._again = Again(grower.max_depth + 1, target.device)
-        self._like = next(head.parameters())
-        self._windows: dict[int, Tensor] = {}
-        """[2, B + 1, kv heads, S, D] keys and values of tokens by slots; the last row is no slot's."""
-        self._version = 0
+        self._like, longest = next(head.parameters()), self.layer.max_len
+        shape = (1, self.layer.num_kv_heads, self.layer.head_dim)
+        self._pool = PagePool(shape, dtype=self._like.dtype, device=self._like.device)
+        hold_enough(self._pool, longest=longest, share=OF_HEADS)
+        self._pages = SlotPages(self._pool, longest=longest)
 
     @staticmethod
     def can_read(head: LongSpecHead, target: FastDecoder) -> bool:
@@ -55,7 +57,7 @@ class DeviceLongSpec(DeviceDrafter):
 
     @property
     def version(self) -> int:
-        return self._version
+        return self._pages.version
 
     def num_nodes(self, depth: int) -> int:
         return self._grower.num_nodes(depth)
@@ -66,34 +68,35 @@ class DeviceLongSpec(DeviceDrafter):
     def fits(self, capacity: int) -> bool:
         return capacity <= self.layer.max_len
 
-    def leave(self, batch_size: int) -> None:
-        """Slots hold nothing that another request could not write over."""
-        del batch_size
+    def has_room(self, reaches: Mapping[int, int], *, batch_size: int) -> bool:
+        return self._pages.has_room(reaches, batch_size=batch_size)
 
-    def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
-        self._make_room(batch_size, capacity)
+    def grow(self, reaches: Mapping[int, int], *, batch_size: int) -> None:
+        self._pages.grow(reaches, batch_size=batch_size)
+
+    def release(self, slots: Sequence[int], *, batch_size: int) -> None:
+        self._pages.release(batch_size, slots)
+
+    def seat(self, texts: Texts, *, batch_size: int) -> None:
+        self.open(texts.slots, batch_size=batch_size)
+        self.grow(dict(zip(texts.slots, map(len, texts.rows), strict=True)), batch_size=batch_size)
         self.catch_up(texts.slots, texts.rows, batch_size=batch_size, known=[0] * len(texts.rows))
 
-    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
-        del slots
-        self._make_room(batch_size, capacity)
+    def open(self, slots: Sequence[int], *, batch_size: int) -> None:
+        self._pages.open(slots, batch_size=batch_size)
 
-    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
-        self._make_room(new_size, capacity)
-        old, new = self._windows[old_size], self._windows[new_size]
-        length = min(old.shape[3], new.shape[3])
-        for place, slot in enumerate(slots):
-            new[:, place, :, :length] = old[:, slot, :, :length]
+    def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
+        self._pages.move(old_size, new_size, slots)
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         """No more than a window of each text: what is older is never seen."""
-        windows, reach = self._windows[batch_size], self.head.window + self._again.count
+        device, reach = self._like.device, self.head.window + self._again.count
         begins = [max(0, old - self._again.count, len(row) - reach) for old, row in zip(known, rows, strict=True)]
         count = max(len(row) - begin for begin, row in zip(begins, rows, strict=True))
-        starts = sent([min(begin, windows.shape[3] - count) for begin in begins], torch.int64, windows.device)
-        owners = sent(list(slots), torch.int64, windows.device)
+        starts = sent([min(begin, self._pages.longest - count) for begin in begins], torch.int64, device)
+        owners = sent(list(slots), torch.int64, device)
         with torch.inference_mode():
-            self._write(batch_size, Columns(owners, starts, count, padded_tokens(rows, windows.device)))
+            self._write(batch_size, Columns(owners, starts, count, padded_tokens(rows, device)))
 
     def read(self, frame: Frame, pieces: Pieces, features: Tensor | None) -> None:
         del features
@@ -106,12 +109,12 @@ class DeviceLongSpec(DeviceDrafter):
         self._write(frame.batch_size, Columns(slots, self._again.first(frame), self._again.count, frame.tokens))
         self._grower.grow(_LongAnswers(self, frame, nodes[:, :1]), frame, nodes, depth)
 
-    def near(self, frame: Frame, tokens: Tensor, lengths: Tensor, sights: Sights) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def near(self, tokens: Tensor, lengths: Tensor, sights: Sights) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """[B, N, H] of nodes that stand behind ``lengths`` [B] tokens of their slots, and the rotation of their places."""
         places = lengths[:, None] + sights.start + torch.arange(tokens.shape[1], device=tokens.device)
         at = places if sights.depths is None else lengths[:, None] + sights.depths
         rotation = self.head.rotations.at(at, self._like.dtype)
-        attending = _WindowAttending(self, self._windows[frame.batch_size], places, (lengths, sights, rotation))
+        attending = _WindowAttending(self, self._pages.rows(lengths), places, (sights, rotation))
         return self.head.near(self.head.embed(tokens, self._like.dtype), attending), rotation
 
     def far(self, frame: Frame, near: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -136,25 +139,23 @@ class DeviceLongSpec(DeviceDrafter):
 
     def _write(self, batch_size: int, columns: Columns) -> None:
         """Keys and values of the tokens at columns."""
-        windows = self._windows[batch_size]
-        places = columns.at().clamp(max=windows.shape[3] - 1)
-        embedded = self.head.input_layernorm(self.head.embed(columns.tokens(0), windows.dtype))
+        rows, places = self._pages.rows_of(columns.slots, columns.starts, batch_size), columns.at()
+        embedded = self.head.input_layernorm(self.head.embed(columns.tokens(0), self._like.dtype))
         keys, values = self.head.self_attn.entries(embedded)
-        keys = rotate(keys, self.head.rotations.at(places, windows.dtype))
-        for held, new in zip(windows, (keys, values), strict=True):
-            held[columns.slots[:, None], :, places] = new.transpose(1, 2)
+        self.put(rows, places, rotate(keys, self.head.rotations.at(places, self._like.dtype)), values)
 
-    def _make_room(self, batch_size: int, capacity: int) -> None:
-        old = self._windows.get(batch_size)
-        if old is not None and old.shape[3] >= capacity + _STEP:
-            return
-        size = -(-(capacity + _STEP) // _STEP) * _STEP
-        with torch.inference_mode(False):  # whoever asks first, anybody may write to it
-            new = self._like.new_zeros(2, batch_size + 1, self.layer.num_kv_heads, size, self.layer.head_dim)
-        if old is not None:
-            new[..., : old.shape[3], :] = old
-        self._windows[batch_size] = new
-        self._version += 1
+    @property
+    def memory(self) -> tuple[Tensor, Tensor]:
+        """[P, kv heads, L, D] keys and values of tokens, in pages."""
+        return self._pool.memory(0)
+
+    def put(self, rows: Rows, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Write rotated keys and values [R, kv heads, N, D] at places [R, N] of their rows."""
+        size = rows.page_len
+        places = places.clamp(max=rows.places.shape[1] * size - 1)
+        pages = rows.places.gather(1, places // size).long()
+        for held, new in zip(self.memory, (keys, values), strict=True):
+            held[pages, :, places % size] = new.transpose(1, 2)
 
 
 @final
@@ -162,25 +163,17 @@ class _WindowAttending(Attending):
     """Nodes over the last tokens of their slots and their ancestors; their own keys and values are written first."""
 
     def __init__(
-        self,
-        drafter: DeviceLongSpec,
-        windows: Tensor,
-        places: Tensor,
-        standing: tuple[Tensor, Sights, tuple[Tensor, Tensor]],
+        self, drafter: DeviceLongSpec, rows: Rows, places: Tensor, standing: tuple[Sights, tuple[Tensor, Tensor]]
     ) -> None:
-        """``standing``: the tokens before the nodes, what these see of one another, and their rotation."""
-        self._drafter, self._windows = drafter, windows
-        self._places, self._standing = places.clamp(max=windows.shape[3] - 1), standing
+        """``standing``: what nodes see of one another, and their rotation."""
+        self._drafter, self._rows, self._places, self._standing = drafter, rows, places, standing
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        lengths, sights, rotation = self._standing
-        slots = torch.arange(len(lengths), device=lengths.device)
-        for held, new in zip(self._windows, (rotate(keys, rotation), values), strict=True):
-            held[slots[:, None], :, self._places] = new.transpose(1, 2)
-        asked, window = rotate(queries, rotation).transpose(1, 2).contiguous(), self._drafter.head.window
-        rows, capacity = Rows(lengths.int(), slots.int()), min(self._windows.shape[3], window + asked.shape[1])
-        memory = self._windows[0], self._windows[1]
-        return self._drafter.looked(asked, memory, rows, sights, capacity=capacity, window=window).transpose(1, 2)
+        drafter, rows, (sights, rotation) = self._drafter, self._rows, self._standing
+        drafter.put(rows, self._places, rotate(keys, rotation), values)
+        asked, window = rotate(queries, rotation).transpose(1, 2).contiguous(), drafter.head.window
+        capacity = min(rows.places.shape[1] * rows.page_len, window + asked.shape[1])
+        return drafter.looked(asked, drafter.memory, rows, sights, capacity=capacity, window=window).transpose(1, 2)
 
 
 @final
@@ -197,5 +190,5 @@ class _LongAnswers(Answers):
         return self._logits(asked.tokens, self._frame.lengths, asked.sights)
 
     def _logits(self, tokens: Tensor, lengths: Tensor, sights: Sights) -> Tensor:
-        near, rotation = self._drafter.near(self._frame, tokens, lengths, sights)
+        near, rotation = self._drafter.near(tokens, lengths, sights)
         return self._drafter.far(self._frame, near, rotation)
