@@ -72,8 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _warm_up(llm: LLM, arguments: argparse.Namespace) -> None:
     """Capture rounds of every number of rows that the server forms: powers of two, up to ``max_rows``."""
-    if arguments.warm_up < 0:
-        raise OptionError(f"--warm-up {arguments.warm_up} is not valid; use a number of tokens, or 0")
     if arguments.warm_up and arguments.memory_budget is None:  # with a budget no round is captured
         sizes = [1 << power for power in range(arguments.max_rows.bit_length())]
         llm.warm_up(batch_sizes=sorted({*sizes, num_slots(arguments.max_rows)}), progress=True)
