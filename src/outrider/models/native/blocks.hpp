@@ -65,11 +65,11 @@ template <class W, class F> static void pack_by_row(W* to, F row, int out, int i
     const int width = up(in, 32);
     for (int j = 0; j < up(out, BLOCK); j++) {
         const W* from = j < out ? row(j) : nullptr;
-        for (int k = 0; k < width; k++) {
-            const int odd = k % PAIR * (IS_APART ? BLOCK : 1);
-            const size_t at = size_t(j / BLOCK) * width * BLOCK + size_t(k / PAIR) * BLOCK * PAIR + j % BLOCK * NEXT + odd;
-            to[at] = from && k < in ? from[k] : W{};
-        }
+        W* first = to + size_t(j / BLOCK) * width * BLOCK + j % BLOCK * NEXT;
+        const auto at = [=](int k) { return first + size_t(k / PAIR) * BLOCK * PAIR + k % PAIR * (IS_APART ? BLOCK : 1); };
+        const int given = from ? in : 0;
+        for (int k = 0; k < given; k++) *at(k) = from[k];
+        for (int k = given; k < width; k++) *at(k) = W{};
     }
 }
 template <class W> static void pack(W* to, const W* from, int out, int in) {
