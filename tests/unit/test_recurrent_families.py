@@ -27,9 +27,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bamba": {},
     "bamba-biased": {"mamba_proj_bias": True, "attention_bias": True, "mlp_bias": True, "attn_layer_indices": [0, 2]},
     "bamba-without-attention": {"attn_layer_indices": None},
+    "falcon_h1": {},
+    "falcon_h1-scaled": {
+        "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.7, "attention_in_multiplier": 1.3,
+        "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.6, "mlp_multipliers": [0.9, 1.4],
+        "ssm_multipliers": [0.5, 0.8, 1.1, 1.5, 0.7], "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True,
+        "projectors_bias": True, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+    },
     "qwen3_next": {},
     "qwen3_next-tied": {"tie_word_embeddings": True, "norm_topk_prob": False, "num_experts": 6, "mlp_only_layers": []},
-}
+}  # fmt: skip
 TEXTS = torch.randint(3, 64, (2, 90), generator=torch.Generator().manual_seed(1))
 
 

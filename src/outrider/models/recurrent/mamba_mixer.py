@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.models.recurrent.config import RecurrentConfig
 from outrider.models.recurrent.layers import RecurrentPass
 from outrider.models.recurrent.mamba_scan import MambaNumbers
-from outrider.models.recurrent.norms import GatedGroupNorm
+from outrider.models.recurrent.norms import GatedGroupNorm, gate_only
 from outrider.models.recurrent.scans import mamba_scan
 from outrider.models.recurrent.tensors import Tensors, sums_dtype
 
@@ -37,7 +37,8 @@ class MambaMixer:
             limit=config.time_step_limit,
         )
         self._scan = mamba_scan(shape, numbers, fast=tensors.fast)
-        self._norm = GatedGroupNorm(tensors.exact("norm.weight", inner), config.norm_eps, shape.num_groups)
+        weight = tensors.exact("norm.weight", inner) if config.mixer_norm else None
+        self._norm = gate_only if weight is None else GatedGroupNorm(weight, config.norm_eps, shape.num_groups)
         self._dtype, self._sums = tensors.dtype, sums_dtype(tensors.dtype)
 
     def __call__(self, x: Tensor, step: RecurrentPass) -> Tensor:

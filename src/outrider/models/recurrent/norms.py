@@ -25,3 +25,8 @@ class GatedGroupNorm:
     def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
         grouped = (x * F.silu(gate)).unflatten(-1, (self._num_groups, -1))
         return torch.rms_norm(grouped, grouped.shape[-1:], None, self._eps).flatten(-2) * self._weight
+
+
+def gate_only(x: Tensor, gate: Tensor) -> Tensor:
+    """The gate without a norm."""
+    return x * F.silu(gate)
