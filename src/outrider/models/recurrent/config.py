@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -27,6 +28,14 @@ class ExpertShape:
     shared_size: int
     rescaled: bool
     """The weights of the chosen experts are scaled to sum 1."""
+
+
+class MixerNorm(Enum):
+    """Where the norm of a Mamba-2 mixer stands."""
+
+    NONE = auto()
+    BEFORE_GATE = auto()
+    AFTER_GATE = auto()
 
 
 @dataclass(frozen=True)
@@ -68,10 +77,10 @@ class RecurrentConfig:
     wide_residual: bool = False
     """The residual stream is float32 whatever the weights are."""
     time_step_limit: tuple[float, float] = (0.0, float("inf"))
-    mixer_bias: bool = False
-    """The matrices of recurrent layers have biases."""
-    mixer_norm: bool = True
-    """A Mamba-2 mixer normalises what passed its gate."""
+    mixer_biases: tuple[bool, bool] = (False, False)
+    """Whether the first and the last matrix of recurrent layers have a bias."""
+    mixer_norm: MixerNorm = MixerNorm.AFTER_GATE
+    """Of Mamba-2 mixers."""
     conv_bias: bool = False
     scaled: tuple[Scaled, ...] = ()
     eos_ids: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.cache.replay import ScanShape
-from outrider.models.recurrent.config import Keys, RecurrentConfig, Scaled
+from outrider.models.recurrent.config import Keys, MixerNorm, RecurrentConfig, Scaled
 from outrider.models.recurrent.family import Family
 from outrider.models.recurrent.layers import Attention, RecurrentLayer, SideBySide
 from outrider.models.recurrent.mamba_mixer import MambaMixer
@@ -41,10 +41,8 @@ _DEFAULTS = {
 
 def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
     keys = Keys(raw, _DEFAULTS)
-    is_normed, ends = keys.flag("mamba_rms_norm"), [_factor(keys, name) for name in ("embedding", "lm_head")]
-    other_norm = is_normed and keys.flag("mamba_norm_before_gate")
-    other_biases = keys.flag("mamba_proj_bias") != keys.flag("projectors_bias")
-    if not keys.silu or other_norm or other_biases or (keys.flag("tie_word_embeddings") and ends[0] != ends[1]):
+    is_one_table = keys.flag("tie_word_embeddings") and _factor(keys, "embedding") != _factor(keys, "lm_head")
+    if not keys.silu or is_one_table:  # one table with two factors would be two
         return None
     num_layers = keys.whole("num_hidden_layers")
     scan = _scan(keys, num_layers)
@@ -52,12 +50,18 @@ def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
         family="falcon_h1",
         scan=scan,
         time_step_limit=keys.time_step_limit,
-        mixer_bias=keys.flag("mamba_proj_bias"),
-        mixer_norm=is_normed,
+        mixer_biases=(keys.flag("mamba_proj_bias"), keys.flag("projectors_bias")),
+        mixer_norm=_norm(keys),
         conv_bias=keys.flag("mamba_conv_bias"),
         scaled=_scaled(keys, scan),
         **keys.of_attention(keys.attention("llama", 1.0), (True,) * num_layers),
     )
+
+
+def _norm(keys: Keys) -> MixerNorm:
+    if not keys.flag("mamba_rms_norm"):
+        return MixerNorm.NONE
+    return MixerNorm.BEFORE_GATE if keys.flag("mamba_norm_before_gate") else MixerNorm.AFTER_GATE
 
 
 def _scan(keys: Keys, num_layers: int) -> ScanShape:

@@ -16,15 +16,29 @@ def norm_of(weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
     return lambda x: torch.rms_norm(x, weight.shape, weight.double(), eps)
 
 
-class GatedGroupNorm:
-    """Mamba-2's: the gate first, then a norm over each group of channels."""
+class _GroupNorm:
+    """A norm over each group of channels."""
 
     def __init__(self, weight: Tensor, eps: float, num_groups: int) -> None:
         self._weight, self._eps, self._num_groups = weight, eps, num_groups
 
-    def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
-        grouped = (x * F.silu(gate)).unflatten(-1, (self._num_groups, -1))
+    def _normed(self, x: Tensor) -> Tensor:
+        grouped = x.unflatten(-1, (self._num_groups, -1))
         return torch.rms_norm(grouped, grouped.shape[-1:], None, self._eps).flatten(-2) * self._weight
+
+
+class GatedGroupNorm(_GroupNorm):
+    """Mamba-2's: the gate first, then a norm over each group of channels."""
+
+    def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
+        return self._normed(x * F.silu(gate))
+
+
+class GroupNormGated(_GroupNorm):
+    """The norm first, then the gate."""
+
+    def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
+        return self._normed(x) * F.silu(gate)
 
 
 def gate_only(x: Tensor, gate: Tensor) -> Tensor:
