@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.models.recurrent.config import MixerNorm, RecurrentConfig
 from outrider.models.recurrent.layers import RecurrentPass
 from outrider.models.recurrent.mamba_scan import MambaNumbers
-from outrider.models.recurrent.norms import GatedGroupNorm, GroupNormGated, gate_only
+from outrider.models.recurrent.norms import Gating, GroupNorm, gate_after, gate_only, gate_then
 from outrider.models.recurrent.scans import mamba_scan
 from outrider.models.recurrent.tensors import Tensors, sums_dtype
 
@@ -37,13 +37,18 @@ class MambaMixer:
             limit=config.time_step_limit,
         )
         self._scan = mamba_scan(shape, numbers, fast=tensors.fast)
-        self._norm = gate_only
-        if config.mixer_norm is not MixerNorm.NONE:
-            kind = GatedGroupNorm if config.mixer_norm is MixerNorm.AFTER_GATE else GroupNormGated
-            self._norm = kind(tensors.exact("norm.weight", inner), config.norm_eps, shape.num_groups)
+        self._gated = _gating(config, tensors)
         self._dtype, self._sums = tensors.dtype, sums_dtype(tensors.dtype)
 
     def __call__(self, x: Tensor, step: RecurrentPass) -> Tensor:
         projected = self._in(x).view(step.batch_size, step.num_nodes, -1).to(self._sums)
         found = self._scan(projected, self._layer, step)
-        return self._out(self._norm(found, projected[..., : self._inner]).to(self._dtype).flatten(0, 1))
+        return self._out(self._gated(found, projected[..., : self._inner]).to(self._dtype).flatten(0, 1))
+
+
+def _gating(config: RecurrentConfig, tensors: Tensors) -> Gating:
+    if config.mixer_norm is MixerNorm.NONE:
+        return gate_only
+    inner = config.scan.num_heads * config.scan.head_dim
+    norm = GroupNorm(tensors.exact("norm.weight", inner), config.norm_eps, config.scan.num_groups)
+    return gate_then(norm) if config.mixer_norm is MixerNorm.AFTER_GATE else gate_after(norm)
