@@ -36,12 +36,14 @@ def compared(model: Any, prompts: list[torch.Tensor], arguments: argparse.Namesp
             for name, extra in runs.items():
                 began = time.process_time()
                 found = model.generate(prompt, attention_mask=torch.ones_like(prompt), **how, **extra)
-                seconds[name][index] = min(seconds[name][index], time.process_time() - began)
+                taken = time.process_time() - began
+                print(f"prompt {index}, {name}: {taken:.2f} s", file=sys.stderr, flush=True)
+                seconds[name][index] = min(seconds[name][index], taken)
                 texts[name][index] = found[0].tolist()
-        print({name: [round(one, 2) for one in many] for name, many in seconds.items()}, file=sys.stderr, flush=True)
     plain, ours = sum(seconds["plain"]), sum(seconds[arguments.method])
     different = sum(mine != theirs for mine, theirs in zip(texts[arguments.method], texts["plain"], strict=True))
-    return {"plain_cpu_s": plain, "ours_cpu_s": ours, "speedup": plain / ours, "different": different}
+    sizes = {"prompts": len(prompts), "prompt_tokens": sum(prompt.shape[1] for prompt in prompts)}
+    return {"plain_cpu_s": plain, "ours_cpu_s": ours, "speedup": plain / ours, "different": different, **sizes}
 
 
 def main() -> int:
