@@ -16,7 +16,7 @@ from divided import VOCAB, checkpoint, eagle3_heads
 
 from outrider import LLM, OptionError, SamplingParams
 from outrider.core.tree import TokenTree
-from outrider.models.native.build import built_library
+from outrider.models.native.build import can_build
 from outrider.models.parallel import ParallelTarget, RankError
 from outrider.models.random_decoder import tiny_config
 from outrider.models.share import Share
@@ -71,7 +71,7 @@ def test_two_processes_write_the_text_of_one(one: LLM, two: LLM, folders: dict[s
         assert all(len(text) == 10 for text in texts[0])
 
 
-@pytest.mark.skipif(built_library() is None, reason="rounded weights are divided by the native pass")
+@pytest.mark.skipif(not can_build(), reason="rounded weights are divided by the native pass")
 @pytest.mark.parametrize("dtype", ["int4", "w8a8"])
 def test_shares_of_rounded_weights_are_those_of_the_rounded_model(dtype: str, tmp_path: Path) -> None:
     target = checkpoint(tmp_path / "target", head_dim=32, intermediate_size=128)
