@@ -126,12 +126,13 @@ def read_costs(folder: Path) -> dict[str, Costs]:
     return files
 
 
-def join_lines(folder: Path, report: Path) -> None:
-    """One report of the lines that all workers have reached."""
+def join_lines(folder: Path, report: Path, made: dict[str, Any]) -> None:
+    """One report of the lines that all workers have reached, with where it comes from."""
     report.parent.mkdir(parents=True, exist_ok=True)
     for words in (["combine", "--quiet", str(folder)], ["json", "--quiet", "-o", str(report)]):
         data = f"--data-file={folder / LINES}"
         subprocess.run([sys.executable, "-m", "coverage", words[0], data, *words[1:]], cwd=ROOT, check=True)
+    report.write_text(json.dumps({**json.loads(report.read_text()), "made": made}))
 
 
 def rows(files: dict[str, Costs]) -> list[dict[str, Any]]:
@@ -159,7 +160,7 @@ def dearest(files: dict[str, Costs], count: int) -> Iterable[str]:
 
 
 def main() -> None:
-    from outrider.bench.provenance import keep_results
+    from outrider.bench.provenance import keep_results, results_head
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (all)")
@@ -176,7 +177,8 @@ def main() -> None:
         if arguments.out is not None:
             arguments.out.write_text(json.dumps(files, indent=1) + "\n")
         if arguments.coverage is not None:
-            join_lines(folder, arguments.coverage.resolve())
+            what = "lines of the package that the tests reach"
+            join_lines(folder, arguments.coverage.resolve(), results_head(what, script="scripts/test_costs.py"))
     print("\n".join(dearest(files, arguments.show)))
     results = RESULTS if whole and not arguments.paths and arguments.coverage is None else None
     document = keep_results(results, "processor time of the tests", rows(files), script="scripts/test_costs.py")
