@@ -184,7 +184,7 @@ class LayerMemory(HeadMemory, ABC):
             block = self._blocks[batch_size] = self._like.new_zeros(shape)
         if old is not None:
             block[..., : old.shape[4], :] = old
-        self.version += 1
+            self.version += 1
 
     def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
         old, new = self._blocks[old_size], self._blocks[new_size]
