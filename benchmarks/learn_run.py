@@ -212,7 +212,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--text", choices=TEXTS, default="sums", help="what is asked for (default: %(default)s)")
     parser.add_argument("--method", default="draft-model")
     parser.add_argument("--requests", type=int, default=500)
-    parser.add_argument("--block", type=int, default=100, help="requests between two pauses")
+    parser.add_argument("--block", type=int, default=50, help="requests between two pauses")
     parser.add_argument("--pause", type=float, default=30, help="most seconds of a pause")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=500, help="different prompts that are served, in turns")

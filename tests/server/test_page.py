@@ -121,6 +121,10 @@ def test_all_methods_race_to_the_same_text(served: Served, browser: Browser) -> 
     assert sorted(rows) == ["draft-model", "draft-tree", "plain", "suffix"]
     widths = browser.value("[...document.querySelectorAll('#chart .bar')].map(node => parseFloat(node.style.width))")
     assert widths[0] == 100 and widths == sorted(widths, reverse=True)
+    browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=False)
+    assert browser.value("document.documentElement.scrollWidth") <= 390, "a telephone shows all of it"
+    assert browser.value("Math.max(...[...document.querySelectorAll('#chart .bar')].map(node => node.clientWidth))") > 200
+    browser.call("Emulation.clearDeviceMetricsOverride")
     assert not browser.problems
 
 
