@@ -255,7 +255,11 @@ def test_what_cannot_work_is_refused() -> None:
         OnlineSettings(busy_share=0.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+USUAL = ("medusa", "eagle3", "dspark")
+"""Kinds that learn while they serve in ``make test``. tests/unit/test_train.py trains all of them."""
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in USUAL else pytest.mark.exhaustive) for kind in KINDS])
 def test_heads_of_every_kind_learn(kind: str) -> None:
     """More guesses are accepted in requests that were never learned from, and the target's own parts stay as they are."""
     head = random_head(kind)
