@@ -147,7 +147,7 @@ def measured(names: Names, arguments: argparse.Namespace) -> dict[str, Sample]:
         for draft in (names.draft, names.stranger)
     }
     runs: dict[str, tuple[LLM, Method, int]] = {}
-    lengths = {"": arguments.max_tokens, ", short": arguments.max_tokens // 2}
+    short = arguments.max_tokens // 8
     for (place, draft), llm in opened.items():
         is_strange = draft == names.stranger
         row = "pearl" if place == "pearl" and not is_strange else "draft-model"
@@ -157,8 +157,9 @@ def measured(names: Names, arguments: argparse.Namespace) -> dict[str, Sample]:
             runs[place] = (llm, method, arguments.max_tokens)
             continue
         plain = llm.compose("plain")
-        runs |= {f"{place}, strange{kind}": (llm, method, count) for kind, count in lengths.items()}
-        runs |= {f"plain{kind}": (llm, plain, count) for kind, count in lengths.items()}
+        runs |= {"plain": (llm, plain, arguments.max_tokens), "plain, short": (llm, plain, short)}
+        strange = f"{place}, strange"  # its rounds emit one token each, so half the text is enough
+        runs |= {strange: (llm, method, arguments.max_tokens // 2), f"{strange}, short": (llm, method, short)}
     samples: dict[str, list[Sample]] = {name: [] for name in runs}
     for _ in range(arguments.rounds):
         for name, (llm, method, count) in runs.items():
@@ -177,7 +178,7 @@ class Line(NamedTuple):
     def of(samples: Mapping[str, Sample], name: str) -> Line:
         long, short = samples[name], samples[f"{name}, short"]
         per_round = (long.seconds - short.seconds) / (long.tally.num_passes - short.tally.num_passes)
-        return Line((long.seconds - per_round * long.tally.num_passes) / len(long.by_prompt), per_round)
+        return Line(max(0.0, long.seconds - per_round * long.tally.num_passes) / len(long.by_prompt), per_round)
 
 
 def predicted(

@@ -1,4 +1,4 @@
-"""Every row of the method table that needs no training, under the default policy on a GPU, beside plain decoding.
+"""Every row of the method table that needs no training, under its default policy on a GPU, beside plain decoding.
 
     PYTHONPATH=src python benchmarks/gpu_rows.py [--tokens 96] [--rounds 3] [--json FILE] [--methods suffix jacobi]
 
@@ -57,7 +57,7 @@ def timed(bench: Bench, method: Method, prompts: list[list[int]], num_tokens: in
 
 def measure(bench: Bench, name: str, load: str, prompts: list[list[int]], options: argparse.Namespace) -> dict[str, Any]:
     """A row of the table on one load."""
-    plain, method = bench.method("plain", mode=MODE), bench.method(name, mode=MODE, policy="adaptive")
+    plain, method = bench.method("plain", mode=MODE), bench.method(name, mode=MODE, policy=METHODS[name].policy)
     ratios, speeds, last, reference = list[float](), list[float](), dict[str, Any](), dict[str, Any]()
     for turn in range(options.rounds + 1):
         reference, last = (timed(bench, one, prompts, options.tokens) for one in (plain, method))

@@ -7,8 +7,9 @@
 One process is one order: the policy keeps what it has learnt from one number of seats to the next, and nothing from before.
 All seats are always taken. At each number of seats the policy plays ``--first`` rounds and ``--later`` ones after them. Then
 every fixed setting answers the same requests until it has emitted what the policy had after its first rounds. Figures are
-tokens per second. Captures and compilations come before. The models are those of ``serving_goodput.py``: the bundled pair in 8B
-shapes on a GPU, and itself elsewhere. Texts repeat after ``max(seats, 4)`` requests of 192 tokens.
+tokens per second, without a GPU per second of processor time, since other work on the machine must not count. Captures and
+compilations come before. The models are those of ``serving_goodput.py``: the bundled pair in 8B shapes on a GPU, and itself
+elsewhere. Texts repeat after ``max(seats, 4)`` requests of 192 tokens.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Bench:
         draft = useless_draft(bundled_path("draft")) if arguments.useless else bundled_path("draft")
         self.target, self.draft = models(arguments.numerics, draft)
         self.rounds, self.name = Rounds(self.target), arguments.method
+        self._clock = time.perf_counter if self.target.device.type == "cuda" else time.process_time
         self.methods: dict[str, Method] = {"off": compose("plain", self.target)}
         for size in arguments.fixed:
             self.methods[str(size)] = self._method("fixed", size)
@@ -85,7 +87,7 @@ class Bench:
                     request = Request(prompts[number % len(prompts)], params)
                     scheduler.submit(Job(number, RequestState.of(request), mode))
                 for report in scheduler.round():
-                    now = time.perf_counter()
+                    now = self._clock()
                     tokens, began = tokens + (report.num_tokens if began else 0), began or now
                     yield Round(tokens, now - began, sum(report.drafted) / len(report.drafted))
         finally:

@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="write the rows to this file")
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    rows, document = list[dict[str, Any]](), dict[str, Any]()
     what = f"tokens per pass on state-space targets of Python's bytes: chains of {NUM_GUESSES}, trees of {NUM_NODES} nodes"
     for folder in arguments.models:
         held_out = np.load(folder / "test.npy")
@@ -76,8 +76,8 @@ def main() -> None:
         prompts = [row[: arguments.prompt_len].tolist() for row in held_out[places]]
         for row in rows_of(folder, prompts, arguments.tokens, arguments.device):
             rows.append(row)
-            found = keep_results(arguments.out, what, rows, script="benchmarks/state_space_drafts.py")
-    print(json.dumps(found))
+            document = keep_results(arguments.out, what, rows, script="benchmarks/state_space_drafts.py")
+    print(json.dumps(document))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from outrider.core.report import Progress
 from outrider.core.request import Request
 from outrider.engine.generate import run
 from outrider.engine.prompt_reader import PromptReader
+from outrider.engine.round_kind import frame_sizes, num_kinds, num_slots
 from outrider.engine.step import Engine
 
 if TYPE_CHECKING:
@@ -77,15 +78,23 @@ class Rounds:
         if graphs is None or graphs.is_held_by_another(self):
             return
         method.policy.start(1)  # it reads its prices now: memory that grows moves, and captured rounds with it
-        from outrider.engine.device_lane import num_slots
         from outrider.engine.device_seats import NUM_PIECES
-        from outrider.engine.round_kind import num_kinds
 
         guesses = graphs.depths
         pieces = NUM_PIECES if batch_size > 1 else NUM_PIECES[:1]  # nobody arrives while one alone runs
         total = num_kinds(guesses, pieces)
         for count, _ in enumerate(graphs.prepare(num_slots(batch_size), num_tokens, guesses=guesses, pieces=pieces), 1):
             yield count, total
+
+    def capture(self, method: Method, sizes: Collection[int], *, num_tokens: int = 1024) -> None:
+        """Compile and capture what batches of these sizes would wait for, all of whose requests come at once."""
+        graphs = self.graphs_of(method)
+        if graphs is None or graphs.is_held_by_another(self):
+            return
+        method.policy.start(1)  # it reads its prices now
+        for size in sorted({size for count in sizes for size in frame_sizes(count)}, reverse=True):
+            for _ in graphs.prepare(size, num_tokens, guesses=graphs.depths):
+                pass
 
     def warm_up(self, method: Method, sizes: Collection[int], *, num_tokens: int, progress: bool) -> None:
         """Prepare rounds of so many requests, the most first: memory that grows moves."""

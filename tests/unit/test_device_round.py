@@ -141,12 +141,12 @@ def test_slots_take_pages_as_their_texts_grow_and_give_them_back() -> None:
     seats.seat([1], [[5, 9, 1, 33, 7]], batch_size=2)
     table, version = seats.table(2), seats.version
     spare = table[0, 0].item()
-    assert table.shape == (2, model.most_slots // 4) and set(table[0].tolist()) == {spare}  # an empty slot's tokens go nowhere
+    assert table.shape == (3, model.most_slots // 4) and set(table[0].tolist()) == {spare}  # an empty slot's tokens go nowhere
     held = model.pool.num_used
-    seats.grow(2, 1, 14)
+    seats.grow({1: 14}, batch_size=2)
     own = table[1, :4].tolist()
     assert len({*own, spare}) == 5 and set(table[1, 4:].tolist()) == {spare} and model.pool.num_used == held + 2
-    seats.grow(2, 1, 9)  # it reaches that far
+    seats.grow({1: 9}, batch_size=2)  # it reaches that far
     assert table[1, :4].tolist() == own and model.pool.num_used == held + 2
     assert seats.has_room({1: 16, 0: 4 * model.pool.num_free}, batch_size=2)
     assert not seats.has_room({1: 17, 0: 4 * model.pool.num_free}, batch_size=2)
@@ -178,7 +178,7 @@ def test_prompts_are_read_in_pieces_beside_the_trees_of_others(page_len: int) ->
     seats = Seats(model)
     seats.seat([0], [rows[0]], batch_size=2)
     seats.open([1], batch_size=2)
-    seats.grow(2, 1, 96)
+    seats.grow({1: 96}, batch_size=2)
     nodes = torch.tensor([[7, 3, 8], [rows[1][-1], 0, 0]], device=DEVICE)
     for pieces in (pieces_of((1, 0), (-1, 0)), pieces_of((-1, 0), (1, PIECE_LEN))):  # the second sees the first's keys
         trees = model.step((2, 3), seats.rows(frame.lengths - 1), Sights(None, None), num_slots=96)

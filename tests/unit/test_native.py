@@ -221,14 +221,14 @@ def _lengths(depths: list[int], doubt: Doubt | None = None) -> Plan:
 def _ends(beliefs: list[list[float]], most: list[int], doubt: Doubt) -> list[int]:
     """Guesses of each row, by the two sentences of ``Doubt``."""
     hopes = [list(accumulate((min(1.0, t * belief) for belief in row), mul)) for row, t in zip(beliefs, doubt.trust)]
-    depths = list(most)
+    depths, (levels, places) = list(most), doubt.prices(max(most) + 1)
     for step in range(max(most)):
         alive = [row for row, depth in enumerate(depths) if depth > step]
         for row in alive:
-            if hopes[row][step] < doubt.place:
+            if hopes[row][step] < places[step]:
                 depths[row] = step
         going = [row for row in alive if depths[row] > step + 1]
-        if sum(hopes[row][step] for row in going) < doubt.level + doubt.place * len(going):
+        if sum(hopes[row][step] for row in going) < levels[step + 1] + places[step + 1] * len(going):
             for row in going:
                 depths[row] = step + 1
     return depths
@@ -253,8 +253,10 @@ def test_a_chain_ends_where_it_is_doubted(library) -> None:
         ranks = law[0, 0] + temperatures[row] * gumbel
         expected[row].append(ranks.softmax(-1)[free.tokens[row, step]].item())
     seen = set()
-    for level, place in product((0.0, 0.03, 0.3, 0.9, 3.0), (0.0, 0.01, 0.1, 0.5)):
-        cache, doubt = model.new_cache(4), Doubt(level, place, trust)
+    every_levels = (0.0,), (0.03, 0.9, 0.03), (0.3,), (0.9,), (3.0,)
+    every_places = (0.0,), (0.01,), (0.0, 0.01, 0.1), (0.5,)
+    for levels, places in product(every_levels, every_places):
+        cache, doubt = model.new_cache(4), Doubt(levels, places, trust)
         tokens, depths, beliefs = model.guess(rows, cache, plan=_lengths(most, doubt), tempering=tempering, noise=noise)
         assert list(depths) == _ends(expected, most, doubt)
         assert cache.lengths == [len(row) + max(0, depth - 1) for row, depth in zip(rows, depths)]

@@ -21,9 +21,9 @@ CONFIG = tiny_config()
 MODEL = Decoder(CONFIG, tiny_weights(CONFIG))
 
 
-def pool_of(page_len: int = 4, max_pages: int | None = None) -> PagePool:
+def pool_of(page_len: int = 4, **sizes: int) -> PagePool:
     shape = (CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim)
-    return PagePool(shape, dtype=torch.float32, device=torch.device("cpu"), page_len=page_len, max_pages=max_pages)
+    return PagePool(shape, dtype=torch.float32, device=torch.device("cpu"), page_len=page_len, **sizes)
 
 
 def tree_for(draw: random.Random, num_rows: int) -> TokenTree:
@@ -117,11 +117,22 @@ def test_a_run_outlives_its_row() -> None:
     assert pool.num_used == 0
 
 
+def test_a_pool_begins_as_small_as_is_asked_for_and_grows_by_half() -> None:
+    pool = pool_of(first_pages=1)
+    cache = PagedCache.empty(pool, 1)
+    MODEL.prefill([[1] * 12], cache)
+    assert pool.num_pages == pool.num_used == 3
+    MODEL.prefill([[1] * 4], cache)
+    assert (pool.num_pages, pool.num_used) == (4, 4)
+    MODEL.prefill([[1] * 4], cache)
+    assert (pool.num_pages, pool.num_used) == (6, 5)
+
+
 def test_a_full_pool_says_so_and_goes_on_when_pages_come_back() -> None:
     pool = pool_of(max_pages=4)
     cache = PagedCache.empty(pool, 1)
     MODEL.prefill([[1] * 12], cache)
-    assert pool.num_available == 1 and pool.page_bytes == pool.block.nbytes // 4
+    assert pool.num_available == 1 and pool.page_bytes == pool.block.nbytes // pool.num_pages
     with pytest.raises(RequestError, match="fewer requests"):
         PagedCache.empty(pool, 1).reserve(8)
     cache.truncate([4])

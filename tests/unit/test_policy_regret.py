@@ -55,7 +55,7 @@ ALL = (1, 2, 4, 8, 16, 32, 64, 128)
 def _thinking_takes_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision takes 30 millionths of a second on a machine that nobody shares: it is made every round or two."""
     ticks = count(0.0, 3e-5)
-    monkeypatch.setattr("outrider.policies.adaptive.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr("outrider.policies.adaptive.time", SimpleNamespace(thread_time=lambda: next(ticks)))
 
 
 def informed(seats: Seats, options: AdaptiveOptions | None = None, *, kind: str = "right", seed: int = 5) -> Adaptive:

@@ -24,7 +24,7 @@ from outrider.core.errors import RequestError
 PAGE_LEN = 64
 """Tokens of a page, unless another number is asked for."""
 _FIRST = 16
-"""Pages to begin with."""
+"""Pages to begin with, unless another number is asked for; so many are kept when nobody has a page."""
 
 
 @final
@@ -40,10 +40,11 @@ class PagePool:
         page_len: int = PAGE_LEN,
         max_pages: int | None = None,
         sides: int = 2,
+        first_pages: int = _FIRST,
     ) -> None:
-        """``shape`` is (layers, key-value heads, head size). One side: keys are values too."""
+        """``shape`` is (layers, key-value heads, head size). One side: keys are values too. ``first_pages``: to begin with."""
         num_layers, num_heads, head_dim = shape
-        self.page_len, self.max_pages = page_len, max_pages
+        self.page_len, self.max_pages, self._first_pages = page_len, max_pages, first_pages
         self.version = 0
         """Changes whenever the block has moved."""
         self.block = torch.zeros(num_layers, sides, 0, num_heads, page_len, head_dim, dtype=dtype, device=device)
@@ -139,7 +140,7 @@ class PagePool:
                 f"the key-value cache is full: {missing} more pages of {self.page_len} tokens are needed and "
                 f"{self.max_pages - old} of {self.max_pages} are left; run fewer requests at once or give the cache more memory"
             )
-        size = max(needed, old + old // 2, _FIRST)
+        size = max(needed, old + old // 2, self._first_pages)
         self._resize(size if self.max_pages is None else min(size, self.max_pages))
 
     def _resize(self, size: int) -> None:

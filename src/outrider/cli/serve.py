@@ -18,8 +18,8 @@ from outrider.cli.serve_fleet import serve_fleet
 from outrider.cli.serve_models import load_all
 from outrider.core.errors import OptionError
 from outrider.core.watched_target import WatchedTarget
-from outrider.engine.device_lane import num_slots
 from outrider.engine.grouping import GROUPINGS
+from outrider.engine.round_kind import num_slots
 from outrider.server.settings import ServerSettings
 from outrider.viz.page import live_page
 

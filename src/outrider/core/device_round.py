@@ -175,9 +175,9 @@ class DeviceDrafter(ABC):
         del reaches, batch_size
         return True
 
-    def grow(self, slot: int, *, batch_size: int, reach: int) -> None:
-        """The text of a slot may reach so many tokens in the next rounds; a drafter that was told its capacity has them."""
-        del slot, batch_size, reach
+    def grow(self, reaches: Mapping[int, int], *, batch_size: int) -> None:
+        """The texts of slots may reach so many tokens each in the next rounds."""
+        del reaches, batch_size
 
     @abstractmethod
     def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
@@ -196,7 +196,7 @@ class DeviceDrafter(ABC):
         del frame, pieces, features
 
     def num_nodes(self, depth: int) -> int:
-        """Of what ``propose`` guesses, the root included."""
+        """Nodes of what ``propose`` guesses, the root included."""
         return depth + 1
 
     def trees(self, batch_size: int, depth: int) -> SlotTrees | None:

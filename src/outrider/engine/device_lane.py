@@ -25,20 +25,12 @@ from outrider.engine.constrained import finish_round
 from outrider.engine.device_seats import Joining, Seat, next_pieces, num_pieces_left, observation_of, prompts_of
 from outrider.engine.launched import Launched
 from outrider.engine.memory import BatchSize
-from outrider.engine.round_kind import RoundKind
+from outrider.engine.round_kind import SHRINKS, RoundKind, num_slots
 from outrider.engine.step import Batch, Engine
 
 if TYPE_CHECKING:
     from outrider.engine.graphs import RoundGraphs
     from outrider.engine.round_graph import RoundGraph
-
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_SHRINKS = 4  # a frame this many times too large is given up for a smaller one
-
-
-def num_slots(count: int) -> int:
-    """Slots of the frame that serves so many requests at once."""
-    return next((size for size in _SIZES if size >= count), count)
 
 
 @final
@@ -84,7 +76,7 @@ class DeviceLane:
         return bool(self._taken) and not request.read_ids
 
     def _needy(self, rounds: int) -> dict[int, RequestState]:
-        """By slot, those who have no pages for what so many rounds may write."""
+        """Slots that have no pages for what so many rounds may write."""
         ahead = rounds * self._graphs.slack
         return {
             slot: seat.state
@@ -155,7 +147,7 @@ class DeviceLane:
     def _make_seats(self) -> RoundReport | None:
         """Give slots to those who have joined; the report of the round that had to end before the frame could change."""
         needed, report = num_slots(len(self.order)), None
-        if needed > len(self._seats) or needed * _SHRINKS <= len(self._seats):
+        if needed > len(self._seats) or needed * SHRINKS <= len(self._seats):
             report = self._read()
             needed = num_slots(max(1, len(self.order)))  # some may have ended
             if needed != len(self._seats):
@@ -191,6 +183,10 @@ class DeviceLane:
         if read:
             slots, states, *kept = zip(*((slot, one.state, one.cache, one.features) for slot, one in read), strict=True)
             self._graphs.seat(size, slots, states, *kept)
+        unread = [(slot, one) for slot, one in pairs if not one.is_read]
+        if unread:
+            slots, states, prefixes = zip(*((slot, one.state, one.cache) for slot, one in unread), strict=True)
+            self._graphs.open(size, slots, states, prefixes)
         for slot, one in pairs:
             stages = stages_for([one.state.request])
             assert stages is not None, "the others run on the host"
@@ -198,8 +194,6 @@ class DeviceLane:
             seat = self._seats[slot] = Seat(one.number, one.state, stages, num_read, began)
             if one.is_read:
                 seat.start(self._num_rounds)
-            else:
-                self._graphs.open(size, slot, one.state, one.cache)
         self._clock += time.perf_counter() - began
 
     def _has_room(self, pairs: Sequence[tuple[int, Joining]]) -> bool:

@@ -151,14 +151,24 @@ class RotaryTable:
     ``x * cos + roll(x, D / 2) * sin`` is the rotation: the sines of the first half carry the minus sign.
     """
 
-    def __init__(self, rope: Rope, head_dim: int, *, context_len: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        rope: Rope,
+        head_dim: int,
+        *,
+        context_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        first_len: int = 4096,
+    ) -> None:
+        """``first_len``: positions to begin with, if the context has so many."""
         frequencies, self._attention = inverse_frequencies(rope, context_len)
         free = torch.zeros((head_dim - rope.dim) // 2)
         self._frequencies = torch.cat((frequencies, free))
         self._is_free = torch.cat((torch.zeros(rope.dim // 2), torch.ones(len(free)))).bool()
         self._dtype, self._device = dtype, device
         self._first = torch.zeros(0, 1)
-        self.cos, self.sin = self._rows(min(context_len, 4096))
+        self.cos, self.sin = self._rows(min(context_len, first_len))
 
     def reach(self, length: int) -> None:
         """Make positions below ``length`` available."""

@@ -148,7 +148,7 @@ class Adaptive(Policy):
         usual, usual_rate = self.trust.trust(1.0), self.trust.rate(self.options.prior_acceptance)
         trust = tuple(row.trust.trust(usual) for row in state.rows)
         further = sum(row.trust.rate(usual_rate) for row in state.rows) / len(state.rows)
-        return state.decision.outlook.doubt(state.decision.best, trust, further=further, padded=self._padded)
+        return state.decision.outlook.doubt(trust, further=further, padded=self._padded)
 
     def _decide(self, state: _State, costs: BatchCosts) -> Decision:
         began, longest = time.thread_time(), self.options.num_draft_tokens

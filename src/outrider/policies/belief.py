@@ -42,8 +42,8 @@ class Account:
         return (self.passed - self.expected) / (self.tested + TUNING.prior_weight)
 
     def trust(self, prior: float) -> float:
-        """What an expectation has to be multiplied with. At most 1: modest drafters lose little by being believed."""
-        return min((self.passed + TUNING.prior_weight * prior) / (self.expected + TUNING.prior_weight), 1.0)
+        """What an expectation has to be multiplied with."""
+        return (self.passed + TUNING.prior_weight * prior) / (self.expected + TUNING.prior_weight)
 
     def rate(self, prior: float) -> float:
         """How likely a guess is to be right where those before it are, its belief not being known yet."""

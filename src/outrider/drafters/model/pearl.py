@@ -12,9 +12,10 @@ checked. Guesses are chosen ones, with the target's noise, so any rule that is e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, final
 
 import torch
@@ -25,6 +26,7 @@ from outrider.core.guessing_target import GuessingTarget, guess_by_steps
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.rng import Noise
+from outrider.core.side_thread import NotCapturedError, become_side_thread
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Tempering
 
@@ -39,6 +41,8 @@ class _State(RowState):
     ahead: list[list[int]]
     """What was drafted behind it."""
     work: Future[list[list[int]]] | None = field(default=None)
+    again: Callable[[], list[list[int]]] = field(default=list)
+    """The same work, for the thread that waits."""
 
     def fork(self, rows: Sequence[int]) -> _State:
         return self._of(rows, self.cache.fork(rows))
@@ -54,7 +58,10 @@ class _State(RowState):
         """Wait for the thread. Between rounds nobody drafts, so rows can come and go."""
         if self.work is not None:
             work, self.work = self.work, None
-            self.ahead = work.result()
+            try:
+                self.ahead = work.result()
+            except NotCapturedError:  # once for every shape of the draft's passes
+                self.ahead = self.again()
 
     def pending(self, row: int, tokens: Sequence[int]) -> list[int]:
         """Guesses that still follow these committed tokens; none where the text took another turn."""
@@ -76,7 +83,7 @@ class Pearl(Drafter):
 
     def __init__(self, model: Target, *, vocab_size: int) -> None:
         self.model, self.vocab_size = model, vocab_size
-        self._thread = ThreadPoolExecutor(1, "outrider-draft")
+        self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=become_side_thread)
         self._stream = torch.cuda.Stream(model.device) if model.device.type == "cuda" else None
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
@@ -105,7 +112,8 @@ class Pearl(Drafter):
         tempering = context.sampler.tempering or Tempering([row.params.temperature for row in context.sampler.rows])
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
-        state.work = self._thread.submit(self._draft, state, wanted, tempering, noise)
+        state.again = partial(self._draft, state, wanted, tempering, noise)
+        state.work = self._thread.submit(state.again)
 
     def _draft(self, state: _State, wanted: Sequence[int], tempering: Tempering, noise: Noise) -> list[list[int]]:
         if not any(wanted):

@@ -14,35 +14,24 @@ from __future__ import annotations
 
 import math
 import mmap
-import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.errors import ModelError, nearest
+from outrider.models.gguf.metadata import Cursor, Metadata, Value
 from outrider.models.gguf.quants import STORAGE_TYPES, UNSUPPORTED_NAMES, StorageType, dequantise
-
-Value: TypeAlias = "str | bool | int | float | list[Value]"
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_DIMS = 4
-MAX_ARRAY_DEPTH = 4
 DEFAULT_ALIGNMENT = 32
-
-STRING_TYPE, ARRAY_TYPE = 8, 9
-NUMBER_TYPES: dict[int, np.dtype[np.generic]] = {
-    code: np.dtype(name)
-    for code, name in enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "", "", "<u8", "<i8", "<f8"))
-    if name
-}
-"""Metadata's number types by their code in the file; 8 and 9 are strings and arrays."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +57,7 @@ class GGUFFile:
     path: Path
     version: int
     metadata: Mapping[str, Value]
-    """Every key with a plain Python value: str, bool, int, float or a list of them."""
+    """Every key with a plain Python value: str, bool, int, float or a list of them, which is read when it is asked for."""
     tensors: Mapping[str, TensorEntry]
     data: np.memmap
     """The whole file as bytes."""
@@ -151,10 +140,10 @@ def read_gguf(path: str | Path) -> GGUFFile:
     Raises ``ModelError`` for anything that is not a whole, well-formed GGUF file of storage types we can unpack.
     """
     path = Path(path)
-    cursor = _Cursor(path, _map_file(path))
+    cursor = Cursor(path, _map_file(path))
     version = _read_version(cursor)
     num_tensors, num_metadata = cursor.number("<Q"), cursor.number("<Q")
-    metadata = dict(_read_metadata_item(cursor) for _ in range(num_metadata))
+    metadata = Metadata(cursor, num_metadata)
     rows = [_read_tensor_row(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
@@ -163,7 +152,9 @@ def read_gguf(path: str | Path) -> GGUFFile:
     tensors = {row.name: _locate(cursor, row, data_start) for row in rows}
     if len(tensors) != len(rows):
         cursor.refuse("two tensors have the same name")
-    return GGUFFile(path, version, metadata, tensors, cursor.data)
+    file = GGUFFile(path, version, metadata, tensors, cursor.data)
+    file.forget(0, data_start)
+    return file
 
 
 def _map_file(path: Path) -> np.memmap:
@@ -176,39 +167,7 @@ def _map_file(path: Path) -> np.memmap:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}; give the path of a .gguf file") from error
 
 
-class _Cursor:
-    """Reads forward through the mapped file and refuses to run past its end."""
-
-    def __init__(self, path: Path, data: np.memmap) -> None:
-        self.path = path
-        self.data = data
-        self.bytes = data.data  # slicing it is several times faster than slicing the array
-        self.position = 0
-
-    def refuse(self, why: str) -> NoReturn:
-        raise ModelError(f"{self.path}: damaged GGUF file: {why}; download or convert it again")
-
-    def take(self, num_bytes: int) -> memoryview:
-        end = self.position + num_bytes
-        if end > len(self.data):
-            self.refuse(f"truncated: it ends at byte {len(self.data)}, but {end} are needed to read its header")
-        taken = self.bytes[self.position : end]
-        self.position = end
-        return taken
-
-    def number(self, layout: str) -> int:
-        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
-
-    def text(self, *, strict: bool = False) -> str:
-        """A string. Names must be UTF-8; a token of some vocabularies is a piece of a character, hence not strict."""
-        raw = self.take(self.number("<Q"))
-        try:
-            return str(raw, "utf-8", "strict" if strict else "replace")
-        except UnicodeDecodeError:
-            self.refuse(f"a name at byte {self.position - len(raw)} is not UTF-8 text")
-
-
-def _read_version(cursor: _Cursor) -> int:
+def _read_version(cursor: Cursor) -> int:
     magic = bytes(cursor.data[: len(MAGIC)])
     if magic != MAGIC:
         why = f"it begins with {magic!r} instead of {MAGIC!r}"
@@ -223,36 +182,7 @@ def _read_version(cursor: _Cursor) -> int:
     raise ModelError(f"{cursor.path}: {what} is not supported, only little-endian {known} are; convert the model again")
 
 
-def _read_metadata_item(cursor: _Cursor) -> tuple[str, Value]:
-    key = cursor.text(strict=True)
-    return key, _read_value(cursor, cursor.number("<I"), key, depth=0)
-
-
-def _read_value(cursor: _Cursor, type_code: int, key: str, *, depth: int) -> Value:
-    if type_code == STRING_TYPE:
-        return cursor.text()
-    if type_code == ARRAY_TYPE:
-        return _read_array(cursor, key, depth=depth + 1)
-    return _read_numbers(cursor, type_code, key, 1)[0]
-
-
-def _read_array(cursor: _Cursor, key: str, *, depth: int) -> list[Value]:
-    if depth > MAX_ARRAY_DEPTH:
-        cursor.refuse(f"the value of {key!r} nests arrays more than {MAX_ARRAY_DEPTH} deep")
-    item_type, length = cursor.number("<I"), cursor.number("<Q")
-    if item_type in (STRING_TYPE, ARRAY_TYPE):
-        return [_read_value(cursor, item_type, key, depth=depth) for _ in range(length)]
-    return _read_numbers(cursor, item_type, key, length)
-
-
-def _read_numbers(cursor: _Cursor, type_code: int, key: str, length: int) -> list[Value]:
-    dtype = NUMBER_TYPES.get(type_code)
-    if dtype is None:
-        cursor.refuse(f"the value of {key!r} has the unknown type {type_code}")
-    return np.frombuffer(cursor.take(length * dtype.itemsize), dtype=dtype).tolist()
-
-
-def _read_tensor_row(cursor: _Cursor) -> TensorEntry:
+def _read_tensor_row(cursor: Cursor) -> TensorEntry:
     """A row as the file has it, its ``start`` still relative to the data section."""
     name = cursor.text(strict=True)
     num_dims = cursor.number("<I")
@@ -266,7 +196,7 @@ def _read_tensor_row(cursor: _Cursor) -> TensorEntry:
     return TensorEntry(name, tuple(reversed(dims)), storage, start=cursor.number("<Q"))
 
 
-def _storage_type(cursor: _Cursor, name: str, code: int) -> StorageType:
+def _storage_type(cursor: Cursor, name: str, code: int) -> StorageType:
     storage = STORAGE_TYPES.get(code)
     if storage is None:
         what = UNSUPPORTED_NAMES.get(code, f"type number {code}")
@@ -275,7 +205,7 @@ def _storage_type(cursor: _Cursor, name: str, code: int) -> StorageType:
     return storage
 
 
-def _locate(cursor: _Cursor, row: TensorEntry, data_start: int) -> TensorEntry:
+def _locate(cursor: Cursor, row: TensorEntry, data_start: int) -> TensorEntry:
     entry = TensorEntry(row.name, row.shape, row.storage, data_start + row.start)
     if entry.end > len(cursor.data):
         cursor.refuse(f"truncated: tensor {row.name!r} ends at byte {entry.end}, the file at {len(cursor.data)}")

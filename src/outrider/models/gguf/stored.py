@@ -44,6 +44,7 @@ class StoredTensors(TensorSource):
         self._shapes = {names[name]: file.tensors[name].shape for name in kept}
         tables = {name: row_table(file.tensors[name]) for name in kept}
         self._tensors = dict(hf_tensors(file, stored=tables))
+        file.forget(0, len(file.data))
         _say_what_is_dequantised(file, kept)
 
     @property

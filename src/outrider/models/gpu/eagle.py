@@ -101,8 +101,11 @@ class DeviceEagle(DeviceDrafter):
     def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
         memory = self._room(batch_size, capacity)
         with torch.inference_mode():
-            for slot, states in zip(texts.slots, tapped_states(self._target, texts, self.taps), strict=True):
-                memory.features[slot, : len(states)] = states
+            states = tapped_states(self._target, texts, self.taps)
+            pairs = zip(texts.slots, map(len, states), strict=True)
+            places = [slot * memory.capacity + place for slot, length in pairs for place in range(length)]
+            at = sent(places, torch.int64, memory.features.device)
+            memory.features.flatten(0, 1).index_copy_(0, at, torch.cat(list(states)).to(memory.features.dtype))
             self._read(memory, texts.slots, texts.rows, begins=[0] * len(texts.rows))
 
     def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
@@ -141,8 +144,8 @@ class DeviceEagle(DeviceDrafter):
                 grown = Memory(keys, torch.zeros_like(keys), features, places, spare)
             if memory is not None:
                 grown.take(memory, range(batch_size))
+                self._version += 1
             memory = self._memories[batch_size] = grown
-            self._version += 1
         return memory
 
     def _read(self, memory: Memory, slots: Sequence[int], rows: Sequence[Sequence[int]], *, begins: Sequence[int]) -> None:

@@ -70,7 +70,7 @@ class Roots:
     tokens: Tensor
     """[B, 1] int64"""
     num_levels: int
-    """Of guesses that are wanted."""
+    """Levels of guesses that are wanted."""
 
     @property
     def num_columns(self) -> Tensor:
@@ -98,7 +98,7 @@ class HeadMemory(ABC):
         return True
 
     def make_room(self, batch_size: int, capacity: int) -> None:
-        """For so many slots, whose texts grow to ``capacity`` tokens."""
+        """Makes room for so many slots, whose texts grow to ``capacity`` tokens."""
         del batch_size, capacity
 
     def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
@@ -140,7 +140,7 @@ class LevelAnswers(Answers):
 
 @final
 class NoMemory(HeadMemory):
-    """For heads that read the newest states alone."""
+    """The memory of heads that read the newest states alone."""
 
     def __init__(self, head: Head, num_kept: int, levels: NewLevels) -> None:
         self.width, self.num_kept = len(head.config.taps) * head.config.hidden_size, num_kept
@@ -184,7 +184,7 @@ class LayerMemory(HeadMemory, ABC):
             block = self._blocks[batch_size] = self._like.new_zeros(shape)
         if old is not None:
             block[..., : old.shape[4], :] = old
-        self.version += 1
+            self.version += 1
 
     def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
         old, new = self._blocks[old_size], self._blocks[new_size]
@@ -193,7 +193,7 @@ class LayerMemory(HeadMemory, ABC):
             new[:, :, place, :, :length] = old[:, :, slot, :, :length]
 
     def _attending(self, batch_size: int, columns: Columns, sights: Sights = CHAIN) -> list[SlotAttending]:
-        """Of every layer. Where columns stand is worked out once for all of them."""
+        """The attention of every layer. Where columns stand is worked out once for all of them."""
         block = self._blocks[batch_size]
         most = block.shape[4] - 1
         places = (columns.at() + sights.start).clamp(max=most)

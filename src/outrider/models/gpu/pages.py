@@ -32,10 +32,11 @@ def rows_in(flat: Tensor, batch_size: int, page_len: int) -> Rows:
     return Rows(flat[:batch_size], flat[batch_size:].view(batch_size, -1), page_len)
 
 
-def hold_enough(pool: PagePool, *, longest: int) -> None:
-    """Make the pages of a pool that has none yet: as many as fit, for texts of at most ``longest`` tokens."""
+def hold_enough(pool: PagePool, *, longest: int, beside: int = 0) -> None:
+    """Make the pages of a pool that has none yet: as many as fit, for texts of at most ``longest`` tokens. ``beside`` are bytes
+    that somebody else keeps for every page."""
     device = pool.block.device
     if pool.num_pages == 0 and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         wanted = min(_MOST_ROWS * longest, _MOST_TOKENS)
-        pool.hold(min(pool.pages_for(wanted), int(free * _SHARE) // pool.page_bytes))
+        pool.hold(min(pool.pages_for(wanted), int(free * _SHARE) // (pool.page_bytes + beside)))

@@ -14,8 +14,8 @@ extern "C" struct Chain {
     const Cut* cuts;              // [batch] or null
     const float* trust;           // [batch] or null: what beliefs are multiplied with
     float* beliefs;               // [batch][longest] where there is trust
-    float level;                  // all rows end when the sum of the products of trust x belief is below this ...
-    float place;                  // ... plus this for each; a row ends without its last guess when its product is below it
+    const float* levels;          // [longest]: all rows end before a guess when the sum of their products of trust x belief is
+    const float* places;          // below its level plus its place for each; a row does when its product with it is below its place
 };
 
 static void run(const Model& model, const Pass& pass) {
@@ -73,7 +73,8 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
     Threshold threshold;
     now.last_only = 1, now.logits = logits.data(), now.lengths = lengths.data(), now.sizes = sizes.data();
     for (int step = 0; step < chain->longest; step++) {
-        float hope = 0.0f, price = chain->level;
+        const int next = std::min(step + 1, chain->longest - 1);
+        float hope = 0.0f, price = chain->trust ? chain->levels[next] : 0.0f;
         run(*model, now);
         for (int b = 0; b < now.batch; b++) {
             lengths[b] += sizes[b];
@@ -87,10 +88,10 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
                 const float belief = belief_in(fed[b], scores, model->vocab, temperature, key, least);
                 chain->beliefs[size_t(b) * chain->longest + step] = belief;
                 reach[b] *= std::min(1.0f, chain->trust[b] * belief);
-                if (reach[b] < chain->place) chain->depths[b] = step;
+                if (reach[b] < chain->places[step]) chain->depths[b] = step;
             }
             sizes[b] = step + 1 < chain->depths[b];
-            if (sizes[b]) hope += reach[b], price += chain->place;
+            if (sizes[b] && chain->trust) hope += reach[b], price += chain->places[next];
         }
         const bool is_over = chain->trust && hope < price;
         for (int b = 0; b < now.batch; b++) if (is_over && sizes[b]) sizes[b] = 0, chain->depths[b] = step + 1;

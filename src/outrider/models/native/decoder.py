@@ -114,9 +114,11 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         self._embedding = weights.embedding
         self._embed = library.outrider_embed
         shape = (config.num_layers, config.num_kv_heads, config.head_dim)
-        self.pool = PagePool(shape, dtype=self.dtype, device=self.device, page_len=page_len)
+        self.pool = PagePool(shape, dtype=self.dtype, device=self.device, page_len=page_len, first_pages=1)
         self._tables = [
-            RotaryTable(rope, config.head_dim, context_len=config.max_len, dtype=torch.float32, device=self.device)
+            RotaryTable(
+                rope, config.head_dim, context_len=config.max_len, dtype=torch.float32, device=self.device, first_len=512
+            )
             for rope in config.ropes
         ]
 

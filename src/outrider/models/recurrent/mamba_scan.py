@@ -4,7 +4,7 @@
     S_t = exp(dt A) S_{t-1} + (dt x) B^T   y_t = S_t C + D x
 
 In the words of ``scan.py``: the key is B, the value dt x, the log decay dt A, and C reads. Here it is in PyTorch, the oracle.
-``scan_native.py`` (CPU) and ``scan_triton.py`` (GPU) compute the same with one call and with two kernels.
+``scan_native.py`` (CPU) and ``mamba_triton.py`` (GPU) compute the same with one call and with two kernels.
 """
 
 from __future__ import annotations

@@ -27,31 +27,37 @@ def can_scan(shape: ScanShape) -> bool:
 
 def native_mamba(library: ctypes.CDLL, shape: ScanShape, numbers: MambaNumbers) -> LayerScan:
     """The scan of a Mamba-2 layer."""
-    tensors = {"bias": numbers.bias, "rate": numbers.rate, "time_bias": numbers.time_bias, "skip": numbers.skip}
-    scan = NativeScan(library.outrider_mamba_scan, shape, {"weight": numbers.weight.T.contiguous(), **tensors})
+    scan = NativeScan(library.outrider_mamba_scan, shape, (numbers.weight, numbers.rate, numbers.time_bias))
     scan.call.low, scan.call.high = numbers.limit
+    scan.call.bias, scan.call.skip = scan.keep(numbers.bias), scan.keep(numbers.skip)
     return scan
 
 
 def native_delta(library: ctypes.CDLL, shape: ScanShape, numbers: DeltaNumbers) -> LayerScan:
     """The scan of a gated delta layer."""
-    tensors = {"rate": numbers.rate, "time_bias": numbers.time_bias}
-    return NativeScan(library.outrider_delta_scan, shape, {"weight": numbers.weight.T.contiguous(), **tensors})
+    return NativeScan(library.outrider_delta_scan, shape, (numbers.weight, numbers.rate, numbers.time_bias))
 
 
 @final
 class NativeScan(LayerScan):
     """One layer's scan, in float32."""
 
-    def __init__(self, run: Callable[[Any], Any], shape: ScanShape, tensors: dict[str, Tensor | None]) -> None:
-        """``tensors`` are the layer's own, by the names of the call."""
+    def __init__(self, run: Callable[[Any], Any], shape: ScanShape, numbers: tuple[Tensor, Tensor, Tensor]) -> None:
+        """``numbers``: weight of the convolution, rates and biases of time."""
         self._run, self._shape = run, shape
-        self._tensors = tensors  # the call holds their addresses alone
+        self._kept: list[Tensor] = []
         self.call = call = ScanStruct()
         call.heads, call.head_dim, call.groups = shape.num_heads, shape.head_dim, shape.num_groups
         call.state_size, call.conv_len = shape.state_size, shape.conv_len
-        for name, tensor in tensors.items():
-            setattr(call, name, None if tensor is None else tensor.data_ptr())
+        weight, rate, time_bias = numbers
+        call.weight, call.rate, call.time_bias = self.keep(weight.T.contiguous()), self.keep(rate), self.keep(time_bias)
+
+    def keep(self, tensor: Tensor | None) -> int | None:
+        """The address of a tensor, which lives as long as this does."""
+        if tensor is None:
+            return None
+        self._kept.append(tensor)
+        return tensor.data_ptr()
 
     def __call__(self, projected: Tensor, layer: int, step: RecurrentPass) -> Tensor:
         columns, parents = step.cache.columns(layer), step.tree.parents.contiguous()

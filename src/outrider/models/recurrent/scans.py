@@ -19,9 +19,9 @@ from outrider.models.recurrent.scan_native import can_scan, native_delta, native
 def mamba_scan(shape: ScanShape, numbers: MambaNumbers, *, fast: bool) -> LayerScan:
     """The fastest scan for these tensors; PyTorch's where they are not float32, or ``fast`` is not wanted."""
     if fast and _has_kernels(numbers.rate):
-        from outrider.models.recurrent.scan_triton import TritonScan  # needs triton
+        from outrider.models.recurrent.mamba_triton import TritonMamba  # needs triton
 
-        return TritonScan(shape, numbers)
+        return TritonMamba(shape, numbers)
     library = _library(shape, numbers.rate) if fast else None
     return PlainMamba(shape, numbers) if library is None else native_mamba(library, shape, numbers)
 
