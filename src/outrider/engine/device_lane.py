@@ -76,7 +76,7 @@ class DeviceLane:
         return bool(self._taken) and not request.read_ids
 
     def _needy(self, rounds: int) -> dict[int, RequestState]:
-        """By slot, those who have no pages for what so many rounds may write."""
+        """Slots that have no pages for what so many rounds may write."""
         ahead = rounds * self._graphs.slack
         return {
             slot: seat.state
