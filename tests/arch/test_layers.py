@@ -143,7 +143,8 @@ def test_docstrings_stand_alone() -> None:
     for path in (path for path in FILES if layer_of(path) != "policies"):
         for node in nodes(path):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-                assert not node.value.value.startswith("..."), f"{path}:{node.lineno} is a fragment"
+                text = node.value.value
+                assert not text.startswith(("...", "Of a ", "Of an ", "Of the ")), f"{path}:{node.lineno} is a fragment"
 
 
 def _probes(path: Path) -> Iterator[str]:

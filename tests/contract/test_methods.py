@@ -37,12 +37,22 @@ EVERYTHING = SamplingParams(
 )  # fmt: skip
 LOGGED = SamplingParams(max_tokens=12, temperature=0.7, seed=5, logprobs=3)
 LONGER = SamplingParams(max_tokens=24)
-USUAL = {("top-p", 1, 3), ("everything", 3, 8), ("top-p", 7, 1)}
-WAYS = [
-    pytest.param(*way, marks=() if way in USUAL else pytest.mark.exhaustive)
-    for way in itertools.product(("top-p", "everything"), (1, 3, 7), (1, 3, 8))
+USUAL = [
+    {("top-p", 1, 3), ("everything", 7, 8)},
+    {("everything", 3, 3), ("top-p", 7, 8)},
+    {("top-p", 3, 3), ("everything", 7, 1)},
 ]
-"""Sampler, draft length and batch size: each of them in ``USUAL``, all products in ``make test-all``."""
+"""Sampler, draft length and batch size. Methods take turns, so that each of them has two ways and all values occur."""
+
+
+def ways() -> list[Any]:
+    """Every coupled row with every way; all but the usual ones are left to ``make test-all``."""
+    products = list(itertools.product(("top-p", "everything"), (1, 3, 7), (1, 3, 8)))
+    return [
+        pytest.param(name, *way, marks=() if way in USUAL[turn % len(USUAL)] else pytest.mark.exhaustive)
+        for turn, name in enumerate(COUPLED_ROWS)
+        for way in products
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +144,7 @@ def test_greedy_is_plain_greedy(target, make, said, name: str, rule: str, batch:
     assert tokens(serve(target, method, PROMPTS, GREEDY, batch=batch)) == tokens(said(GREEDY))
 
 
-@pytest.mark.parametrize(("sampler", "length", "batch"), WAYS)
-@pytest.mark.parametrize("name", COUPLED_ROWS)
+@pytest.mark.parametrize(("name", "sampler", "length", "batch"), ways())
 def test_same_seed_same_text(target, make, said, name: str, sampler: str, length: int, batch: int) -> None:
     """Alone and in a batch, whatever the drafter and the draft length; in threes, requests join while others run."""
     params, prompts = {"top-p": SAMPLED, "everything": EVERYTHING}[sampler], PROMPTS[2:4] if batch == 1 else PROMPTS[:5]

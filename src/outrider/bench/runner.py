@@ -28,7 +28,7 @@ from outrider.core.params import SamplingParams
 _RULER_SIZE = 192
 _WARM_TOKENS = 8
 _WARM_SHARE = 0.35
-"""Of a time limit: settings that could not be warmed up within it are left out."""
+"""Share of a time limit for warming up. Settings that need longer are left out."""
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ class DeviceDrafter(ABC):
         del frame, pieces, features
 
     def num_nodes(self, depth: int) -> int:
-        """Of what ``propose`` guesses, the root included."""
+        """Nodes of what ``propose`` guesses, the root included."""
         return depth + 1
 
     def trees(self, batch_size: int, depth: int) -> SlotTrees | None:

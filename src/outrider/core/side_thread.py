@@ -1,7 +1,8 @@
 """A thread that works on a device while another thread does.
 
-It may replay graphs, and not capture them: until a capture ends, nobody may wait for the device or use its default stream. Work
-of such a thread that lacks a graph ends with ``NotCapturedError``. The thread in front then does that work itself, which captures.
+It may replay graphs, and not capture them: until a capture ends, nobody may wait for the device or use its default stream.
+Work of such a thread that lacks a graph ends with ``NotCapturedError``. The thread in front then does that work itself, which
+captures.
 """
 
 from __future__ import annotations

@@ -127,9 +127,12 @@ def observation_of(
     seconds: float,
     plan: Plan,
     prompts: Prompts = NO_PROMPTS,
+    *,
+    reading: float = 0.0,
 ) -> Observation:
     """What a policy and the statistics read of a round of ``num_nodes`` nodes: depths, acceptance and seconds. The guesses stay
-    on the device. A seat that was empty has no note: it was asked for nothing."""
+    on the device. A seat that was empty has no note: it was asked for nothing. ``reading`` are the seconds before the round in
+    which the drafter caught up."""
     drafted, accepted, asked = [0] * len(notes), [0] * len(notes), (0,) * len(notes)
     if depth:
         drafted = [0 if note is None else min(note[1], depth) for note in notes]
@@ -139,7 +142,8 @@ def observation_of(
     chains = [list(range(count + 1)) for count in range(depth + 2)]
     paths = [chains[count] if note else [] for note, count in zip(notes, accepted, strict=True)]
     played = Plan(asked, tuple(num_nodes - 1 if length else 0 for length in asked), reason=plan.reason)
-    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, played, seconds, prompts=prompts)
+    whole = reading + seconds
+    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, reading, seconds, played, whole, prompts=prompts)
 
 
 def _stand_in(guesses: Sequence[int], drafted: Sequence[int], depth: int, num_nodes: int) -> TokenTree:

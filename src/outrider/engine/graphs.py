@@ -55,7 +55,7 @@ class RoundGraphs:
         self._version = self._versions()
 
     def num_nodes(self, depth: int) -> int:
-        """Of a round with so many guesses along a path, the root included."""
+        """Nodes of a round with so many guesses along a path, the root included."""
         return 1 if self.drafter is None or not depth else self.drafter.num_nodes(depth)
 
     def is_held_by_another(self, lane: object) -> bool:

@@ -56,7 +56,8 @@ class RoundKind:
 
     @property
     def worth(self) -> tuple[int, int, bool, int, bool]:
-        """Of two that serve, the one with more of it is better: prompts are read, drafts are long, little else is computed."""
+        """Of two kinds that serve, the one with the larger worth is better: prompts are read, drafts are long, little
+        else is computed."""
         return self.num_pieces, self.num_guesses, not self.constrained, -self.stages, not self.logprobs
 
 
@@ -83,7 +84,7 @@ def other_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) -
 
 
 def num_kinds(guesses: Sequence[int], pieces: Sequence[int]) -> int:
-    """Of both sorts, for one number of slots."""
+    """Kinds of both sorts, for one number of slots."""
     return len(usual_kinds(1, guesses, pieces)) + len(list(other_kinds(1, guesses, pieces)))
 
 

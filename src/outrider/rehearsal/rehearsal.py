@@ -125,7 +125,7 @@ class Rehearsal(PriceSource):
             return _prices(table, {})
 
     def _timed(self, trial: Trial, wanted: Wanted) -> Table:
-        """As many of the costs as there is time for. The first takes at most half of it, or serving will tell."""
+        """Measures as many of the costs as there is time for. The first takes at most half of it, or serving will tell."""
         end, table = self.clock() + self._budget, dict[int, dict[int, Cost]]()
         for rows, guesses in wanted:
             for length, cost in _until(trial.rounds(rows, guesses), lambda: self.clock() < end):
@@ -168,7 +168,7 @@ def _surface(seconds: Mapping[int, Mapping[int, float]]) -> Surface:
 
 
 def _points(curve: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
-    """By rising place. More work never takes less time, so a place takes at most what later ones do."""
+    """Points by rising place. More work never takes less time, so a place takes at most what later ones do."""
     places = sorted(curve)
     return tuple((float(place), min(curve[later] for later in places[i:])) for i, place in enumerate(places))
 

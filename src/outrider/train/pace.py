@@ -31,7 +31,7 @@ class Pace:
         """Time of all pieces."""
 
     def tell(self, *, is_idle: bool) -> None:
-        """From the thread that serves, between rounds: whether anything is being served now."""
+        """Told by the serving thread between rounds: whether anything is being served now."""
         with self._changed:
             self._count()
             self._is_idle = is_idle
@@ -40,7 +40,7 @@ class Pace:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """Nothing waits any more: the server stops."""
+        """Release whatever waits for the budget, because the server stops."""
         with self._changed:
             self._has_ended = True
             self._changed.notify_all()

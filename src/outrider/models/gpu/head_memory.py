@@ -72,7 +72,7 @@ class Roots:
     tokens: Tensor
     """[B, 1] int64"""
     num_levels: int
-    """Of guesses that are wanted."""
+    """Levels of guesses that are wanted."""
 
     @property
     def num_columns(self) -> Tensor:
@@ -138,7 +138,7 @@ class LevelAnswers(Answers):
 
 @final
 class NoMemory(HeadMemory):
-    """For heads that read the newest states alone."""
+    """The memory of heads that read the newest states alone."""
 
     def __init__(self, head: Head, num_kept: int, levels: NewLevels) -> None:
         self.width, self.num_kept = len(head.config.taps) * head.config.hidden_size, num_kept
@@ -174,7 +174,7 @@ class LayerMemory(HeadMemory, ABC):
         return capacity <= self._config.max_len
 
     def _attending(self, batch_size: int, columns: Columns, sights: Sights = CHAIN) -> list[SlotAttending]:
-        """Of every layer. Where columns stand is worked out once for all of them."""
+        """The attention of every layer. Where columns stand is worked out once for all of them."""
         rows = self._pages.rows_of(columns.slots, columns.starts, batch_size)
         size, most = rows.page_len, rows.places.shape[1] * rows.page_len - 1
         places = (columns.at() + sights.start).clamp(max=most)

@@ -23,7 +23,7 @@ from outrider.models.recurrent.mamba_scan import MambaNumbers
 from outrider.models.recurrent.scan_kernels import BLOCK, at_nodes, convolved, fade_between, logged_decay, softplus
 
 _CHANNELS = 256
-"""Of a node, per program of the first kernel."""
+"""Channels of a node per program of the first kernel."""
 
 
 @final
