@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from itertools import pairwise
 from typing import Any, cast
 
@@ -230,8 +229,8 @@ def test_a_head_follows_its_request_to_another_frame(kind: str) -> None:
     frame, nodes = frame_of(rows, TEMPERATURES), torch.zeros(2, twin.num_nodes(3), dtype=torch.int64, device=DEVICE)
     nodes[:, 0] = torch.tensor([row[-1] for row in rows])
     twin.seat(Texts([0, 1], rows), batch_size=2)
-    columns = {one.name: getattr(frame, one.name) for one in fields(frame)}
-    alone = Frame(**{name: value[1:] if isinstance(value, torch.Tensor) else value for name, value in columns.items()})
+    names = ("tokens", "lengths", "limits", "prompt_lens", "seeds", "temperatures")
+    alone = Frame(*(getattr(frame, name)[1:] for name in names))
     moved = nodes[1:].clone()
     with torch.inference_mode():
         twin.propose(frame, nodes, 3)
