@@ -37,7 +37,7 @@ class SlotPages:
 
     @staticmethod
     def of_decoder(model: FastDecoder) -> SlotPages:
-        """Of a decoder's own pages."""
+        """The pages of a decoder, which takes its memory now."""
         hold_enough(model.pool, longest=model.most_slots)
         return SlotPages(model.pool, longest=model.most_slots)
 
