@@ -52,10 +52,10 @@ def server_of(llm: LLM, params: SamplingParams) -> Iterator[Speed | None]:
         return
     service = Service(llm, ServerSettings(prefix_bytes=0))
     service.worker.start()
-    asked = {"prompt": PROMPT, "max_tokens": params.max_tokens, "temperature": 0, "ignore_eos": True}
+    app, asked = create_app(service), {"prompt": PROMPT, "max_tokens": params.max_tokens, "temperature": 0, "ignore_eos": True}
 
     async def ask() -> float:
-        transport = httpx.ASGITransport(create_app(service))
+        transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:
             answer = await client.post("/v1/completions", json=asked)
         return answer.json()["speculation"]["tokens_per_second"]

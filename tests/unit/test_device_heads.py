@@ -11,7 +11,7 @@ from test_device_tree import frame_of
 from tiny_heads import CHANGES
 from triton_interpreter import DEVICE
 
-from outrider.core.device_round import PIECE_LEN, CapturedShape, DeviceDrafter, Pieces, Texts
+from outrider.core.device_round import PIECE_LEN, CapturedShape, DeviceDrafter, Frame, Pieces, Texts
 from outrider.core.interfaces import Context, Plan
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
@@ -217,6 +217,27 @@ def test_rounds_without_guesses_leave_nothing_unread(kind: str) -> None:
     plan = Plan((3, 3), (planned.guesses[3],) * 2)
     tree = expected(drafter, target, rows, Noise(frame.seeds, frame.lengths - frame.prompt_lens), plan)
     assert torch.equal(nodes, tree.tokens)
+
+
+@pytest.mark.parametrize("kind", ["hydra++", "falcon"])
+def test_a_head_follows_its_request_to_another_frame(kind: str) -> None:
+    """Its pages are handed over, and the slots that others left are nobody's."""
+    config = tiny_config(**SHAPE)
+    target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
+    _, twin, _ = drafters(kind, target, "best-first")
+    rows = [[2, 8, 4], [5, 9, 1, 33, 7, 2]]
+    frame, nodes = frame_of(rows, TEMPERATURES), torch.zeros(2, twin.num_nodes(3), dtype=torch.int64, device=DEVICE)
+    nodes[:, 0] = torch.tensor([row[-1] for row in rows])
+    twin.seat(Texts([0, 1], rows), batch_size=2)
+    names = ("tokens", "lengths", "limits", "prompt_lens", "seeds", "temperatures")
+    alone = Frame(*(getattr(frame, name)[1:] for name in names))
+    moved = nodes[1:].clone()
+    with torch.inference_mode():
+        twin.propose(frame, nodes, 3)
+        twin.release([0], batch_size=2)
+        twin.move(2, 1, [1])
+        twin.propose(alone, moved, 3)
+    assert torch.equal(moved[0], nodes[1])
 
 
 def follow(choices: torch.Tensor, nodes: torch.Tensor, tree: TokenTree, row: int, count: int) -> None:

@@ -15,10 +15,11 @@ from outrider.core.rng import Noise
 from outrider.core.tree import TokenTree
 from outrider.drafters.copying.prompt_lookup import NgramIndex, PromptLookupOptions
 from outrider.models.attention.tree_tiles import Sights
-from outrider.models.gpu.chain import DeviceChain, Seats
+from outrider.models.gpu.chain import DeviceChain
 from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.lookup import DeviceLookup
+from outrider.models.gpu.slot_pages import SlotPages
 from outrider.models.gpu.walk import NOTE, RING, chain_parents, walk_and_commit
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
@@ -137,8 +138,9 @@ def test_the_chain_of_a_draft_model(page_len: int) -> None:
 def test_slots_take_pages_as_their_texts_grow_and_give_them_back() -> None:
     config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
     model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=4)
-    seats = Seats(model)
-    seats.seat([1], [[5, 9, 1, 33, 7]], batch_size=2)
+    drafter = DeviceChain(model, vocab_size=64)
+    seats = drafter._seats
+    drafter.seat(Texts([1], [[5, 9, 1, 33, 7]]), batch_size=2)
     table, version = seats.table(2), seats.version
     spare = table[0, 0].item()
     assert table.shape == (3, model.most_slots // 4) and set(table[0].tolist()) == {spare}  # an empty slot's tokens go nowhere
@@ -150,7 +152,7 @@ def test_slots_take_pages_as_their_texts_grow_and_give_them_back() -> None:
     assert table[1, :4].tolist() == own and model.pool.num_used == held + 2
     assert seats.has_room({1: 16, 0: 4 * model.pool.num_free}, batch_size=2)
     assert not seats.has_room({1: 17, 0: 4 * model.pool.num_free}, batch_size=2)
-    seats.seat([0], [[5, 9]], batch_size=2)
+    drafter.seat(Texts([0], [[5, 9]]), batch_size=2)
     assert seats.table(2) is table and seats.version == version and not set(table[0].tolist()) & set(own)
     seats.leave(2)
     assert model.pool.num_used == 1 and set(table.flatten().tolist()) == {spare}
@@ -175,9 +177,10 @@ def test_prompts_are_read_in_pieces_beside_the_trees_of_others(page_len: int) ->
     generator = random.Random(page_len)
     rows = [[5, 9, 1, 33, 7], [generator.randrange(64) for _ in range(50)]]
     frame = frame_of(rows, prompt_lens=[3, 50], temperatures=[0.0, 0.0], capacity=128)
-    seats = Seats(model)
-    seats.seat([0], [rows[0]], batch_size=2)
-    seats.open([1], batch_size=2)
+    drafter = DeviceChain(model, vocab_size=64)
+    seats = drafter._seats
+    drafter.seat(Texts([0], [rows[0]]), batch_size=2)
+    drafter.open([1], batch_size=2)
     seats.grow({1: 96}, batch_size=2)
     nodes = torch.tensor([[7, 3, 8], [rows[1][-1], 0, 0]], device=DEVICE)
     for pieces in (pieces_of((1, 0), (-1, 0)), pieces_of((-1, 0), (1, PIECE_LEN))):  # the second sees the first's keys
@@ -204,10 +207,9 @@ def test_a_slot_begins_with_lent_pages_and_leaves_them_as_they_are() -> None:
     held = lender.pages[0], model.pool.block[:, :, lender.pages[0]].clone()
     rows = [[*prompt, 5, 9, 2], [*prompt, 8, 8, 4]]
     frame = frame_of(rows, prompt_lens=[40, 40], temperatures=[0.0, 0.0], capacity=128)
-    seats = Seats(model)
+    seats = SlotPages.of_decoder(model)
     seats.adopt([0, 1], [PagedCache.of_runs(model.pool, [lender.run(0)]) for _ in rows], batch_size=2)
-    for slot in range(2):
-        seats.grow(2, slot, 96)
+    seats.grow({0: 96, 1: 96}, batch_size=2)
     pieces, nodes = pieces_of((0, 37), (1, 37)), torch.tensor([[2], [4]], device=DEVICE)
     trees = model.step((2, 1), seats.rows(frame.lengths - 1), Sights(None, None), num_slots=96)
     beside = model.step((2, PIECE_LEN), seats.piece_rows(pieces, 2), Sights(None, None), num_slots=96)
@@ -245,9 +247,10 @@ def test_a_draft_model_reads_prompts_in_pieces() -> None:
 def test_slots_that_lag_behind_are_read_in_one_pass() -> None:
     config = tiny_config()
     model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=4)
-    rows, seats = [[5, 9, 1, 33, 7], [2, 8, 4, 4, 6, 1, 3, 12, 9]], Seats(model)
-    seats.seat([0, 2], [row[:3] for row in rows], batch_size=4)
-    seats.catch_up([0, 2], rows, batch_size=4, known=[2, 2])
+    rows, drafter = [[5, 9, 1, 33, 7], [2, 8, 4, 4, 6, 1, 3, 12, 9]], DeviceChain(model, vocab_size=64)
+    seats = drafter._seats
+    drafter.seat(Texts([0, 2], [row[:3] for row in rows]), batch_size=4)
+    drafter.catch_up([0, 2], rows, batch_size=4, known=[2, 2])
     for slot, row in zip((0, 2), rows, strict=True):
         cache, fresh = seats.cache_of(4, slot, len(row) - 1), model.new_cache(1)
         model.prefill([row[:-1]], fresh)

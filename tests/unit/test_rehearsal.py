@@ -187,9 +187,6 @@ class FakeGraphs:
         del lane
         return self.is_held
 
-    def make_room(self, batch_size: int) -> None:
-        assert batch_size
-
     def round(self, kind: RoundKind) -> SimpleNamespace:
         size = (kind.num_slots, kind.num_guesses)
         if size not in self.captured:

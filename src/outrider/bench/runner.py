@@ -123,9 +123,9 @@ class Runner:
         for setting in self.settings:
             if len(costs) > 1 and self.limit.passed(_WARM_SHARE):
                 break
-            chunks = [_padded(prompts[:size], size) for size in self.config.batch_sizes]
-            self.llm.rounds.capture(self._fresh(setting), self.config.batch_sizes)
-            done = [decode(self.llm, self._fresh(setting), chunk, [small] * len(chunk)) for chunk in chunks]
+            method, chunks = self._fresh(setting), [_padded(prompts[:size], size) for size in self.config.batch_sizes]
+            self.llm.rounds.capture(method, self.config.batch_sizes)
+            done = [decode(self.llm, method, chunk, [small] * len(chunk)) for chunk in chunks]
             prefill = sum(one.prefill_seconds for one in done) / sum(len(prompt) for chunk in chunks for prompt in chunk)
             costs[setting.label] = Cost(prefill, sum(one.seconds for one in done) / _WARM_TOKENS)
         if self.config.seconds is not None:

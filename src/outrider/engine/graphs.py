@@ -23,8 +23,8 @@ from outrider.core.interfaces import Policy
 from outrider.core.request import RequestState
 from outrider.engine.round_graph import RoundGraph, RoundParts
 from outrider.engine.round_kind import RoundKind, best_of, other_kinds, usual_kinds
-from outrider.models.gpu.chain import Seats
 from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.slot_pages import SlotPages
 from outrider.models.gpu.uploads import sent
 
 _STEP = 256
@@ -44,7 +44,7 @@ class RoundGraphs:
         """Guesses along a path that rounds are made for."""
         self.slack = max(PIECE_LEN, 1 + self.num_nodes(self.most_guesses))
         """Slots a round may use beyond a text."""
-        self.seats = Seats(target)
+        self.seats = SlotPages.of_decoder(target)
         self._parts = RoundParts(target, drafter, self.seats)
         self.pool: Any = None
         self._holder: ReferenceType[Any] | None = None

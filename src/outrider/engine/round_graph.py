@@ -23,11 +23,11 @@ from outrider.core.device_round import PIECE_LEN, DeviceDrafter, Frame, Pieces
 from outrider.engine.notes import NotedLogprobs, Notes
 from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.gpu.adjust import Trail
-from outrider.models.gpu.chain import Seats
 from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.masks import forbid, mask_bytes
 from outrider.models.gpu.replay import capturing
+from outrider.models.gpu.slot_pages import SlotPages
 from outrider.models.gpu.uploads import sent
 from outrider.models.gpu.walk import NOTE, RING, chain_parents, move_path, walk_and_commit
 
@@ -38,7 +38,7 @@ class RoundParts:
 
     target: FastDecoder
     drafter: DeviceDrafter | None
-    seats: Seats
+    seats: SlotPages
     """The target's memory of the slots."""
 
 

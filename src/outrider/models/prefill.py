@@ -44,6 +44,7 @@ def joined_taps(
     """States [len, H] of all chunks by tap and row, padding left out; ``empty`` [0, H] for a row without tokens."""
 
     def of_row(tap: int, row: int) -> Tensor:
-        return torch.cat([empty, *[tapped[tap][row, : tree.sizes[row]] for tree, tapped in pieces]])
+        parts = [tapped[tap][row, : tree.sizes[row]] for tree, tapped in pieces]
+        return parts[0] if len(parts) == 1 else torch.cat([empty, *parts])
 
     return {tap: [of_row(tap, row) for row in range(num_rows)] for tap in taps}

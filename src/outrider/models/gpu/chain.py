@@ -22,34 +22,7 @@ from outrider.models.attention.tree_tiles import Sights
 from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.choose import Guessing, block_bests, pick
 from outrider.models.gpu.decoder import FastDecoder, Step
-from outrider.models.gpu.pages import hold_enough
 from outrider.models.gpu.slot_pages import SlotPages
-
-
-@final
-class Seats(SlotPages):
-    """The pages of a decoder, which reads texts into them."""
-
-    def __init__(self, model: FastDecoder) -> None:
-        hold_enough(model.pool, longest=model.most_slots)
-        super().__init__(model.pool, longest=model.most_slots)
-        self.model = model
-
-    def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int) -> None:
-        """Prefill all tokens of ``rows`` but the last, each into the memory of a slot."""
-        self.release(batch_size, slots)
-        cache = self.model.new_cache(len(slots))
-        self.model.prefill([row[:-1] for row in rows], cache)
-        alone = [cache.fork([index]) for index in range(len(slots))]
-        del cache  # nobody shares them any more
-        self.adopt(slots, alone, batch_size=batch_size)
-
-    def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
-        """Prefill what ``rows`` hold beyond ``known`` tokens, all of them in one pass."""
-        caches = [self.cache_of(batch_size, slot, length) for slot, length in zip(slots, known, strict=True)]
-        with as_one(caches) as together:
-            self.model.prefill([row[length:-1] for row, length in zip(rows, known, strict=True)], together)
-        self._tell(batch_size, slots)
 
 
 @final
@@ -82,17 +55,25 @@ class ModelDrafter(DeviceDrafter, ABC):
     def __init__(self, model: FastDecoder, *, vocab_size: int) -> None:
         self.model = model
         self._vocab_size = min(vocab_size, model.vocab_size)
-        self._seats = Seats(model)
+        self._seats = SlotPages.of_decoder(model)
 
     @property
     def version(self) -> Hashable:
         return self._seats.version
 
     def seat(self, texts: Texts, *, batch_size: int) -> None:
-        self._seats.seat(texts.slots, texts.rows, batch_size=batch_size)
+        self._seats.release(batch_size, texts.slots)
+        cache = self.model.new_cache(len(texts.slots))
+        self.model.prefill([row[:-1] for row in texts.rows], cache)
+        alone = [cache.fork([index]) for index in range(len(texts.slots))]
+        del cache  # nobody shares them any more
+        self._seats.adopt(texts.slots, alone, batch_size=batch_size)
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
-        self._seats.catch_up(slots, rows, batch_size=batch_size, known=known)
+        caches = [self._seats.cache_of(batch_size, slot, length) for slot, length in zip(slots, known, strict=True)]
+        with as_one(caches) as together:  # one pass for all of them
+            self.model.prefill([row[length:-1] for row, length in zip(rows, known, strict=True)], together)
+        self._seats.tell(batch_size, slots)
 
     def open(self, slots: Sequence[int], *, batch_size: int) -> None:
         self._seats.open(slots, batch_size=batch_size)

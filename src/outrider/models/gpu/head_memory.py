@@ -88,7 +88,7 @@ class HeadMemory(ABC):
     """The slots' columns as heads remember them."""
 
     pages: SlotPages | None = None
-    """Of what is remembered of columns; None where nothing is."""
+    """Pages of what is remembered of columns; None where nothing is."""
     num_kept: int = 1
     """Newest columns of which something is kept."""
     width: int

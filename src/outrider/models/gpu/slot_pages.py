@@ -7,6 +7,7 @@ for they are scored too. However many requests take slots at once, their pages a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
@@ -15,9 +16,14 @@ from outrider.cache.page_pool import PagePool
 from outrider.cache.paged import PagedCache
 from outrider.core.device_round import Pieces
 from outrider.models.attention.tree_tiles import Rows
+from outrider.models.gpu.pages import hold_enough
 from outrider.models.gpu.uploads import sent
 
+if TYPE_CHECKING:
+    from outrider.models.gpu.decoder import FastDecoder
 
+
+@final
 class SlotPages:
     """Pages of the slots of all frames, by the number of slots."""
 
@@ -28,6 +34,12 @@ class SlotPages:
         self._spare.reserve(1)
         self._caches: dict[tuple[int, int], PagedCache] = {}
         self._tables: dict[int, Tensor] = {}
+
+    @staticmethod
+    def of_decoder(model: FastDecoder) -> SlotPages:
+        """The pages of a decoder, which takes its memory now."""
+        hold_enough(model.pool, longest=model.most_slots)
+        return SlotPages(model.pool, longest=model.most_slots)
 
     @property
     def version(self) -> int:
@@ -43,7 +55,7 @@ class SlotPages:
         lacking = [slot for slot, reach in reaches.items() if self._missing(batch_size, slot, reach)]
         for slot in lacking:
             self._caches[batch_size, slot].extend(reaches[slot])
-        self._tell(batch_size, lacking)
+        self.tell(batch_size, lacking)
 
     def adopt(self, slots: Sequence[int], caches: Sequence[PagedCache], *, batch_size: int) -> None:
         """Give slots the caches of requests; nobody else may write to their last pages."""
@@ -51,7 +63,7 @@ class SlotPages:
         for slot, cache in zip(slots, caches, strict=True):
             cache.reserve(1)
             self._caches[batch_size, slot] = cache
-        self._tell(batch_size, slots)
+        self.tell(batch_size, slots)
 
     def open(self, slots: Sequence[int], *, batch_size: int) -> None:
         """Give slots to texts that are to be read."""
@@ -85,7 +97,7 @@ class SlotPages:
         moved = [self._caches[old_size, slot] for slot in slots]
         self.leave(old_size)
         self._caches |= {(new_size, slot): cache for slot, cache in enumerate(moved)}
-        self._tell(new_size, range(len(moved)))
+        self.tell(new_size, range(len(moved)))
 
     def rows(self, lengths: Tensor) -> Rows:
         """What kernels read, behind so many [B] committed tokens. The pages are at an address that stays."""
@@ -117,7 +129,7 @@ class SlotPages:
         cache = self._caches.get((batch_size, slot))
         return max(0, self.pool.pages_for(reach) - (0 if cache is None else len(cache.pages[0])))
 
-    def _tell(self, batch_size: int, slots: Sequence[int]) -> None:
+    def tell(self, batch_size: int, slots: Sequence[int]) -> None:
         """Write the pages of slots into the table; behind them it holds the spare page already."""
         rows = [self._caches[batch_size, slot].pages[0] for slot in slots]
         width = max(map(len, rows), default=0)
