@@ -11,7 +11,7 @@ layers add little to the stream, so guesses are often right, as those of a train
 2. placements: tokens per second in turns, with EasySpec and with PEARL. Placements take turns, and every prompt counts at its
    fastest. Each is predicted from passes of the target, from the acceptance, and from what its draft costs in rounds. That
    cost is measured with a stranger: a draft of the same shape and other weights, whose guesses are wrong. No time of the
-   run that is predicted is used.
+   run that is predicted is used. A text is a prompt that is read, and rounds: texts of two lengths say what both cost.
 3. texts: with two ranks (NCCL wants a device for each; two on one device are connected by gloo) the text of one process.
 4. projection: passes of a divided target, and drafts of the simulator, on 2, 4 and 8 devices. Labelled, not measured.
 
@@ -32,10 +32,10 @@ from typing import Any, NamedTuple
 import torch
 
 from outrider import LLM
-from outrider.bench.costs import Sample, plain_costs, run_once, undisturbed
+from outrider.bench.costs import RoundCosts, Sample, run_once, undisturbed
 from outrider.bench.curves import Curve
 from outrider.bench.provenance import results_head
-from outrider.bench.simulate import Cost, predicted_speed
+from outrider.bench.simulate import Cost, expected_seconds
 from outrider.bench.simulate_pearl import pearl_seconds
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
@@ -146,45 +146,68 @@ def measured(names: Names, arguments: argparse.Namespace) -> dict[str, Sample]:
         for place, options in _PLACES.items()
         for draft in (names.draft, names.stranger)
     }
-    runs: dict[str, tuple[LLM, Method]] = {}
+    runs: dict[str, tuple[LLM, Method, int]] = {}
+    short = arguments.max_tokens // 8
     for (place, draft), llm in opened.items():
         is_strange = draft == names.stranger
         row = "pearl" if place == "pearl" and not is_strange else "draft-model"
         length = arguments.length + (place == "pearl" and is_strange)  # pearl drafts one more, for the target's own token
         method = llm.compose(row, policy="fixed", num_draft_tokens=length)
-        runs[f"{place}, strange" if is_strange else place] = (llm, method)
-        runs["plain"] = (llm, llm.compose("plain"))
+        if not is_strange:
+            runs[place] = (llm, method, arguments.max_tokens)
+            continue
+        plain = llm.compose("plain")
+        runs |= {"plain": (llm, plain, arguments.max_tokens), "plain, short": (llm, plain, short)}
+        strange = f"{place}, strange"  # its rounds emit one token each, so half the text is enough
+        runs |= {strange: (llm, method, arguments.max_tokens // 2), f"{strange}, short": (llm, method, short)}
     samples: dict[str, list[Sample]] = {name: [] for name in runs}
     for _ in range(arguments.rounds):
-        for name, (llm, method) in runs.items():
-            samples[name].append(run_once(llm, method, prompts, max_tokens=arguments.max_tokens))
+        for name, (llm, method, count) in runs.items():
+            samples[name].append(run_once(llm, method, prompts, max_tokens=count))
     return {name: undisturbed(many) for name, many in samples.items()}
+
+
+class Line(NamedTuple):
+    """What texts of two lengths cost."""
+
+    opening: float
+    """Seconds of a text before its rounds: the prompt is read."""
+    per_round: float
+
+    @staticmethod
+    def of(samples: Mapping[str, Sample], name: str) -> Line:
+        long, short = samples[name], samples[f"{name}, short"]
+        per_round = (long.seconds - short.seconds) / (long.tally.num_passes - short.tally.num_passes)
+        return Line(max(0.0, long.seconds - per_round * long.tally.num_passes) / len(long.by_prompt), per_round)
 
 
 def predicted(
     place: str, checking: Cost, drafting: tuple[float, float], by_depth: Sequence[float], arguments: argparse.Namespace
 ) -> float:
-    """Tokens per second by the simulator's formulas. ``drafting``: the time of a chain, and what it takes more where the
-    guess before it was accepted and has to be read too."""
+    """Seconds of the rounds of a text by the simulator's formulas. ``drafting``: the time of a chain, and what it takes more
+    where the guess before it was accepted and has to be read too."""
     count, length, (chain, read) = arguments.max_tokens, arguments.length, drafting
     if place == "pearl":
-        return count / pearl_seconds(count, length, by_depth, score=checking, draft=lambda _: chain)
-    return predicted_speed(count, length, by_depth, lambda k: checking(k) + chain * k / length, read=read)
+        return pearl_seconds(count, length, by_depth, score=checking, draft=lambda _: chain)
+    return expected_seconds(count, length, by_depth, lambda k: checking(k) + chain * k / length, read=read)
 
 
 def rows_of(pieces: Mapping[str, Any], samples: Mapping[str, Sample], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     tokens = arguments.max_tokens * arguments.prompts
     plain, turns = samples["plain"].seconds, samples["in turns"].seconds
     passes = Curve(_CONTEXT, 1, tuple(range(1, len(pieces["target"]) + 1)), tuple(pieces["target"]))
-    costs = plain_costs([passes], [samples["plain"]])
+    costs = RoundCosts(passes, host=max(0.0, Line.of(samples, "plain").per_round - passes.at(1)))
     rows: list[dict[str, Any]] = []
     for place in _PLACES:
         sample, strange = samples[place], samples[f"{place}, strange"]
         by_depth = samples["in turns" if place == "pearl" else place].tally.by_depth  # pearl's own count is of another walk
-        drafting = strange.round_seconds - costs.seconds(strange.guesses)
-        expected = predicted(place, costs.seconds, (drafting, pieces["read"]), by_depth, arguments)
+        line = Line.of(samples, f"{place}, strange")
+        drafting = line.per_round - costs.seconds(strange.guesses)
+        rounds = predicted(place, costs.seconds, (drafting, pieces["read"]), by_depth, arguments)
+        expected = arguments.max_tokens / (line.opening + rounds)
         told = {"placement": place, "tokens_per_s": tokens / sample.seconds, "against_turns": turns / sample.seconds}
         told |= {"against_plain": plain / sample.seconds, "acceptance": by_depth, "drafting_s": drafting, "host_s": costs.host}
+        told["opening_s"] = line.opening
         rows.append({**told, "predicted_tokens_per_s": expected, "error": expected * sample.seconds / tokens - 1})
     for row in rows:
         row["predicted_against_turns"] = row["predicted_tokens_per_s"] / rows[0]["predicted_tokens_per_s"]

@@ -105,7 +105,7 @@ def speculation(llm: LLM, settings: dict[str, Setting], args: argparse.Namespace
                 done = decode(llm, method, [prompt], [params], clock=time.process_time)
                 spent[name].append(1e3 * done.seconds / len(done.outputs[0]))
                 texts[name].append(done.outputs[0])
-                stats = done.batch.rows[0].stats
+                stats = done.states[0].stats
                 per_pass[name] = stats.num_tokens / stats.num_passes
     plain = statistics.median(spent["plain"])
     return [

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -167,16 +167,12 @@ def judge_of(model: ImageModel, tokens: Path, *, num_images: int, seed: int) -> 
     return Judge(classifier, real, [i % model.num_classes for i in range(num_images)], seed)
 
 
-def rows_of(model: ImageModel, judge: Judge, ways: Iterable[tuple[Way, int]]) -> list[Row]:
+def rows_of(model: ImageModel, judge: Judge, ways: Iterable[tuple[Way, int]]) -> Iterator[Row]:
     """Plain decoding twice, then everything else."""
-    rows = [judge.row(model, Way("plain"), window=0)]
-    _show(rows[0])
-    rows.append(judge.row(model, Way("plain"), window=0, seed=judge.seed + 10**6, label="plain, other seeds"))
-    _show(rows[1])
+    yield judge.row(model, Way("plain"), window=0)
+    yield judge.row(model, Way("plain"), window=0, seed=judge.seed + 10**6, label="plain, other seeds")
     for way, window in ways:
-        rows.append(judge.row(model, way, window=window))
-        _show(rows[-1])
-    return rows
+        yield judge.row(model, way, window=window)
 
 
 def _show(row: Row) -> None:
@@ -204,10 +200,13 @@ def main() -> None:
     judge = judge_of(model, arguments.tokens, num_images=arguments.images, seed=arguments.seed)
     windows = [int(word) for word in arguments.windows.split(",")]
     ways = ways_of(model, arguments.heads, windows)
-    rows = rows_of(model, judge, [one for one in ways if any(text in one[0].label for text in arguments.only)])
     what = f"quality against acceptance, {arguments.images} images of {arguments.model.parent.name}, temperature 1"
-    script = "benchmarks/images.py"
-    print(json.dumps(keep_results(arguments.out, what, [asdict(row) for row in rows], script=script)))
+    rows, document = list[dict[str, Any]](), dict[str, Any]()
+    for row in rows_of(model, judge, [one for one in ways if any(text in one[0].label for text in arguments.only)]):
+        _show(row)
+        rows.append(asdict(row))  # written after every row: a run that is stopped leaves what it has
+        document = keep_results(arguments.out, what, rows, script="benchmarks/images.py")
+    print(json.dumps(document))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Acceptance is measured on prefixes that the target wrote: every token of every image is drafted once and judged once. Whole
 images are then written with each rule; their law is compared with the target's by KS over single numbers of tokens, beside the
-distance of two target runs (the noise floor). The last line of the output is JSON.
+distance of two target runs (the noise floor). The target writes the first tokens of an image itself: its prefill. The last
+line of the output is JSON.
 
     python benchmarks/images_continuous.py --model build/images/continuous [--images 200] [--steps 25,50]
 """
@@ -11,18 +12,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.bench.provenance import keep_results
 from outrider.images.continuous.decode import ContinuousSettings, Writer, write_plain
 from outrider.images.continuous.model import DiffusionModel
 from outrider.images.continuous.paths import Schedule, denoised, fresh_noise
 from outrider.images.continuous.rules import JointPath, LastStep, PathRule, Published, Reflect
 
+PREFILL = (0.0, 0.05, 0.15)
 RULES: dict[str, PathRule] = {
     "joint-path": JointPath(),
     "reflect": Reflect(),
@@ -56,10 +59,9 @@ def acceptance(target: DiffusionModel, draft: DiffusionModel, rule: PathRule, im
     kept = found.kept.view(len(images), -1).float()
     apart = (denoised(p, noise).tokens - drafted.tokens).norm(dim=-1).mean()
     strangers = (denoised(p, fresh_noise(p, chance)).tokens - drafted.tokens).norm(dim=-1).mean()
-    quarters = [float(part.mean()) for part in kept.chunk(4, 1)]
     return {
         "kept": float(kept.mean()),
-        "by_quarter": quarters,
+        **{f"quarter_{number}": float(part.mean()) for number, part in enumerate(kept.chunk(4, 1), 1)},
         "paths": float(found.num_paths.float().mean()),
         "most_paths": int(found.num_paths.max()),
         "distance": float(apart),
@@ -68,40 +70,28 @@ def acceptance(target: DiffusionModel, draft: DiffusionModel, rule: PathRule, im
 
 
 def written(target: DiffusionModel, draft: DiffusionModel, rule: PathRule, run: Tensor, *, prefill: float) -> dict[str, float]:
-    """Whole images: passes of the causal model, and the distance to a target run."""
+    """Whole images: passes of the causal model, the share of judged tokens that were kept, and the distance to a target run."""
     labels, settings = torch.arange(len(run)) % 10, ContinuousSettings(4, prefill)
-    began = time.perf_counter()
     found = Writer(target, draft, rule, settings).write(labels, torch.Generator().manual_seed(3))
-    return {
-        "passes": float(found.num_passes.float().mean()),
-        "kept": float(found.num_kept.sum() / found.num_judged.sum()),
-        "paths_per_token": float(found.num_paths.float().mean()) / target.num_tokens,
-        "ks": ks(found.tokens, run),
-        "seconds": time.perf_counter() - began,
-    }
+    kept = float(found.num_kept.sum() / found.num_judged.sum())
+    return {"passes": float(found.num_passes.float().mean()), "kept": kept, "ks": ks(found.tokens, run)}
 
 
-def measured(folder: Path, num_steps: int, num_images: int) -> dict[str, Any]:
+def measured(folder: Path, num_steps: int, num_images: int) -> Iterator[dict[str, Any]]:
+    """A row per rule; the distances of a second target run and of the draft stand in each."""
     schedule = Schedule(num_steps)
     target, draft = (DiffusionModel.load(folder / name, schedule) for name in ("target", "draft"))
     labels = torch.arange(num_images) % 10
     runs = [write_plain(target, labels, torch.Generator().manual_seed(seed)) for seed in (7, 8)]
     drafts = write_plain(draft, labels, torch.Generator().manual_seed(9))
-    floor, alone = ks(runs[0], runs[1]), ks(drafts, runs[0])
-    print(f"T = {num_steps}: KS of two target runs {floor:.3f}, of the draft {alone:.3f}", flush=True)
-    rows: dict[str, Any] = {}
+    floor = {"ks_floor": ks(runs[0], runs[1]), "ks_draft": ks(drafts, runs[0])}
     for name, rule in RULES.items():
-        rows[name] = {"lossless": rule.lossless, **acceptance(target, draft, rule, runs[0], labels)}
-        rows[name]["images"] = {str(x): written(target, draft, rule, runs[0], prefill=x) for x in (0.0, 0.15)}
-        one, whole = rows[name], rows[name]["images"]["0.0"]
-        paths = f"{one['paths']:.2f} target paths a token (most {one['most_paths']})"
-        law = "lossless" if rule.lossless else "LOSSY"
-        quarters = " ".join(f"{share:.2f}" for share in one["by_quarter"])
-        print(f"  {name:<22} kept {one['kept']:.3f} (quarters {quarters})   {paths}   {law}", flush=True)
-        print(f"  {'':<22} images: {whole['passes']:.2f} passes of {target.num_tokens}, KS {whole['ks']:.3f}", flush=True)
-    apart = rows["reflect"]
-    print(f"  tokens apart: {apart['distance']:.3f} on one noise, {apart['distance_own_noise']:.3f} on their own", flush=True)
-    return {"steps": num_steps, "floor": floor, "draft_ks": alone, "rules": rows}
+        row: dict[str, Any] = {"rule": name, "lossless": rule.lossless, "steps": num_steps}
+        row |= acceptance(target, draft, rule, runs[0], labels)
+        for share in PREFILL:
+            found = written(target, draft, rule, runs[0], prefill=share)
+            row |= {f"{what}_prefill_{share:g}": value for what, value in found.items()}
+        yield {key: round(value, 4) if isinstance(value, float) else value for key, value in (row | floor).items()}
 
 
 def main() -> None:
@@ -109,9 +99,16 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("build/images/continuous"))
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--steps", default="25,50")
+    parser.add_argument("--out", type=Path, help="write the rows to this file")
     arguments = parser.parse_args()
-    found = [measured(arguments.model, int(word), arguments.images) for word in arguments.steps.split(",")]
-    print(json.dumps({"images": arguments.images, "found": found}))
+    rows, document = list[dict[str, Any]](), dict[str, Any]()
+    what = f"continuous tokens by rule, {arguments.images} images of digits, windows of 4"
+    for num_steps in map(int, arguments.steps.split(",")):
+        for row in measured(arguments.model, num_steps, arguments.images):
+            print(row, flush=True)
+            rows.append(row)
+            document = keep_results(arguments.out, what, rows, script="benchmarks/images_continuous.py")
+    print(json.dumps(document))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""The plot of docs/images.md: quality against acceptance of every rule, from a results file of benchmarks/images.py.
+"""The plots of docs/images.md: quality against acceptance of every rule, from results files of benchmarks/images.py.
 
 python benchmarks/images_plot.py benchmarks/results/images_digits.json --out docs/images/quality.svg
+python benchmarks/images_plot.py benchmarks/results/images_cifar.json benchmarks/results/images_cifar_relaxed.json \
+    --out docs/images/quality-cifar.svg
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ def rule_of(row: Row) -> str:
 
 def panel(rows: Sequence[Row], value: str, title: str, *, left: int) -> str:
     """A point per row: codes per pass to the right, ``value`` upwards."""
+    rows = [{value: 0.0, **row} for row in rows]  # files of lossless rows have no loss
     top = 1.08 * max(float(row[value]) for row in rows) or 1.0
     most = 1.05 * max(float(row["codes_per_pass"]) for row in rows)
 
@@ -77,10 +80,10 @@ def plot(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("file", type=Path, help="a file that benchmarks/images.py --out wrote")
+    parser.add_argument("files", type=Path, nargs="+", help="files that benchmarks/images.py --out wrote")
     parser.add_argument("--out", type=Path, default=Path("docs/images/quality.svg"))
     arguments = parser.parse_args()
-    rows = json.loads(arguments.file.read_text())["rows"]
+    rows = [row for file in arguments.files for row in json.loads(file.read_text())["rows"]]
     arguments.out.write_text(plot(rows))
     print(arguments.out)
 

@@ -48,7 +48,7 @@ class Study:
         self.given, llm = given, LLM(method=given.method, max_batch_size=16)
         served, unseen = (shifted(given.text, llm, count, seed) for seed, count in enumerate((given.served, given.unseen)))
         self.served, self.unseen = answered(llm, served, given.max_tokens), answered(llm, unseen, given.max_tokens)
-        self.home = answered(llm, [HOME[i % len(HOME)] for i in range(given.unseen)], given.max_tokens)
+        self.home = answered(llm, shifted(HOME, llm, given.unseen, 1), given.max_tokens)
         found = taught(llm, online_settings(given.set, update_every=1))
         assert found is not None and isinstance(found.learner, OnlineLearner), "nothing is taught by this method"
         self.learner, pupil = found.learner, found.learner.pupil

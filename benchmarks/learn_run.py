@@ -2,16 +2,19 @@
 
     python benchmarks/learn_run.py [--text sums] [--method eagle3] [--requests 500] [--set learning_rate=1e-3] [--out FILE]
 
-The bundled model, whose draft knows stories, serves a new application (``benchmarks/shifts.py``). No prompt comes twice, and
-other prompts measure; with ``--prompts 20 --seen`` twenty are asked again and again, and measure. One server learns and one
-does not; each is a process of its own and gets the same requests under the default policy, in blocks with a pause after each.
-Learning takes its share of the time while requests run, and the pauses.
+The bundled model, whose draft knows stories, serves stories for a moment, and then a new application (``shifts.py``).
+No prompt comes twice, and other prompts measure; with ``--prompts 20 --seen`` twenty are asked again and again, and measure.
+
+Three servers get the same requests under the default policy, in blocks with a pause after each: one learns, and two do not.
+Each is a process of its own. They take turns block by block, in an order that changes, so that a busy moment of the machine
+meets all of them. The second of those that do not learn says how far two equal servers differ.
 
     lost      = tokens per pass on stories - tokens per pass on the new text, with the draft that was there at the beginning
     recovered = (tokens per pass on the new text afterwards - before) / lost              held-out seeds, chains of four
     goodput   = tokens per CPU second of the whole process while requests were served, learning's share included
 
-CPU seconds are used because other work may run on the machine. Texts of both servers must be equal. The last line is JSON.
+Goodput is that of the server that learns over that of the first one. ``so_far`` has it after each block, for all blocks up to
+then. ``same`` is that of the second server without learning. Texts of all servers must be equal. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +58,15 @@ class Arm:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.llm = LLM(method=arguments.method, max_batch_size=16)
+        self.stories = shifted(HOME, self.llm, arguments.held, arguments.seed)
         self.prompts = self.measured = shifted(arguments.text, self.llm, arguments.prompts, arguments.seed)
         if not arguments.seen:
             self.measured = shifted(arguments.text, self.llm, arguments.held, arguments.seed + _HELD_OUT)
         settings = online_settings(arguments.set, background=True, busy_share=arguments.learn_share)
-        found = taught(self.llm, settings) if arguments.arm == "learning" else None
+        found = taught(self.llm, settings) if arguments.arm == "on" else None
         lessons = {} if found is None else {"learner": found.learner, "install": found.install}
         self.learner = found.learner if found and isinstance(found.learner, OnlineLearner) else None
         self.service = Service(self.llm, ServerSettings(), **lessons)
-        self.cpu, self.num_tokens, self.texts = 0.0, 0, list[str]()
-        self.blocks = list[float]()
 
     def tokens_per_pass(self, prompts: list[Any]) -> float:
         """Of chains of four, in requests that are never served."""
@@ -79,14 +82,14 @@ class Arm:
     def on_new_text(self) -> float:
         return self.tokens_per_pass([self.measured[i % len(self.measured)] for i in range(self.arguments.held)])
 
-    async def ask(self, client: httpx.AsyncClient, number: int) -> tuple[str, int]:
+    async def ask(self, client: httpx.AsyncClient, number: int, prompts: list[Any]) -> tuple[str, int]:
         given = self.arguments
-        body = {"prompt": self.prompts[number % len(self.prompts)], "max_tokens": given.max_tokens, "seed": number}
+        body = {"prompt": prompts[number % len(prompts)], "max_tokens": given.max_tokens, "seed": number}
         answer = await client.post("/v1/completions", json={**body, "temperature": given.temperature, "ignore_eos": True})
         found = answer.json()
         return found["choices"][0]["text"], found["usage"]["completion_tokens"]
 
-    async def block(self, client: httpx.AsyncClient, numbers: range) -> None:
+    async def block(self, client: httpx.AsyncClient, numbers: range, prompts: list[Any]) -> dict[str, Any]:
         """Requests one after the other from each of a few clients; their time counts."""
         cpu, left = time.process_time(), list(numbers)
         answers: dict[int, tuple[str, int]] = {}
@@ -94,59 +97,115 @@ class Arm:
         async def one() -> None:
             while left:
                 number = left.pop(0)
-                answers[number] = await self.ask(client, number)
+                answers[number] = await self.ask(client, number, prompts)
 
         await asyncio.gather(*(one() for _ in range(self.arguments.clients)))
-        spent = time.process_time() - cpu
-        self.cpu += spent
-        self.texts += [answers[number][0] for number in numbers]
-        written = sum(answers[number][1] for number in numbers)
-        self.num_tokens += written
-        self.blocks.append(written / spent)
+        spent, texts = time.process_time() - cpu, [answers[number][0] for number in numbers]
+        return {"cpu_s": spent, "texts": texts, "tokens": sum(num_tokens for _, num_tokens in answers.values())}
 
     async def pause(self) -> None:
-        """Nobody asks until nothing more is learned: one update follows another as long as they help."""
-        num_quiet = 0
-        while num_quiet < 10:
+        """Nobody asks for a while, or until nothing more is learned: one update follows another as long as they help."""
+        num_quiet, end = 0, time.perf_counter() + self.arguments.pause
+        while self.learner is not None and num_quiet < 10 and time.perf_counter() < end:
             await asyncio.sleep(0.1)
-            num_quiet = 0 if self.learner is not None and self.learner.is_learning else num_quiet + 1
+            num_quiet = 0 if self.learner.is_learning else num_quiet + 1
 
     async def serve(self) -> None:
+        """Each line that is read is a block; each line that is written says what it took."""
         transport = httpx.ASGITransport(create_app(self.service), raise_app_exceptions=False)
         self.service.worker.start()
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:
-            for begin in range(0, self.arguments.requests, self.arguments.block):
-                await self.block(client, range(begin, min(begin + self.arguments.block, self.arguments.requests)))
-                await self.pause()
+            await self.block(client, range(self.arguments.held), self.stories)  # the first requests are slow
+            await self.pause()
+            say({"ready": True})
+            while line := await asyncio.to_thread(sys.stdin.readline):
+                begin, end = map(int, line.split())
+                told = await self.block(client, range(begin, end), self.prompts)
+                await self.pause()  # the others are asked afterwards, so that no server learns beside them
+                say(told)
         self.service.close()
 
-    def run(self) -> dict[str, Any]:
-        home = self.tokens_per_pass([HOME[i % len(HOME)] for i in range(self.arguments.held)])
-        before = self.on_new_text()
+    def run(self) -> None:
+        told = {"home": self.tokens_per_pass(self.stories), "before": self.on_new_text()}
         asyncio.run(self.serve())
-        told = {"home": home, "before": before, "after": self.on_new_text(), "tokens": self.num_tokens, "texts": self.texts}
-        told |= {"cpu_s": self.cpu, "tokens_per_cpu_s": self.blocks}
+        told["after"] = self.on_new_text()
         if self.learner is not None:
             judged = self.learner.judgements
             told |= {"updates": len(judged), "swaps": sum(one.swapped for one in judged)}
             told |= {"learning_s": self.learner.learning_seconds}
-        return told
+        say(told)
 
 
-def arm(name: str) -> dict[str, Any]:
-    """What a server in a process of its own tells."""
-    done = subprocess.run([sys.executable, *sys.argv, "--arm", name], stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def say(told: dict[str, Any]) -> None:
+    print(json.dumps(told), flush=True)
 
 
-def compared(off: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:
-    """What learning brought back and cost; ``goodput`` is that of the server that learns over that of the other."""
-    lost = on["home"] - on["before"]
-    ratios = [with_it / without for with_it, without in zip(on["tokens_per_cpu_s"], off["tokens_per_cpu_s"], strict=True)]
-    told = {name: on[name] for name in ("home", "before", "after")}
-    told |= {"recovered": (on["after"] - on["before"]) / lost, "equal_texts": off["texts"] == on["texts"]}
-    told |= {"goodput": (on["tokens"] / on["cpu_s"]) / (off["tokens"] / off["cpu_s"]), "by_block": ratios}
-    return {**told, **{name: on[name] for name in ("updates", "swaps", "learning_s") if name in on}}
+@dataclass
+class Seen:
+    """What a server told in the end, and of each block."""
+
+    told: dict[str, Any]
+    blocks: list[dict[str, Any]]
+
+    @property
+    def texts(self) -> list[str]:
+        return [text for block in self.blocks for text in block["texts"]]
+
+    def goodput(self, begin: int, end: int) -> float:
+        """Tokens per CPU second of some blocks."""
+        blocks = self.blocks[begin:end]
+        return sum(block["tokens"] for block in blocks) / sum(block["cpu_s"] for block in blocks)
+
+
+class Process(Seen):
+    """A server in a process of its own."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__({}, [])
+        command = [sys.executable, *sys.argv, "--arm", name]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def heard(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def block(self, begin: int, end: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{begin} {end}\n")
+        self._process.stdin.flush()
+        self.blocks.append(self.heard())
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self.told = self.heard()
+        self._process.wait()
+
+
+def compared(off: Seen, again: Seen, on: Seen) -> dict[str, Any]:
+    """What learning brought back and cost."""
+    count, told = len(on.blocks), dict(on.told)
+    told["recovered"] = (told["after"] - told["before"]) / (told["home"] - told["before"])
+    told["equal_texts"] = off.texts == on.texts == again.texts
+    for name, other in ("goodput", on), ("same", again):
+        told[name] = other.goodput(0, count) / off.goodput(0, count)
+        told[f"{name}_by_block"] = [other.goodput(i, i + 1) / off.goodput(i, i + 1) for i in range(count)]
+    return {**told, "so_far": [on.goodput(0, i) / off.goodput(0, i) for i in range(1, count + 1)]}
+
+
+def measured(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Three servers in turns."""
+    processes = {name: Process(name) for name in ("off", "again", "on")}
+    for process in processes.values():
+        process.heard()
+    order = list(processes.values())
+    for begin in range(0, arguments.requests, arguments.block):
+        for process in order:
+            process.block(begin, min(begin + arguments.block, arguments.requests))
+        order = [*order[1:], order[0]]
+    for process in processes.values():
+        process.end()
+    return compared(**processes)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -155,6 +214,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--method", default="draft-model")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--block", type=int, default=50, help="requests between two pauses")
+    parser.add_argument("--pause", type=float, default=30, help="most seconds of a pause")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=500, help="different prompts that are served, in turns")
     parser.add_argument("--seen", action="store_true", help="measure on the prompts that were served")
@@ -165,7 +225,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="other settings (OnlineSettings)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file for the result")
-    parser.add_argument("--arm", choices=["plain", "learning"], help=argparse.SUPPRESS)
+    parser.add_argument("--arm", choices=["off", "again", "on"], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -173,12 +233,12 @@ def main() -> int:
     arguments = parse_arguments()
     if arguments.arm:
         torch.set_num_threads(1)
-        print(json.dumps(Arm(arguments).run()))
+        Arm(arguments).run()
         return 0
-    found = compared(arm("plain"), arm("learning"))
+    found = measured(arguments)
     asked = {name: vars(arguments)[name] for name in ("text", "method", "requests", "prompts", "seen", "set")}
     told = {**asked, **found}
-    print(json.dumps(keep_results(arguments.out, "a server that learns beside one that does not", [told], script=_SCRIPT)))
+    print(json.dumps(keep_results(arguments.out, "a server that learns beside two that do not", [told], script=_SCRIPT)))
     return 0 if found["equal_texts"] else 1
 
 

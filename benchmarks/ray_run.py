@@ -31,6 +31,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,10 @@ def requests_of(count: int, seed: int) -> list[dict[str, Any]]:
 class Served:
     """`outrider serve --replicas N` in a process of its own, with a draft folder that can be changed."""
 
-    def __init__(self, arguments: argparse.Namespace, folder: Path, routing: str) -> None:
+    def __init__(self, arguments: argparse.Namespace, folder: Path, routing: str, more: Sequence[str] = ()) -> None:
         flags = ["--replicas", str(arguments.replicas), "--routing", routing, "--port", "0", "--log-level", "error"]
         models = ["--model", bundled_path("target"), "--draft", str(folder)]
-        command = [sys.executable, "-m", "outrider", "serve", *flags, *models]
+        command = [sys.executable, "-m", "outrider", "serve", *flags, *models, *more]
         self.began = time.monotonic()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None

@@ -62,7 +62,7 @@ class Bench:
     """Models, methods, requests."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.target, self.draft = models(arguments.numerics)
+        self.target, self.draft = models(arguments.numerics, bundled_path("draft"))
         self.rounds = Rounds(self.target)
         codec = load_codec(bundled_path("target"))
         self.prompts = [of_length(codec.encode(story), arguments.prompt_tokens) for story in STORIES]
@@ -158,12 +158,14 @@ def places(loop: str, batch: int) -> int:
     return 3 * batch if loop == "exspec" else batch
 
 
-def models(numerics: str) -> tuple[Target, Target]:
+def models(numerics: str, draft: str) -> tuple[Target, Target]:
+    """The bundled target and a draft like the bundled one, from its folder."""
+    target = bundled_path("target")
     if not torch.cuda.is_available():
-        return load_model(bundled_path("target")), load_model(bundled_path("draft"))
+        return load_model(target), load_model(draft)
     device, found = torch.device("cuda"), list[Target]()
-    for name, shape in (("target", LLAMA_8B), ("draft", ONE_LAYER_DRAFT)):
-        config, weights = inflated_weights(bundled_path(name), shape, dtype=torch.bfloat16, device=device)
+    for folder, shape in ((target, LLAMA_8B), (draft, ONE_LAYER_DRAFT)):
+        config, weights = inflated_weights(folder, shape, dtype=torch.bfloat16, device=device)
         decoder = gpu_decoder(config, weights, numerics=numerics)
         assert decoder is not None, "the fast decoder knows Llama"
         found.append(decoder)
@@ -175,7 +177,7 @@ def measure(bench: Bench, loop: str, batch: int, repeats: int) -> dict[str, Any]
     layout, gaps = dict.fromkeys(bench.methods, 0.0), dict.fromkeys(bench.methods, 0.0)
     for mode, method in bench.methods.items():  # what is compiled or captured once is no part of it
         if loop == "captured":
-            list(bench.rounds.prepare(method, batch_size=batch, num_tokens=256))
+            list(bench.rounds.prepare(method, batch_size=batch))
         bench.goodput(loop, mode, batch)
     for repeat in range(repeats):
         modes = list(bench.methods)

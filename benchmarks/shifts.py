@@ -1,23 +1,26 @@
-"""Text that the bundled draft does not know: prompts of three applications, as many different ones as are wanted.
+"""Prompts of the text that the bundled draft knows, and of three applications that it does not know.
 
+    stories  beginnings of stories that neither model was trained on
     manual   passages of the pages in docs/: the bundled target has read no such text either, and answers with nonsense
     code     passages of this package's Python source
     sums     arithmetic questions in the chat format, with names, things and numbers drawn
 
-Nothing but the repository is read. A seed gives the same prompts everywhere.
+Nothing but the repository is read. A seed gives the same prompts everywhere, as many different ones as are wanted.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outrider import LLM
 
+Prompts = Callable[[LLM, int, random.Random, int], list[list[int]]]
 ROOT = Path(__file__).parents[1]
-HOME = ("Once upon a time", "One day, a girl named", "Tom and his dog", "The old man", "Lily liked to", "There was a big")
-"""Beginnings of what the draft does know."""
+HOME = "stories"
+"""What the draft knows."""
 _NAMES = "Tom Lily Ben Mia Sam Anna Max Lucy Tim Sara Jack Leo Nora Ella Oscar Finn Rosa Hugo Ida Paul".split()
 _THINGS = "apple book kite car doll boat drum cake hat lamp cup box bag toy shoe pen coin card stone flower".split()
 _QUESTIONS = (
@@ -37,7 +40,14 @@ def shifted(text: str, llm: LLM, count: int, seed: int, length: int = 32) -> lis
     return _TEXTS[text](llm, count, random.Random(seed), length)
 
 
-def _passages(files: Sequence[Path]) -> Callable[[LLM, int, random.Random, int], list[list[int]]]:
+def _stories(llm: LLM, count: int, rng: random.Random, length: int) -> list[list[int]]:
+    """Beginnings of ``length`` to twice as many tokens."""
+    lines = (ROOT / "benchmarks/held_out_stories.jsonl").read_text().splitlines()
+    stories = [llm.codec.encode(json.loads(line)["text"]) for line in lines]
+    return [rng.choice(stories)[: rng.randint(length, 2 * length)] for _ in range(count)]
+
+
+def _passages(files: Sequence[Path]) -> Prompts:
     def drawn(llm: LLM, count: int, rng: random.Random, length: int) -> list[list[int]]:
         texts = [text for file in files if len(text := llm.codec.encode(file.read_text())) > 2 * length]
         found = list[list[int]]()
@@ -62,9 +72,11 @@ def _sums(llm: LLM, count: int, rng: random.Random, length: int) -> list[list[in
     return [llm.codec.encode(text, add_special_tokens=False) for text in said]
 
 
-_TEXTS: dict[str, Callable[[LLM, int, random.Random, int], list[list[int]]]] = {
+_TEXTS: dict[str, Prompts] = {
+    HOME: _stories,
     "manual": _passages(sorted((ROOT / "docs").glob("*.md"))),
     "code": _passages(sorted((ROOT / "src").rglob("*.py"))),
     "sums": _sums,
 }
-TEXTS = tuple(_TEXTS)
+TEXTS = tuple(name for name in _TEXTS if name != HOME)
+"""The applications."""

@@ -203,20 +203,22 @@ def wide() -> None:
 
 
 def recurrent() -> None:
-    """Scans of Mamba-2 layers of real sizes, over chains and trees, with and without a log."""
+    """Scans of Mamba-2 and gated delta layers of real sizes, over chains and trees, with and without a log."""
     from outrider.core.tree import TokenTree
-    from outrider.models.recurrent import mamba_mixer
+    from outrider.models.recurrent import delta_mixer, mamba_mixer
+    from outrider.models.recurrent.delta_triton import TritonDelta
+    from outrider.models.recurrent.mamba_triton import TritonMamba
     from outrider.models.recurrent.random_model import random_recurrent, tiny_raw
-    from outrider.models.recurrent.scan_triton import TritonScan
 
-    def kernels(shape: Any, numbers: Any, *, fast: bool) -> TritonScan:
-        del fast
-        return TritonScan(shape, numbers)
+    def always(scan: Any) -> Any:
+        return lambda shape, numbers, **_: scan(shape, numbers)
 
-    mamba_mixer.scan_of = kernels
-    sizes = {"num_heads": 4, "head_dim": 64, "state_size": 128, "n_groups": 1, "num_hidden_layers": 1}
-    for dtype, bias in pairs((torch.bfloat16, torch.float32), (True, False)):
-        model = random_recurrent(tiny_raw("mamba2", **sizes, use_conv_bias=bias), dtype=dtype)
+    mamba_mixer.mamba_scan, delta_mixer.delta_scan = always(TritonMamba), always(TritonDelta)
+    mamba = {"num_heads": 4, "head_dim": 64, "state_size": 128, "n_groups": 1, "num_hidden_layers": 1}
+    delta = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_hidden_layers": 2}
+    raws = [*(tiny_raw("mamba2", **mamba, use_conv_bias=bias) for bias in (True, False)), tiny_raw("qwen3_next", **delta)]
+    for dtype, raw in pairs((torch.bfloat16, torch.float32), raws):
+        model = random_recurrent(raw, dtype=dtype)
         cache = model.new_cache(1)
         for tree in (TokenTree.chain(torch.tensor([[5]])), TokenTree.of_rows([([5, 6, 7], [-1, 0, 0])])):
             model.score(tree, cache)

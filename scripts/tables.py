@@ -1,8 +1,9 @@
 """Write measured figures into the pages: ``python scripts/tables.py`` fills every block between two comments from its file.
 
 A block begins with ``<!-- results NAME -->`` and ends with ``<!-- end -->``. Between them stand the rows of
-``benchmarks/results/NAME.json`` as a table, and a line that says how, where and when they were made. So no figure of such
-a table is typed by hand. ``--check`` fails when a page is not what the files say.
+``benchmarks/results/NAME.json`` as a table, and a line that says how, where and when they were made. A figure inside a
+sentence stands between ``<!-- figure NAME: TEMPLATE -->`` and ``<!-- end -->``. The template names keys of the file and of
+its first row. So no such figure is typed by hand. ``--check`` fails when a page is not what the files say.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _BLOCK = re.compile(r"(<!-- results (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_FIGURE = re.compile(r"(<!-- figure (\w+): (.*?) -->).*?(<!-- end -->)", re.DOTALL)
 
 
 def cell(value: Any) -> str:
@@ -53,19 +55,36 @@ def origin(name: str, document: Mapping[str, Any]) -> str:
     return f"<small>{document['what'][0].upper()}{document['what'][1:]}. {made}; <code>{name}.json</code></small>"
 
 
-def block(name: str) -> str:
-    """What stands between the comments."""
+def document(name: str) -> dict[str, Any]:
+    """A results file."""
     path = RESULTS / f"{name}.json"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in RESULTS.glob("*.json")))
         raise SystemExit(f"a page asks for the results {name!r}, and there is no {path.name}; there are {known}")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    return f"\n{table(document['rows'])}\n\n{origin(name, document)}\n\n"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def block(name: str) -> str:
+    """What stands between the comments of a table."""
+    found = document(name)
+    return f"\n{table(found['rows'])}\n\n{origin(name, found)}\n\n"
+
+
+def figure(name: str, template: str) -> str:
+    """What stands between the comments of a figure in a sentence."""
+    found = document(name)
+    return template.format_map({**found, **found["rows"][0]})
 
 
 def filled(text: str) -> str:
-    """A page with all its blocks written anew."""
-    return _BLOCK.sub(lambda match: match[1] + block(match[2]) + match[3], text)
+    """A page with all its tables and figures written anew."""
+    text = _BLOCK.sub(lambda match: match[1] + block(match[2]) + match[3], text)
+    return _FIGURE.sub(lambda match: match[1] + figure(match[2], match[3]) + match[4], text)
+
+
+def pages() -> list[Path]:
+    """Every page that may hold figures."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def main() -> int:
@@ -73,7 +92,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not what the files say")
     check = parser.parse_args().check
     stale: list[Path] = []
-    for page in sorted((ROOT / "docs").rglob("*.md")):
+    for page in pages():
         text = page.read_text(encoding="utf-8")
         if filled(text) != text:
             stale.append(page.relative_to(ROOT))

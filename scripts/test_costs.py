@@ -1,10 +1,10 @@
 """Where the time of the tests goes: ``python scripts/test_costs.py [PATH ...] [--jobs N] [--out FILE] [--coverage FILE]``.
 
-Every test file runs in a process of its own. A test's cost is the processor time that passes until the next test begins. It
-includes fixtures and child processes that have ended. Unlike seconds on the clock, it does not depend on what
-else the machine does. The cost named ``(imports)`` is what a process spends before its first test, and ``make test`` spends
-it once per core. A run of all tests writes its folders to ``benchmarks/results/test_costs.json``. ``--out`` names a file for
-the cost of every test. ``--coverage`` also counts the lines that the tests reach and writes coverage's report in JSON.
+The tests run as in ``make test``. A test's cost is the processor time of its worker until the next test begins. It includes
+fixtures and child processes. Unlike seconds on the clock, it does not depend on what else the machine does.
+The cost named ``(imports)`` is what a worker spends before its first test. A run of all tests writes its folders to
+``benchmarks/results/test_costs.json``. ``--out`` names a file for the cost of every test. ``--coverage`` also counts the
+lines that the workers reach and writes coverage's report in JSON. A run that is ended by ``--timeout`` keeps what it has.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import argparse
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +28,40 @@ import pytest
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "test_costs.json"
 IMPORTS = "(imports)"
+LINES = "lines"
+"""The name of coverage's files in the folder of notes."""
 Costs = dict[str, float]
 """Seconds by test."""
 
-# --- inside a process of tests ------------------------------------------------------------------------------------------
+# --- inside a worker: a plugin of pytest ------------------------------------------------------------------------------------
 
 
 class Meter:
-    """A pytest plugin that writes a line for every test: its name and its processor time."""
+    """Writes a line for every test, its name and its processor time, and counts lines of the package if asked to."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path, worker: str, counts_lines: bool) -> None:
+        self.path = folder / f"{worker}.jsonl"
         self.last = 0.0
+        self.kept = time.monotonic()
+        self.lines: Any = None
+        if counts_lines:
+            import coverage
+
+            package = str(ROOT / "src" / "outrider")
+            self.lines = coverage.Coverage(data_file=str(folder / LINES), data_suffix=True, source=[package])
+            self.lines.start()
 
     def note(self, name: str) -> None:
         now = spent()
         with self.path.open("a") as out:
             out.write(json.dumps([name, now - self.last]) + "\n")
         self.last = now
+
+    def keep_lines(self, every: float) -> None:
+        """Writes the lines that were counted, if that was last done ``every`` seconds ago."""
+        if self.lines is not None and time.monotonic() - self.kept >= every:
+            self.lines.save()
+            self.kept = time.monotonic()
 
     def pytest_collection_finish(self) -> None:
         self.note(IMPORTS)
@@ -53,102 +70,133 @@ class Meter:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         done = yield
         self.note(item.nodeid)
+        self.keep_lines(every=20)
         return done
+
+    def pytest_sessionfinish(self) -> None:
+        self.keep_lines(every=0)
 
 
 def spent() -> float:
-    """Processor seconds of this process and of its children that have ended."""
+    """Processor seconds of this process and of its children, those that run included."""
     uses = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(use.ru_utime + use.ru_stime for use in uses)
+    return sum(use.ru_utime + use.ru_stime for use in uses) + sum(map(_spent_by, _children()))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Meter(Path(os.environ["TEST_COSTS"])))
+def _children() -> list[str]:
+    """Process numbers of the children that run, where the system tells."""
+    return [child for task in Path("/proc/self/task").glob("*/children") for child in task.read_text().split()]
 
 
-# --- outside --------------------------------------------------------------------------------------------------------------
+def _spent_by(process: str) -> float:
+    """Processor seconds of a child and of its own children that have ended; 0 if it has just ended itself."""
+    try:
+        fields = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # its own in both modes, then theirs
 
 
-COUNTED = ["-m", "coverage", "run", "--parallel-mode", f"--source={ROOT / 'src' / 'outrider'}"]
-"""What stands before ``-m pytest`` where lines are counted."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Begins before a conftest imports the package. Processes that tests start are not workers."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None and (folder := os.environ.pop("TEST_COSTS", None)) is not None:
+        early_config.pluginmanager.register(Meter(Path(folder), worker, bool(os.environ.get("TEST_LINES"))))
+        del os.environ["PYTEST_PLUGINS"]
 
 
-def costs_of(path: Path, timeout: float, before: list[str]) -> Costs:
-    """The costs of one test file. Those that were noted before a time-out count."""
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as notes:
-        folders = [str(ROOT / "src"), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "TEST_COSTS": notes.name, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
-        command = [sys.executable, *before, "-m", "pytest", "-q", "-p", "test_costs", "-p", "no:cacheprovider", str(path)]
+# --- outside ----------------------------------------------------------------------------------------------------------------
+
+
+def run_tests(paths: list[str], jobs: int, timeout: float, folder: Path, counts_lines: bool) -> bool:
+    """Runs the tests with notes in ``folder``. True if they came to their end."""
+    places = [str(ROOT / "src"), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ, "TEST_COSTS": str(folder), "TEST_LINES": "1" if counts_lines else "", "OMP_NUM_THREADS": "1",
+        "PYTEST_PLUGINS": "test_costs", "PYTHONPATH": os.pathsep.join(places),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-n", str(jobs), "--dist", "worksteal", "-p", "no:cacheprovider", *paths]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as tests:
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-            )
-            if done.returncode not in (0, 5):
-                print(done.stdout[-3000:], file=sys.stderr, flush=True)
+            return tests.wait(timeout) in (0, 1)
         except subprocess.TimeoutExpired:
-            print(f"{path} ran for {timeout:.0f} s and was ended", file=sys.stderr, flush=True)
-        return dict(map(json.loads, Path(notes.name).read_text().splitlines()))
+            print(f"the tests ran for {timeout:.0f} s and were ended", file=sys.stderr, flush=True)
+            os.killpg(tests.pid, signal.SIGKILL)
+            return False
 
 
-def join_counts(report: Path) -> None:
-    """One report of the lines that all processes have reached."""
+def read_costs(folder: Path) -> dict[str, Costs]:
+    """The costs by file of tests. Those of imports have the name of their worker."""
+    files: dict[str, Costs] = defaultdict(dict)
+    for notes in sorted(folder.glob("*.jsonl")):
+        for line in notes.read_text().splitlines():
+            name, cost = json.loads(line)
+            path, _, test = name.partition("::")
+            if test:
+                files[path][test] = cost
+            else:
+                files[IMPORTS][notes.stem] = cost
+    return files
+
+
+def join_lines(folder: Path, report: Path, made: dict[str, Any]) -> None:
+    """One report of the lines that all workers have reached, with where it comes from."""
     report.parent.mkdir(parents=True, exist_ok=True)
-    for words in (["combine", "--quiet"], ["json", "--quiet", "-o", str(report)]):
-        subprocess.run([sys.executable, "-m", "coverage", *words], cwd=ROOT, check=True)
+    for words in (["combine", "--quiet", str(folder)], ["json", "--quiet", "-o", str(report)]):
+        data = f"--data-file={folder / LINES}"
+        subprocess.run([sys.executable, "-m", "coverage", words[0], data, *words[1:]], cwd=ROOT, check=True)
+    report.write_text(json.dumps({**json.loads(report.read_text()), "made": made}))
 
 
 def rows(files: dict[str, Costs]) -> list[dict[str, Any]]:
     """A row for every folder of tests, the whole last."""
-    tests, seconds = Counter[str](), Counter[str]()
-    for path, costs in files.items():
+    tests, seconds = Counter[str](), defaultdict[str, float](float)
+    for path in files.keys() - {IMPORTS}:
         for folder in (Path(path).parent.name, "all"):
-            tests[folder] += len(costs.keys() - {IMPORTS})
-            seconds[folder] += sum(cost for name, cost in costs.items() if name != IMPORTS)  # type: ignore[assignment]
+            tests[folder] += len(files[path])
+            seconds[folder] += sum(files[path].values())
     names = sorted(tests.keys() - {"all"})
     return [{"folder": name, "tests": tests[name], "processor_seconds": round(seconds[name], 1)} for name in [*names, "all"]]
 
 
 def dearest(files: dict[str, Costs], count: int) -> Iterable[str]:
     """The files that cost most, and the tests whose variants cost most together."""
-    by_file = Counter({path: sum(costs.values()) - costs.get(IMPORTS, 0.0) for path, costs in files.items()})
-    by_test = Counter[str]()
-    for costs in files.values():
+    by_file, by_test = defaultdict[str, float](float), defaultdict[str, float](float)
+    for path, costs in files.items():
         for name, cost in costs.items():
-            if name != IMPORTS:
-                by_test[name.split("[")[0]] += cost  # type: ignore[assignment]
+            by_file[path] += cost
+            by_test[f"{path}::{name.split('[')[0]}"] += cost
     for table in (by_file, by_test):
-        yield from (f"{seconds:8.1f} s  {name}" for name, seconds in table.most_common(count))
+        order = sorted(table.items(), key=lambda entry: -entry[1])
+        yield from (f"{seconds:8.1f} s  {name}" for name, seconds in order[:count])
         yield ""
 
 
 def main() -> None:
-    from outrider.bench.provenance import keep_results
+    from outrider.bench.provenance import keep_results, results_head
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files or folders (all)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time (all cores)")
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds for one file (1800)")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (all)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="workers (one a core)")
+    parser.add_argument("--timeout", type=float, default=5400, help="seconds for the whole run (5400)")
     parser.add_argument("--show", type=int, default=40, help="files and tests to print (40)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the cost of every test")
     parser.add_argument("--coverage", type=Path, metavar="FILE", help="count lines too, and where to write the report")
     arguments = parser.parse_args()
-    given = [path.resolve() for path in arguments.paths or [ROOT / "tests"]]
-    found = [file for path in given for file in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
-    names = [path.relative_to(ROOT).as_posix() for path in found]
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        before = COUNTED if arguments.coverage else []
-        files = dict(zip(names, pool.map(lambda path: costs_of(path, arguments.timeout, before), found), strict=True))
-    if arguments.coverage is not None:
-        join_counts(arguments.coverage.resolve())
+    with tempfile.TemporaryDirectory() as notes:
+        folder = Path(notes)
+        whole = run_tests(arguments.paths, arguments.jobs, arguments.timeout, folder, arguments.coverage is not None)
+        files = read_costs(folder)
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(files, indent=1) + "\n")
+        if arguments.coverage is not None:
+            what = "lines of the package that the tests reach"
+            join_lines(folder, arguments.coverage.resolve(), results_head(what, script="scripts/test_costs.py"))
     print("\n".join(dearest(files, arguments.show)))
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(files, indent=1) + "\n")
-    results, what = (
-        None if arguments.paths or arguments.coverage else RESULTS,
-        "processor time of the tests, one process a file",
-    )
-    whole = keep_results(results, what, rows(files), script="scripts/test_costs.py")
-    for row in whole["rows"]:
+    results = RESULTS if whole and not arguments.paths and arguments.coverage is None else None
+    document = keep_results(results, "processor time of the tests", rows(files), script="scripts/test_costs.py")
+    for row in document["rows"]:
         print(f"{row['folder']:10} {row['tests']:6} tests {row['processor_seconds']:9.1f} s")
 
 

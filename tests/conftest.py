@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreter import can_interpret, interpret_kernels
+from tiers import choose_tier
+
+if can_interpret():
+    interpret_kernels()  # before anything of the package is imported
 
 from outrider.models.native import BUILD
 
@@ -14,6 +19,11 @@ torch.set_num_threads(1)
 os.environ.setdefault("OUTRIDER_QUIET", "1")  # standard error holds what tests look for, however slow the machine
 
 BUILD.wait()  # once per machine: tests read the command line's standard error, where a first build says that it is building
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    choose_tier(config.option.markexpr)
+
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

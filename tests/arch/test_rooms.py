@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import keyword
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,3 +91,11 @@ def changes_of_self(method: ast.FunctionDef) -> Iterator[ast.Attribute]:
         for target in (part for whole in targets for part in ast.walk(whole)):
             if isinstance(target, ast.Attribute) and isinstance(target.ctx, ast.Store) and ast.unparse(target.value) == "self":
                 yield target
+
+
+def test_the_room_of_heads_says_where_each_file_belongs() -> None:
+    room = DRAFTERS / "heads"
+    guide = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+    named = set(re.findall(r"\w+", guide))
+    missing = {path.stem for path in room.glob("*.py")} - named - {"__init__"}
+    assert not missing, f"drafters/heads/__init__.py does not say what these are: {sorted(missing)}"

@@ -60,7 +60,7 @@ DRAFTERS: dict[str, Make] = {
     "chains merged": lambda model, size: ManyChains(model, ManyChainsOptions(3), vocab_size=size, draws=WITHOUT),
     "fused": lambda model, size: Hybrid([PromptLookup(), BestFirst(model, vocab_size=size), sequoia(model, size)]),
 }
-PARAMS = {"greedy": SamplingParams(max_tokens=20), "sampled": SAMPLED, "everything": EVERYTHING}
+PARAMS = {"greedy": SamplingParams(max_tokens=14), "sampled": SAMPLED, "everything": EVERYTHING}
 POLICY = Fixed(FixedOptions(num_draft_tokens=4, num_tree_nodes=14))
 
 
@@ -108,7 +108,7 @@ def test_one_batch_may_mix_temperatures(target, draft) -> None:
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "fused"])
 def test_caches_after_every_commit_are_those_of_a_fresh_prefill(target, draft, name: str) -> None:
     engine = Engine(target, Method(DRAFTERS[name](draft, VOCAB), Coupled(), POLICY))
-    params = SamplingParams(max_tokens=14, temperature=0.8, seed=3, ignore_eos=True)
+    params = SamplingParams(max_tokens=10, temperature=0.8, seed=3, ignore_eos=True)
     batch = engine.start([Request(prompt, params) for prompt in PROMPTS[2:5]])
     while batch.rows:
         engine.step(batch)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_lossy_rules import BareLaw, greedy_law, judged_rows
 from test_rules_vectorised import VOCAB_SIZE, assert_forms_agree, case_of, random_law
+from tiers import repeats
 from torch import Tensor
 from toy_laws import Experiment, by_draws, chain, distance, grow, toy_pair
 
@@ -153,7 +154,7 @@ def test_delta_does_not_bound_the_loss() -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_walk_is_walk_row(name: str) -> None:
-    assert_forms_agree(RULES[name], num_cases=40, is_chain=True)
+    assert_forms_agree(RULES[name], cases=repeats(20, of=40), is_chain=True)
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from test_rules_vectorised import VOCAB_SIZE, Case, assert_forms_agree, case_of, law_of, random_law, row_verdict
+from tiers import repeats
 from tiny_pair import VOCAB, tiny_model
 from toy_laws import Experiment, arbitrary, by_draws, chain, distance, grow, mean_emitted, toy_pair
 
@@ -97,13 +98,13 @@ def judged_rows(rule: Any, case: Case, law: Any) -> Iterator[tuple[int, RowDraft
 
 @pytest.mark.parametrize(("name", "is_chain"), SHAPES)
 def test_walk_is_walk_row(name: str, is_chain: bool) -> None:
-    num_cases = 30 if name == "w1" else 80  # a transport plan for every single node is slow
-    assert_forms_agree(RULES[name], num_cases=num_cases, is_chain=is_chain)
+    cases = repeats(30, of=30 if name == "w1" else 80)  # a transport plan for every single node is slow
+    assert_forms_agree(RULES[name], cases=cases, is_chain=is_chain)
 
 
 @pytest.mark.parametrize(("name", "is_chain"), SHAPES)
 def test_walk_in_float32(name: str, is_chain: bool) -> None:
-    cases = [case_of(seed, is_chain=is_chain, dtype=torch.float32) for seed in range(40)]
+    cases = [case_of(seed, is_chain=is_chain, dtype=torch.float32) for seed in repeats(15, of=40)]
     pairs = [pair for case in cases for pair in case.verdicts(RULES[name])]
     assert sum(batched == scalar for batched, scalar in pairs) >= len(pairs) - 1
 
@@ -112,7 +113,7 @@ def test_walk_in_float32(name: str, is_chain: bool) -> None:
 def test_temperature_0_is_judged_by_the_softmax(name: str, is_chain: bool) -> None:
     """Greedy rows beside sampled ones; the scalar form is given the same judged law."""
     rule, relaxed = RULES[name], 0
-    for seed in range(40):
+    for seed in repeats(20, of=40):
         case = case_of(seed, is_chain=is_chain)
         law = greedy_law(case, seed)
         for row, one_row, scalar in judged_rows(rule, case, law):
@@ -162,7 +163,7 @@ class BareLaw:
 @pytest.mark.parametrize(("name", "is_chain"), SHAPES)
 def test_walk_stays_on_the_device(name: str, is_chain: bool) -> None:
     """Tensors without data: an operation that waits for a value raises."""
-    for seed in range(3):
+    for seed in repeats(1, of=3):
         case, meta = case_of(seed, is_chain=is_chain), torch.device("meta")
         q = None if case.draft.q is None else case.draft.q.to(meta)
         probs = case.law.probs.to(meta)
@@ -181,7 +182,7 @@ def test_the_lossless_end_is_the_exact_rule_number_for_number(name: str, is_chai
     rule, exact = LOSSLESS_ENDS[name]
     if exact is None or (exact.shape is Shape.CHAIN and not is_chain):
         pytest.skip("no exact rule to compare with on this shape; see the enumeration")
-    for seed in range(50):
+    for seed in repeats(20, of=50):
         case = case_of(seed, is_chain=is_chain)
         for law in (case.law, greedy_law(case, seed)):
             mine, other = rule.walk(case.draft, law, case.noise), exact.walk(case.draft, law, case.noise)
@@ -210,7 +211,7 @@ def test_lossless_would_be_a_lie(name: str) -> None:
     rule = RULES[name]
     worst, gains = 0.0, []
     ends = {Typical: "typical", Lenient: "lenient", TopK: "top-0", ThresholdRule: "threshold", Divergence: "js"}
-    for seed in range(8):
+    for seed in repeats(4, of=8):
         pair = toy_pair("random", seed, 3)
         draws = rule.exact_for[0]
         experiment = Experiment(pair, grow(pair, chain(2), draws, by_draws(pair, draws)), 3)
@@ -232,7 +233,7 @@ def laws(seed: int, count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("name", [*RULES, *LOSSLESS_ENDS])
 def test_the_closed_form_is_the_enumeration(name: str) -> None:
     rule = RULES[name] if name in RULES else LOSSLESS_ENDS[name][0]
-    p, q = laws(3, 8 if name == "w1" else 20)
+    p, q = laws(3, len(repeats(6, of=8 if name == "w1" else 20)))
     outcome, loss = rule.one_guess(p, q), measure(rule, p, q, name=name)
     for i in range(len(p)):
         torch.testing.assert_close(outcome.law[i], enumerated_law(rule, one_guess_draft(rule, p[i], q[i])), atol=1e-12, rtol=0)
@@ -354,15 +355,15 @@ def test_rounds_of_the_engine(name: str) -> None:
     """A lossy rule composes with a drafter, ends texts in time, and is no slower than the exact rule of its kind."""
     if name == "w1":
         pytest.skip("its embeddings are of another vocabulary")
-    params = SamplingParams(max_tokens=30, temperature=1.0, seed=3)
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=3)
     texts, per_pass = generated(RULES[name], params)
-    assert all(len(text) == 30 for text in texts)
+    assert all(len(text) == 20 for text in texts)
     exact = Rejection() if RULES[name].exact_for[0] is Draws.IID else Delta()
     assert per_pass > 0.97 * generated(exact, params)[1]
 
 
 def test_greedy_text_changes_only_where_the_rule_says_so() -> None:
-    params = SamplingParams(max_tokens=30)
+    params = SamplingParams(max_tokens=16)
     greedy, per_pass = generated(Rejection(), params)
     for name in ("typical", "top-1", "threshold-acc", "js", "kl", "tv"):
         assert generated(RULES[name], params)[0] == greedy, name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiers import repeats
 from toy_laws import (
     FLAVOURS,
     Experiment,
@@ -53,7 +54,7 @@ TREES = {
 @pytest.mark.parametrize(("rule", "draws"), CASES)
 def test_chains(rule: type[AcceptanceRule], draws: Draws, length: int, flavour: str) -> None:
     """Chains of 0..3 guesses; the sampler-shaped laws have zeros on either side and point masses."""
-    for seed in range(3 if length < 3 else 1):
+    for seed in repeats(1, of=3 if length < 3 else 1):
         pair = toy_pair(flavour, seed, 4 if length < 2 else 3)
         drafter = grow(pair, chain(length), draws, by_draws(pair, draws))
         assert distance(rule(), Experiment(pair, drafter, length + 1)) < EXACT
@@ -63,7 +64,7 @@ def test_chains(rule: type[AcceptanceRule], draws: Draws, length: int, flavour: 
 @pytest.mark.parametrize(("rule", "draws"), TREE_CASES)
 def test_trees(rule: type[AcceptanceRule], draws: Draws, shape: str) -> None:
     large = len(TREES[shape]) > 5 and draws is not Draws.DETERMINISTIC
-    for seed in range(1 if large else 3):
+    for seed in repeats(1, of=1 if large else 3):
         for flavour in ("random", "target cut to two", "draft cut to two", "greedy target"):
             pair = toy_pair(flavour, seed, 2 if large else 3)
             drafter = grow(pair, TREES[shape], draws, by_draws(pair, draws))
@@ -74,7 +75,7 @@ def test_trees(rule: type[AcceptanceRule], draws: Draws, shape: str) -> None:
 @pytest.mark.parametrize("rule", [Coupled, Delta])
 def test_trees_with_duplicate_siblings(rule: type[AcceptanceRule], shape: str) -> None:
     """Arbitrary guesses, so that siblings are often equal and one twin may have children where the other has none."""
-    for seed in range(12):
+    for seed in repeats(4, of=12):
         pair = toy_pair("random" if seed % 2 else "target cut to two", seed, 3)
         drafter = grow(pair, TREES[shape], Draws.DETERMINISTIC, arbitrary(pair, seed))
         assert distance(rule(), Experiment(pair, drafter, 4)) < EXACT
@@ -95,7 +96,7 @@ def test_delta_is_exact_for_any_guesses_made_without_its_numbers(draws: Draws) -
 @pytest.mark.parametrize(("vocab_size", "num_seeds"), [(2, 4), (3, 1)])
 @pytest.mark.parametrize(("rule", "draws"), CASES)
 def test_two_rounds(rule: type[AcceptanceRule], draws: Draws, vocab_size: int, num_seeds: int) -> None:
-    for seed in range(num_seeds):
+    for seed in repeats(1, of=num_seeds):
         pair = toy_pair("random", seed, vocab_size)
         drafter = grow(pair, chain(2), draws, by_draws(pair, draws))
         assert distance(rule(), Experiment(pair, drafter, 4, rounds=2)) < EXACT
@@ -112,7 +113,7 @@ def test_rounds_to_the_end(rule: type[AcceptanceRule]) -> None:
 @pytest.mark.parametrize("rule", [Block, Rejection])
 def test_policies_may_look_at_the_past(rule: type[AcceptanceRule]) -> None:
     """A length that depends on the text so far, and stopping by the entropy of q before a guess is drawn."""
-    for seed in range(4):
+    for seed in repeats(2, of=4):
         pair = toy_pair("random", seed, 2)
         guess = sampled(pair)
 
@@ -163,7 +164,7 @@ PEEKING = [oracle, coupled_draft, contrary, clairvoyant, secretive]
 @pytest.mark.parametrize("shape", ["chain", "two leaves", "ragged"])
 @pytest.mark.parametrize("guesser", PEEKING, ids=lambda guesser: guesser.__name__)
 def test_coupled_is_exact_for_drafters_that_see_the_noise(guesser, shape: str) -> None:
-    for seed in range(3):
+    for seed in repeats(1, of=3):
         pair = toy_pair("random", seed, 3)
         drafter = grow(pair, TREES.get(shape, chain(2)), Draws.DETERMINISTIC, guesser(pair))
         for rounds in (1, 2):
@@ -221,7 +222,7 @@ def test_rates_of_one_level() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_greedy_target_whatever_the_guesses(rule: type[AcceptanceRule]) -> None:
     """p is a point mass: one text, also for guesses that were not drawn from the q they come with (zeros included)."""
-    for seed in range(20):
+    for seed in repeats(4, of=20):
         pair = toy_pair("both greedy" if seed % 2 else "greedy target", seed, 4)
         draws = Draws.DETERMINISTIC if rule in (Coupled, Delta) else Draws.IID
         drafter = grow(pair, chain(2), draws, arbitrary(pair, seed))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import repeats
 from torch import Tensor
 
 from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
@@ -109,10 +110,10 @@ def law_of(p: Tensor, tree: TokenTree, noise: Noise) -> Law:
     return Sampler(rows, p.shape[-1], torch.device("cpu")).law(p.log(), tree, noise)
 
 
-def assert_forms_agree(rule: AcceptanceRule, *, num_cases: int, is_chain: bool) -> None:
+def assert_forms_agree(rule: AcceptanceRule, *, cases: range, is_chain: bool) -> None:
     """``walk`` gives what ``walk_row`` gives, on cases that accept any number of guesses from none to three."""
     lengths = set()
-    for seed in range(num_cases):
+    for seed in cases:
         for batched, scalar in case_of(seed, is_chain=is_chain).verdicts(rule):
             assert batched == scalar, f"seed {seed}"
             lengths.add(len(scalar.path))
@@ -129,13 +130,15 @@ SHAPES = [(rule, is_chain) for rule in RULES for is_chain in (True, False) if is
 
 @pytest.mark.parametrize(("rule", "is_chain"), SHAPES)
 def test_walk_is_walk_row(rule: type[AcceptanceRule], is_chain: bool) -> None:
-    assert_forms_agree(rule(), num_cases=120, is_chain=is_chain)
+    assert_forms_agree(rule(), cases=repeats(40, of=120), is_chain=is_chain)
 
 
 @pytest.mark.parametrize(("rule", "is_chain"), SHAPES)
 def test_walk_in_float32(rule: type[AcceptanceRule], is_chain: bool) -> None:
     """Production's dtype: a verdict may differ from float64's only where a number falls within rounding of its threshold."""
-    pairs = [pair for seed in range(60) for pair in case_of(seed, is_chain=is_chain, dtype=torch.float32).verdicts(rule())]
+    pairs = [
+        pair for seed in repeats(20, of=60) for pair in case_of(seed, is_chain=is_chain, dtype=torch.float32).verdicts(rule())
+    ]
     assert sum(batched == scalar for batched, scalar in pairs) >= len(pairs) - 1
 
 
@@ -158,7 +161,7 @@ def test_nothing_drafted(rule: type[AcceptanceRule], batch_size: int) -> None:
 @pytest.mark.parametrize(("rule", "is_chain"), SHAPES)
 def test_greedy_rows_follow_the_argmax(rule: type[AcceptanceRule], is_chain: bool, dtype: torch.dtype) -> None:
     """Temperature 0 through the sampler, with a q that has zeros and does not match the guesses."""
-    for seed in range(60):
+    for seed in repeats(20, of=60):
         case = case_of(seed, is_chain=is_chain, dtype=dtype)
         rows = [RequestState.of(Request([0], SamplingParams(temperature=0.0))) for _ in case.sizes]
         logits = torch.randn(*case.tree.tokens.shape, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed), dtype=dtype)
@@ -227,7 +230,7 @@ def decode(p: Tensor, seed: int, next_size: Callable[[], int]) -> tuple[list[int
 @pytest.mark.parametrize("rule", RULES)
 def test_a_row_does_not_depend_on_its_batch(rule: type[AcceptanceRule]) -> None:
     """The row alone, without padding, has the verdict it has in company."""
-    for seed in range(50):
+    for seed in repeats(20, of=50):
         case = case_of(seed, is_chain=True)
         batched = rule().walk(case.draft, case.law, case.noise)
         for row, size in enumerate(case.sizes):
@@ -250,7 +253,7 @@ class BareLaw:
 @pytest.mark.parametrize(("rule", "is_chain"), SHAPES)
 def test_walk_stays_on_the_device(rule: type[AcceptanceRule], is_chain: bool) -> None:
     """Tensors without data: an operation that waits for a value, or mixes devices, raises. So a round can be one graph."""
-    for seed in range(20):
+    for seed in repeats(2, of=20):
         case, meta = case_of(seed, is_chain=is_chain), torch.device("meta")
         tree = case.tree.to(meta)
         q = None if case.draft.q is None else case.draft.q.to(meta)

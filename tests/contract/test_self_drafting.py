@@ -35,7 +35,7 @@ from outrider.methods import compose
 
 EOS = frozenset({VOCAB - 1})
 PROMPTS = [[random.Random(i).randrange(VOCAB - 1) for _ in range(1 + 3 * i % 17)] for i in range(6)]
-PARAMS = {"greedy": SamplingParams(max_tokens=16), "sampled": SAMPLED, "everything": EVERYTHING}
+PARAMS = {"greedy": SamplingParams(max_tokens=12), "sampled": SAMPLED, "everything": EVERYTHING}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exit 1": ("early-exit", {"exit_layer": 1}),
     "exit 5": ("early-exit", {"exit_layer": 5, "num_draft_tokens": 7}),
@@ -126,7 +126,7 @@ def test_rules_for_sampled_guesses_are_greedy_exact(target, expected, name: str,
 @pytest.mark.parametrize("name", list(CASES))
 def test_the_cache_after_every_commit_is_that_of_a_fresh_prefill(target, name: str) -> None:
     engine = Engine(target, method_of(name, target))
-    batch = engine.start([Request(p, SamplingParams(max_tokens=14, ignore_eos=True)) for p in PROMPTS[2:6]])
+    batch = engine.start([Request(p, SamplingParams(max_tokens=9, ignore_eos=True)) for p in PROMPTS[2:6]])
     while batch.rows:
         engine.step(batch)
         assert_fresh(target, batch.cache, batch.rows)

@@ -12,6 +12,7 @@ import torch
 from planted_bugs import assert_caught
 from test_rules_mutations import BIASED, DOCUMENTED, EXACT, IID, NUM_SEEDS, WITHOUT, Case, drafted
 from test_rules_vectorised import case_of, row_verdict
+from tiers import repeats
 from toy_laws import (
     Experiment,
     Pair,
@@ -164,7 +165,7 @@ def means(pair: Pair, shape: list[int], draws: Draws, *rules) -> list[float]:
 
 
 def test_on_a_chain_recursive_is_rejection_and_traversal_is_block() -> None:
-    for seed in range(8):
+    for seed in repeats(3, of=8):
         pair = toy_pair("random", seed, 3)
         recursive, rejection, traversal, block, kseq = means(pair, chain(2), IID, Recursive, Rejection, Traversal, Block, KSeq)
         assert recursive == pytest.approx(rejection) == pytest.approx(kseq)
@@ -173,14 +174,14 @@ def test_on_a_chain_recursive_is_rejection_and_traversal_is_block() -> None:
 
 
 def test_on_a_chain_recursive_gives_rejections_verdicts() -> None:
-    for seed in range(60):
+    for seed in repeats(20, of=60):
         case = case_of(seed, is_chain=True)
         for (mine, _), (theirs, _) in zip(case.verdicts(Recursive()), case.verdicts(Rejection()), strict=True):
             assert mine == theirs
 
 
 def test_at_depth_one_traversal_is_recursive() -> None:
-    for seed in range(8):
+    for seed in repeats(3, of=8):
         pair = toy_pair("random", seed, 4)
         for shape, draws in ((THREE, WITHOUT), (TWO, IID)):
             recursive, traversal = means(pair, shape, draws, Recursive, Traversal)
@@ -199,7 +200,7 @@ def test_traversal_never_accepts_less_than_recursive(shape: list[int]) -> None:
 
 
 def test_more_is_accepted_without_replacement_than_with() -> None:
-    for seed in range(10):
+    for seed in repeats(4, of=10):
         pair = toy_pair("random", seed, 4)
         for shape in (TWO, THREE):
             with_replacement = means(pair, shape, IID, Recursive)[0]
@@ -208,7 +209,7 @@ def test_more_is_accepted_without_replacement_than_with() -> None:
 
 def test_k_seq_accepts_at_least_its_share_of_the_best_coupling() -> None:
     """1 - (1 - 1/k)^k of the optimum over all rules for k independent guesses: min over sets H of p(H) + 1 - q(H)^k."""
-    for seed in range(10):
+    for seed in repeats(4, of=10):
         pair = toy_pair("random", seed, 3)
         p, q, k = pair.p(()), pair.q(()), 2
         subsets = [torch.tensor([bool(mask >> v & 1) for v in range(3)]) for mask in range(8)]
@@ -239,13 +240,13 @@ def merged_chains(pair: Pair, shape: list[int]) -> ToyDrafter:
 @pytest.mark.parametrize("rule", [Recursive, Traversal])
 @pytest.mark.parametrize("shape", [THREE, [-1, 0, 0, 1, 2], [-1, 0, 0, 0, 1, 2, 3]], ids=["siblings", "two chains", "three"])
 def test_merged_independent_chains_are_draws_without_replacement(rule, shape: list[int]) -> None:
-    for seed in range(3):
+    for seed in repeats(1, of=3):
         pair = toy_pair("random", seed, 2 if len(shape) > 5 else 3)
         assert distance(rule(), Experiment(pair, merged_chains(pair, shape), 3)) < EXACT
 
 
 def test_first_twins_are_those_that_spell_the_same_text() -> None:
-    for seed in range(100):
+    for seed in repeats(30, of=100):
         tree = case_of(seed, is_chain=False).tree
         first = first_twins(tree)
         for row, size in enumerate(tree.sizes):
@@ -259,7 +260,7 @@ def test_first_twins_are_those_that_spell_the_same_text() -> None:
 @pytest.mark.parametrize("rule", [Recursive, Traversal])
 def test_walk_is_walk_row_without_replacement(rule) -> None:
     """test_rules_vectorised draws independently; here the elder siblings leave q."""
-    for seed in range(120):
+    for seed in repeats(40, of=120):
         case = case_of(seed, is_chain=False)
         draft = Draft(case.tree, WITHOUT, case.draft.q)
         batched = rule().walk(draft, case.law, case.noise)

@@ -28,19 +28,19 @@ def load(path: str) -> ModuleType:
     return module
 
 
-def arm(after: float, seconds: float, text: str = "a") -> dict[str, Any]:
-    blocks = [100 / seconds, 100 / seconds]
-    return {
-        "home": 3.0, "before": 2.0, "after": after, "tokens": 200, "cpu_s": 2 * seconds,
-        "tokens_per_cpu_s": blocks, "texts": [text],
-    }  # fmt: skip
-
-
 def test_what_learning_brought_back_and_cost() -> None:
-    told = load("benchmarks/learn_run.py").compared(arm(2.0, 1.0), arm(2.6, 1.25))
-    assert told["recovered"] == pytest.approx(0.6) and told["goodput"] == pytest.approx(0.8)
-    assert told["by_block"] == pytest.approx([0.8, 0.8]) and told["equal_texts"]
-    assert not load("benchmarks/learn_run.py").compared(arm(2.0, 1.0), arm(2.0, 1.0, "b"))["equal_texts"]
+    script = load("benchmarks/learn_run.py")
+
+    def seen(seconds: tuple[float, float], after: float = 2.0, text: str = "a") -> Any:
+        blocks = [{"tokens": 100, "cpu_s": spent, "texts": [text]} for spent in seconds]
+        return script.Seen({"home": 3.0, "before": 2.0, "after": after}, blocks)
+
+    told = script.compared(seen((1.0, 1.0)), seen((1.0, 0.8)), seen((1.25, 0.75), after=2.6))
+    assert told["recovered"] == pytest.approx(0.6) and told["goodput"] == pytest.approx(1.0) and told["equal_texts"]
+    assert told["goodput_by_block"] == pytest.approx([0.8, 4 / 3]) and told["so_far"] == pytest.approx([0.8, 1.0])
+    assert told["same"] == pytest.approx(10 / 9) and told["same_by_block"] == pytest.approx([1.0, 1.25])
+    quiet = seen((1.0, 1.0))
+    assert not script.compared(quiet, quiet, seen((1.0, 1.0), text="b"))["equal_texts"]
 
 
 @pytest.mark.parametrize(
@@ -105,22 +105,20 @@ def test_lm_eval_must_say_the_same_with_guesses(wrong: dict[str, Any], well: boo
 
 def test_the_server_warms_up_every_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Largest first, and not at all with a memory budget, where no round is captured."""
-    from outrider import LLM, OptionError
+    from outrider import LLM
     from outrider.cli.serve import _warm_up
 
-    asked, llm = list[tuple[int, int]](), LLM(method="plain")
+    asked, llm = list[int](), LLM(method="plain")
 
-    def prepare(method: Any, *, batch_size: int, num_tokens: int) -> Iterator[tuple[int, int]]:
+    def prepare(method: Any, *, batch_size: int) -> Iterator[tuple[int, int]]:
         assert method is llm.method
-        asked.append((batch_size, num_tokens))
+        asked.append(batch_size)
         yield 1, 1
 
     monkeypatch.setattr(llm.rounds, "prepare", prepare)
-    given = argparse.Namespace(warm_up=64, memory_budget=None, max_rows=12)
+    given = argparse.Namespace(warm_up=True, memory_budget=None, max_rows=12)
     _warm_up(llm, given)
-    assert asked == [(size, 64) for size in (16, 8, 4, 2, 1)]
+    assert asked == [16, 8, 4, 2, 1]
     _warm_up(llm, argparse.Namespace(**{**vars(given), "memory_budget": 10**6}))
-    _warm_up(llm, argparse.Namespace(**{**vars(given), "warm_up": 0}))
+    _warm_up(llm, argparse.Namespace(**{**vars(given), "warm_up": False}))
     assert len(asked) == 5
-    with pytest.raises(OptionError, match="--warm-up -1"):
-        _warm_up(llm, argparse.Namespace(**{**vars(given), "warm_up": -1}))

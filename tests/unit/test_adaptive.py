@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import accumulate, count
-from operator import mul
+from itertools import count
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -32,7 +31,7 @@ CURVES = {
 def _thinking_takes_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds here take made-up seconds, so decisions do too: one is made every three rounds of a second."""
     ticks = count(0.0, 0.02)
-    monkeypatch.setattr("outrider.policies.adaptive.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr("outrider.policies.adaptive.time", SimpleNamespace(thread_time=lambda: next(ticks)))
 
 
 # --- adaptive ---------------------------------------------------------------------------------------------------------
@@ -84,8 +83,7 @@ def _doubting(policy: Policy, boast: float, num_rounds: int) -> tuple[list[int],
         beliefs = [min(boast * chance, 1.0) for chance in chances]
         length = len(chances)
         if plan.doubt is not None:
-            reaches = accumulate((min(1.0, plan.doubt.trust[0] * belief) for belief in beliefs), mul)
-            length = next((k + 1 for k, reach in enumerate(reaches) if reach < plan.doubt.level + plan.doubt.place), length)
+            (length,) = plan.doubt.lengths([beliefs])
         accepted = next((k for k in range(length) if rng.random() >= chances[k]), length)
         told = None if plan.doubt is None else [beliefs[:length]]
         policy.update(state, observation([length], [accepted], draft_seconds=0.1 * length, plan=plan, beliefs=told))
@@ -112,7 +110,7 @@ def test_drafts_end_where_they_are_doubted_and_beat_every_fixed_length(boast: fl
     fixed = max((1 - 0.625 ** (k + 1)) / (1 - 0.625) / (1 + 0.1 * k) for k in range(17))
     assert speed >= 1.03 * fixed, (speed, fixed)
     assert len(set(lengths[1000:])) > 4, "long where it is sure, short where it is not"
-    assert plan.doubt is not None and 0.05 < plan.doubt.level + plan.doubt.place < 0.4
+    assert plan.doubt is not None and 0.05 < plan.doubt.levels[1] + plan.doubt.places[1] < 0.4
     assert plan.doubt.trust[0] == pytest.approx(1.0 if boast == 1.0 else 0.8, abs=0.15), "boasting is seen through"
 
 
@@ -126,7 +124,7 @@ def test_a_guess_is_left_out_only_where_that_saves_its_place(padded: bool, kept:
         seen = observation([depth] * 4, [min(1, depth)] * 4, draft_seconds=0.05 * depth, score_seconds=1.0 + 0.2 * depth)
         policy.update(state, replace(seen, padded=padded))
     doubt = policy.plan(state, 4).doubt
-    assert doubt is not None and (doubt.place == 0.0 if padded else kept <= doubt.place <= 0.5)
+    assert doubt is not None and all(place == 0.0 if padded else kept <= place <= 0.5 for place in doubt.places)
 
 
 @pytest.mark.parametrize("found", [0.02, 0.1, 0.5])
@@ -225,18 +223,26 @@ def test_probes_stay_within_their_budget() -> None:
 
 
 def test_doubt_asks_for_the_price_of_a_guess() -> None:
-    outlook = Outlook([1.0, 1.6, 2.0], [1.0, 1.1, 1.25], [0.0, 0.1, 0.2], [1.0, 1.0, 1.02])
-    alone, padded = (outlook.doubt(2, (1.0,), further=1.0, padded=padded) for padded in (False, True))
-    assert alone.level == pytest.approx(0.1 * 2.0 / 1.25) and alone.place == pytest.approx(0.02 * 2.0 / 1.25)
-    assert padded.level == pytest.approx(0.12 * 2.0 / 1.25) and padded.place == 0.0
-    dear = replace(outlook, drafting=[0.0, 9.0, 18.0], rests=[1.0, 1.0, 1.1]).doubt(2, (1.0,), further=1.0, padded=False)
-    assert dear.level + dear.place == 0.5, "no price ends every draft"
-    halves, none = (outlook.doubt(2, (1.0,), further=further, padded=False) for further in (0.5, 0.0))
-    assert halves.level == pytest.approx(2 * alone.level), "a guess that is right half the time must be hoped for twice as much"
-    assert none.level + none.place == 0.5, "guesses that are never right are not divided by"
-    several = replace(outlook, tokens=[4.0, 6.4, 8.0]).doubt(2, (1.0,) * 4, further=1.0, padded=False)
-    assert several.level == pytest.approx(4 * alone.level), "drafting for four rows is paid by four"
-    assert several.place == pytest.approx(alone.place), "a wider pass has a place for each of them"
+    outlook = Outlook([1.0, 1.6, 2.0], [1.0, 1.1, 1.25], [0.0, 0.1, 0.2], [1.0, 1.03, 1.05])
+    alone, padded = (outlook.doubt((1.0,), further=1.0, padded=padded) for padded in (False, True))
+    assert alone.levels == pytest.approx([0.1 * 1.6, 0.1 * 1.6]) and alone.places == pytest.approx([0.025 * 1.6, 0.02 * 1.6])
+    assert padded.levels[1] == pytest.approx(0.12 * 1.6) and padded.places == (0.0, 0.0)
+    dear = replace(outlook, drafting=[0.0, 9.0, 18.0], rests=[1.0, 1.0, 1.1]).doubt((1.0,), further=1.0, padded=False)
+    assert dear.levels[1] + dear.places[1] == 0.5, "no price ends every draft"
+    halves, none = (outlook.doubt((1.0,), further=further, padded=False) for further in (0.5, 0.0))
+    assert halves.levels[1] == pytest.approx(2 * alone.levels[1]), "right half the time: hoped for twice as much"
+    assert none.levels[1] + none.places[1] == 0.5, "guesses that are never right are not divided by"
+    several = replace(outlook, tokens=[4.0, 6.4, 8.0]).doubt((1.0,) * 4, further=1.0, padded=False)
+    assert several.levels == pytest.approx([4 * level for level in alone.levels]), "drafting for four rows is paid by four"
+    assert several.places == pytest.approx(alone.places), "a wider pass has a place for each of them"
+
+
+def test_a_step_of_the_pass_is_paid_for_where_it_is() -> None:
+    """Four nodes are one tile: guesses 1 to 3 are cheap, the fourth pays for the next tile, and so for all that are in it."""
+    rests = [1.0, 1.0, 1.0, 1.0, 1.4, 1.4, 1.4, 1.4]
+    doubt = Outlook([1.0] * 8, [1.0] * 8, [0.0] * 8, rests).doubt((1.0,), further=1.0, padded=False)
+    assert doubt.places == pytest.approx([0.0, 0.0, 0.0, 0.1, 0.0, 0.0, 0.0])
+    assert doubt.lengths([[0.5, 0.5, 0.5, 0.7]]) == [3] and doubt.lengths([[0.5, 0.5, 0.9, 0.5, 0.5, 0.5]]) == [6]
 
 
 def test_a_pass_with_nodes_beside_the_path_is_priced_by_its_plan() -> None:
@@ -290,9 +296,8 @@ def test_a_decision_outlives_a_row_that_comes_or_goes() -> None:
     for _ in range(40):
         plan = policy.plan(state, 8)
         policy.update(state, observation(plan.max_depth, plan.max_depth, plan=plan))
-    assert state.decision is not None
+    (decision,) = state.decisions.values()
     one_less = state.fork(range(7))
-    assert (one_less.decision is None) == state.is_probe
-    assert state.is_probe or (one_less.decision and one_less.decision.best == state.decision.best)
+    assert [one.best for one in one_less.decisions.values()] == ([] if state.is_probe else [decision.best])
     assert len(policy.plan(one_less, 7).max_depth) == 7
-    assert state.fork([0, 1]).decision is None
+    assert not state.fork([0, 1]).decisions

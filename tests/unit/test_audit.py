@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from tiers import repeats
 
 from outrider.acceptance import Block, Delta, Recursive, Rejection, Traversal, block, chains, recursive, residual
 from outrider.acceptance import coupled as coupled_module
@@ -79,8 +80,20 @@ def proved_once(proofs: dict[tuple[str, type, Draws], Finding], monkeypatch: pyt
     remember("check_twin", check_twin)
 
 
+def audited_rows() -> list[Any]:
+    """Every row that needs nothing; ``make test`` audits one of each room and rule. tests/contract proves all of them."""
+    seen: set[tuple[str, str]] = set()
+    rows: list[Any] = []
+    for name, row in METHODS.items():
+        kind = row.build.__module__.rpartition(".")[0], row.acceptance
+        if not row.needs:
+            rows.append(pytest.param(name, marks=pytest.mark.exhaustive if kind in seen else ()))
+            seen.add(kind)
+    return rows
+
+
 @pytest.mark.usefixtures("proved_once")
-@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if not row.needs])
+@pytest.mark.parametrize("method", audited_rows())
 def test_every_row_passes(llm: LLM, method: str) -> None:
     found = look(llm, method, config=AuditConfig(num_prompts=1, max_tokens=12, num_tokens=24, num_pairs=1))
     assert not found.violated, found.text()
@@ -95,8 +108,8 @@ PROVABLE = [(name, row) for name, row in RULES.items() if not row.needs]
 def test_rules_are_proved_or_measured(name: str, draws: Draws) -> None:
     row = RULES[name]
     rule = row.build({})
-    proof = prove(rule, draws, num_pairs=3)
-    assert check_twin(rule, draws, num_batches=20).outcome is Outcome.PASSED
+    proof = prove(rule, draws, num_pairs=len(repeats(1, of=3)))
+    assert check_twin(rule, draws, num_batches=len(repeats(8, of=20))).outcome is Outcome.PASSED
     if row.rule.lossless:
         assert proof.outcome is Outcome.PASSED and proof.data["max_distance"] < 1e-12
 

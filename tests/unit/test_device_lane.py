@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from outrider.bench.decode import decode
 from outrider.core.device_round import PIECE_LEN
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
-from outrider.engine.device_lane import DeviceLane, num_slots
+from outrider.engine.device_lane import DeviceLane
 from outrider.engine.job import Job, Slots
 from outrider.engine.prompt_reader import PromptReader
-from outrider.engine.round_kind import RoundKind
+from outrider.engine.round_kind import RoundKind, frame_sizes, num_slots
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
 from outrider.methods import compose
@@ -214,9 +217,10 @@ class FakeGraphs:
             self.slots[size, slot], self.num_read[size, slot] = self._of(state), len(state.tokens) - 1
             self.started.add((size, slot))
 
-    def open(self, size: int, slot: int, state: RequestState, prefix: Any) -> None:
-        assert (size, slot) not in self.slots
-        self.slots[size, slot], self.num_read[size, slot] = self._of(state), 0 if prefix is None else prefix.lengths[0]
+    def open(self, size: int, slots: Sequence[int], states: Sequence[RequestState], prefixes: Sequence[Any]) -> None:
+        for slot, state, prefix in zip(slots, states, prefixes, strict=True):
+            assert (size, slot) not in self.slots
+            self.slots[size, slot], self.num_read[size, slot] = self._of(state), 0 if prefix is None else prefix.lengths[0]
 
     def take_piece(self, size: int, slot: int, start: int) -> None:
         """Pieces come in order, of slots that do not run yet."""
@@ -367,5 +371,22 @@ def test_another_drafter_lets_requests_read_themselves_again(world: tuple[Schedu
     assert [state.output_ids for state in states] == [text_of([n, 5], 20) for n in range(3)]
 
 
+def test_the_bench_decodes_in_captured_rounds_and_traces_on_the_host(world: tuple[Scheduler, FakeGraphs]) -> None:
+    scheduler, graphs = world
+    prompts, params = [[1, 2, 3], [4, 5], [6, 7, 8]], [SamplingParams(max_tokens=7 + n) for n in range(3)]
+    lane = scheduler._devices._new_lane
+    requests = [Request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+    llm: Any = SimpleNamespace(target=scheduler.target, rounds=SimpleNamespace(lane=lane), requests=lambda *_: requests)
+    ticks = count()
+    done = decode(llm, scheduler._find_method(None), prompts, params, clock=lambda: float(next(ticks)))
+    assert done.outputs == [text_of(prompt, 7 + n) for n, prompt in enumerate(prompts)]
+    assert done.batches == [] and graphs.slots == {} and max(graphs.sizes) == 4
+    assert done.prefill_seconds == 2, "reading prompts, and the call that took slots and began the first round"
+    assert done.seconds == done.tally.num_passes, "every other call reports a round"
+    traced = decode(llm, scheduler._find_method(None), prompts, params, traced=True)
+    assert traced.outputs != done.outputs and len(traced.batches) == 1, "the target decodes, and the host drives its rounds"
+
+
 def test_slots_come_in_powers_of_two() -> None:
     assert [num_slots(count) for count in (1, 3, 8, 9, 300)] == [1, 4, 8, 16, 512]
+    assert [frame_sizes(count) for count in (1, 3, 8, 50)] == [[1], [4, 1], [8, 2], [64, 16, 4, 1]]

@@ -119,7 +119,7 @@ def test_the_chain_of_a_draft_model(page_len: int) -> None:
     rows = [[5, 9, 1, 33, 7], [2, 8, 4]]
     frame = frame_of(rows, prompt_lens=[3, 3], temperatures=[0.0, 0.9])
     drafter = DeviceChain(model, vocab_size=64)
-    drafter.seat(Texts([0, 1], rows), batch_size=2, capacity=64)
+    drafter.seat(Texts([0, 1], rows), batch_size=2)
     chain = torch.zeros(2, 3, dtype=torch.int64, device=DEVICE)
     chain[:, 0] = torch.tensor([row[-1] for row in rows])
     drafter.propose(frame, chain, chain.shape[1] - 1)
@@ -141,12 +141,12 @@ def test_slots_take_pages_as_their_texts_grow_and_give_them_back() -> None:
     seats.seat([1], [[5, 9, 1, 33, 7]], batch_size=2)
     table, version = seats.table(2), seats.version
     spare = table[0, 0].item()
-    assert table.shape == (2, model.most_slots // 4) and set(table[0].tolist()) == {spare}  # an empty slot's tokens go nowhere
+    assert table.shape == (3, model.most_slots // 4) and set(table[0].tolist()) == {spare}  # an empty slot's tokens go nowhere
     held = model.pool.num_used
-    seats.grow(2, 1, 14)
+    seats.grow({1: 14}, batch_size=2)
     own = table[1, :4].tolist()
     assert len({*own, spare}) == 5 and set(table[1, 4:].tolist()) == {spare} and model.pool.num_used == held + 2
-    seats.grow(2, 1, 9)  # it reaches that far
+    seats.grow({1: 9}, batch_size=2)  # it reaches that far
     assert table[1, :4].tolist() == own and model.pool.num_used == held + 2
     assert seats.has_room({1: 16, 0: 4 * model.pool.num_free}, batch_size=2)
     assert not seats.has_room({1: 17, 0: 4 * model.pool.num_free}, batch_size=2)
@@ -178,7 +178,7 @@ def test_prompts_are_read_in_pieces_beside_the_trees_of_others(page_len: int) ->
     seats = Seats(model)
     seats.seat([0], [rows[0]], batch_size=2)
     seats.open([1], batch_size=2)
-    seats.grow(2, 1, 96)
+    seats.grow({1: 96}, batch_size=2)
     nodes = torch.tensor([[7, 3, 8], [rows[1][-1], 0, 0]], device=DEVICE)
     for pieces in (pieces_of((1, 0), (-1, 0)), pieces_of((-1, 0), (1, PIECE_LEN))):  # the second sees the first's keys
         trees = model.step((2, 3), seats.rows(frame.lengths - 1), Sights(None, None), num_slots=96)
@@ -228,14 +228,14 @@ def test_a_draft_model_reads_prompts_in_pieces() -> None:
     chains: list[list[list[int]]] = []
     for in_pieces in (False, True):
         drafter = DeviceChain(model, vocab_size=64)
-        drafter.seat(Texts([0], rows[:1]), batch_size=2, capacity=96)
+        drafter.seat(Texts([0], rows[:1]), batch_size=2)
         if in_pieces:
-            drafter.open([1], batch_size=2, capacity=96)
+            drafter.open([1], batch_size=2)
             for start in (0, PIECE_LEN):
                 drafter.propose(frame, torch.zeros(2, 4, dtype=torch.int64, device=DEVICE), 3)  # a slot that stands still
                 drafter.read(frame, pieces_of((-1, 0), (1, start)), None)
         else:
-            drafter.seat(Texts([1], rows[1:]), batch_size=2, capacity=96)
+            drafter.seat(Texts([1], rows[1:]), batch_size=2)
         chain = torch.zeros(2, 4, dtype=torch.int64, device=DEVICE)
         drafter.propose(frame, chain, chain.shape[1] - 1)
         chains.append(chain.tolist())

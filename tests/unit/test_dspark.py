@@ -169,11 +169,12 @@ def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
 
 def test_doubt_keeps_the_guesses_that_are_worth_it() -> None:
     beliefs = [[0.9, 0.9, 0.9, 0.9], [0.9, 0.1, 0.9], [0.05]]
-    assert Doubt(0.0, 0.0, (1.0, 1.0, 1.0)).lengths(beliefs) == [4, 3, 1]
-    assert Doubt(0.0, 0.2, (1.0, 1.0, 1.0)).lengths(beliefs) == [4, 1, 0]
-    assert Doubt(0.0, 0.2, (0.6, 1.0, 1.0)).lengths(beliefs) == [2, 1, 0]  # 0.54, 0.29, 0.16
-    assert Doubt(2.0, 0.0, (1.0, 1.0, 1.0)).lengths(beliefs) == [1, 1, 1]  # the first guess is free: it was drafted
-    assert Doubt(0.8, 0.0, (1.0, 1.0, 1.0)).lengths(beliefs) == [3, 3, 1]
+    assert Doubt((0.0,), (0.0,), (1.0, 1.0, 1.0)).lengths(beliefs) == [4, 3, 1]
+    assert Doubt((0.0,), (0.2,), (1.0, 1.0, 1.0)).lengths(beliefs) == [4, 1, 0]
+    assert Doubt((0.0,), (0.2,), (0.6, 1.0, 1.0)).lengths(beliefs) == [2, 1, 0]  # 0.54, 0.29, 0.16
+    assert Doubt((2.0,), (0.0,), (1.0, 1.0, 1.0)).lengths(beliefs) == [1, 1, 1]  # the first guess is free: it was drafted
+    assert Doubt((0.8,), (0.0,), (1.0, 1.0, 1.0)).lengths(beliefs) == [3, 3, 1]
+    assert Doubt((9.0, 0.0, 2.0), (0.0,), (1.0, 1.0, 1.0)).lengths(beliefs) == [2, 2, 1], "prices are by the guess"
 
 
 class Doubting(Policy):
@@ -187,7 +188,7 @@ class Doubting(Policy):
         return Stateless()
 
     def plan(self, state: Stateless, num_rows: int) -> Plan:
-        return Plan((4,) * num_rows, (4,) * num_rows, doubt=Doubt(0.0, 0.15, (1.0,) * num_rows))
+        return Plan((4,) * num_rows, (4,) * num_rows, doubt=Doubt((0.0,), (0.15,), (1.0,) * num_rows))
 
     def update(self, state: Stateless, observation: Observation) -> None:
         self.kept += [size - 1 for size in observation.draft.tree.sizes]

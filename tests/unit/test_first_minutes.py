@@ -39,15 +39,30 @@ def modules_after(statement: str) -> set[str]:
 HEAVY = {"torch", "transformers", "numpy", "tokenizers", "safetensors", "tqdm", "fastapi", "uvicorn"}
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], [], *([name, "--help"] for name in COMMANDS)])
-def test_help_and_version_load_nothing_heavy(words: list[str]) -> None:
-    loaded = modules_after(f"from outrider.cli.main import main; main({words!r})")
-    assert not HEAVY & loaded
-    assert len({name for name in loaded if name.startswith("outrider.")}) <= 16
+EACH_APART = """
+import contextlib, io, json, os, sys
+for words in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        from outrider.cli.main import main
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            with contextlib.suppress(SystemExit):
+                main(words)
+        print(json.dumps([words, sorted(sys.modules)]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
 
 
-def test_a_misspelt_option_loads_nothing_heavy() -> None:
-    assert not HEAVY & modules_after("from outrider.cli.main import main; main(['generate', '--temprature', '1'])")
+def test_help_version_and_mistakes_load_nothing_heavy() -> None:
+    """Every command in a fork of one fresh process."""
+    asked = [["--help"], ["--version"], [], ["generate", "--temprature", "1"], *([name, "--help"] for name in COMMANDS)]
+    command = [sys.executable, "-c", EACH_APART, json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = list(map(json.loads, done.stdout.splitlines()))
+    assert [words for words, _ in found] == asked
+    for words, loaded in found:
+        assert not HEAVY & set(loaded), words
+        assert len([name for name in loaded if name.startswith("outrider.")]) <= 16, words
 
 
 def test_the_help_names_what_can_be_trained() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from outrider.bundled import bundled_path
 from outrider.core.errors import OptionError
 from outrider.models.families import DEFAULTS
 from outrider.models.features import ModelConfig
-from outrider.models.gpu import can_run, gpu_decoder
+from outrider.models.gpu import _why_triton_fails, can_run, gpu_decoder
 from outrider.models.gpu.known import missing_features
 from outrider.models.gpu.limits import shared_memory, stages_that_fit
 from outrider.models.load import load_model
@@ -61,6 +64,23 @@ def test_other_types_and_devices_leave_it() -> None:
     assert not can_run(CONFIG, torch.float32, GPU)
     assert not can_run(CONFIG, torch.bfloat16, torch.device("cpu"))
     assert gpu_decoder(CONFIG, tiny_weights(CONFIG)) is None
+
+
+def test_without_a_c_compiler_the_gpu_runs_in_pytorch_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> int:
+        raise RuntimeError("Failed to find C compiler.")
+
+    active = SimpleNamespace(get_current_device=fails)
+    monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace(driver=SimpleNamespace(active=active)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("outrider.models.gpu._why_triton_fails", functools.cache(_why_triton_fails.__wrapped__))
+    with pytest.warns(UserWarning, match="Failed to find C compiler.*Install gcc"):
+        assert not can_run(CONFIG, torch.bfloat16, GPU)
+    assert not can_run(CONFIG, torch.float16, GPU)  # it is said once
+    active.get_current_device = lambda: 0
+    monkeypatch.setattr("outrider.models.gpu._why_triton_fails", functools.cache(_why_triton_fails.__wrapped__))
+    assert can_run(CONFIG, torch.bfloat16, GPU)
 
 
 def test_numerics_that_cannot_be_had_are_refused() -> None:

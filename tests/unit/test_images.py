@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 import zlib
 from dataclasses import replace
@@ -193,13 +194,19 @@ def test_heads_are_trained_on_tokens_and_draw_the_plain_images(tmp_path: Path) -
 
 @pytest.mark.parametrize("rule", [None, "lantern", "lantern++", "gsd", "gsd-partition"])
 def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str | None) -> None:
-    chosen = ["--acceptance", rule] if rule else []
+    """A rule's name is a method here, as the papers have it; the page beside the file has every code with its pass."""
+    chosen = ["--method", rule] if rule else []
     words = ["imagine", "--model", str(folder / "target"), "--class", "2", "--out", str(tmp_path / "a.png"), "--show", "--json"]
     assert main([*words, *chosen]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert told["images"][0]["tokens"] == 4 and told["images"][0]["lossless"] is (rule is None)
     assert sum(told["images"][0]["passes_of_rows"]) >= told["images"][0]["passes"]
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    (found,) = re.findall(r'<script id="drawn" type="application/json">(.*?)</script>', page)
+    (grown,) = json.loads(found)["images"]
+    assert len(grown["rounds"]) == len(grown["origins"]) == grown["grid"] ** 2 == 4
+    assert grown["image"].startswith("data:image/png;base64,") and set(grown["origins"]) <= {"accepted", "recovered", "bonus"}
 
 
 def test_the_bundled_model_draws_a_digit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,6 +223,8 @@ def test_the_bundled_model_draws_a_digit(tmp_path: Path, capsys: pytest.CaptureF
         (["--model", "TARGET", "--method", "sjdd"], "did you mean 'sjd'"),
         (["--model", "TARGET", "--acceptance", "lanterm"], "did you mean 'lantern'"),
         (["--model", "TARGET", "--out", "/nowhere/a.png"], "cannot be written"),
+        (["--model", "TARGET", "--out", "a.html"], "end in .png"),
+        (["--model", "TARGET", "--method", "gsd", "--acceptance", "lantern"], "is a rule"),
         (["--model", "TARGET", "-O", "fill"], "NAME=VALUE"),
         (["--model", "TARGET", "--num", "0"], "at least 1"),
         (["--model", "."], "config.json"),

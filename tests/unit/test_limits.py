@@ -29,7 +29,7 @@ class _Never:
         return [False, False]
 
 
-DOUBT = Doubt(0.3, 0.1, (1.0, 0.9))
+DOUBT = Doubt((0.3,), (0.1,), (1.0, 0.9))
 PLAN = Plan((6, 4), (12, 8), _Never(), DOUBT)  # pyright: ignore[reportArgumentType]
 
 

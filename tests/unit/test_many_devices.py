@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -15,13 +19,14 @@ from safetensors.torch import load_file
 from outrider.bundled import bundled_path
 from outrider.cli.main import main
 
+Start = Callable[[list[str]], None]
 DRAFT = "-O num_hidden_layers=1 -O hidden_size=32 -O num_attention_heads=2 -O num_key_value_heads=1 -O intermediate_size=48"
 
 
 def arguments(kind: str, data: Path, out: Path, steps: int) -> list[str]:
     common = f"--held-out 2 --max-len 24 -O batch_size=4 -O max_steps={steps} -O judge_every=2 -O save_every=2 -O bf16=false"
     more = DRAFT if kind == "pretrain" else "-O num_depths=2 -O draft_vocab_size=256"
-    return ["train", kind, "--data", str(data), "--out", str(out), *common.split(), *more.split()]
+    return ["train", kind, "--data", str(data), "--out", str(out), "--device", "cpu", *common.split(), *more.split()]
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +37,56 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def with_two(command: list[str]) -> None:
+def can_fork() -> bool:
+    """A process that has used a GPU cannot be forked, and neither can one on macOS that has used its libraries."""
+    return sys.platform == "linux" and not torch.cuda.is_initialized()
+
+
+def forked(command: list[str], folder: Path) -> str:
+    """What two processes print that are forks of this one: nothing is imported again. They meet as torchrun's do."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = multiprocessing.get_context("fork").Process
+    ranks = [start(target=_be_rank, args=(rank, port, command, folder / f"printed{rank}")) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(300)
+    printed = "".join((folder / f"printed{rank}").read_text() for rank in range(2))
+    assert [rank.exitcode for rank in ranks] == [0, 0], printed[-3000:]
+    return printed
+
+
+def _be_rank(rank: int, port: int, command: list[str], out: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    os.environ["MASTER_PORT"] = str(port)
+    with out.open("w") as printed, redirect_stdout(printed), redirect_stderr(printed):
+        code = main(command)
+    raise SystemExit(code)
+
+
+def by_torchrun(command: list[str], folder: Path) -> str:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "outrider", *command]
-    done = subprocess.run(program, check=False, env=env, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(program, check=False, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("tokens per pass") == 1  # only the first process speaks
+    return done.stdout
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(forked, marks=pytest.mark.skipif(not can_fork(), reason="this process cannot be forked safely")),
+        pytest.param(by_torchrun, marks=pytest.mark.exhaustive),
+    ],
+    ids=["forked", "torchrun"],
+)
+def with_two(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
+    def start(command: list[str]) -> None:
+        printed = request.param(command, tmp_path)
+        assert printed.count("tokens per pass") == 1  # only the first process speaks
+
+    return start
 
 
 def weights(out: Path, kind: str) -> dict[str, torch.Tensor]:
@@ -52,7 +101,7 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does_and_either_goes_on(data: Path, tmp_path: Path) -> None:
+def test_two_processes_train_what_one_does_and_either_goes_on(with_two: Start, data: Path, tmp_path: Path) -> None:
     """A draft model: two steps by two processes, two more by one, against four by one."""
     with_two(arguments("pretrain", data, tmp_path / "two", 2))
     assert main(arguments("pretrain", data, tmp_path / "one", 2)) == 0
@@ -65,7 +114,7 @@ def test_two_processes_train_what_one_does_and_either_goes_on(data: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_heads_are_divided_too(data: Path, tmp_path: Path) -> None:
+def test_heads_are_divided_too(with_two: Start, data: Path, tmp_path: Path) -> None:
     """Frozen parts, parts that are called from outside, and a run of two that two resume."""
     with_two(arguments("eagle3", data, tmp_path / "two", 2))
     with_two(arguments("eagle3", data, tmp_path / "two", 4))

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import accumulate, product
 from operator import mul
 
 import pytest
 import torch
+from fresh import run_fresh
 
 from outrider import LLM, SamplingParams
 from outrider.bundled import bundled_path
@@ -221,14 +220,14 @@ def _lengths(depths: list[int], doubt: Doubt | None = None) -> Plan:
 def _ends(beliefs: list[list[float]], most: list[int], doubt: Doubt) -> list[int]:
     """Guesses of each row, by the two sentences of ``Doubt``."""
     hopes = [list(accumulate((min(1.0, t * belief) for belief in row), mul)) for row, t in zip(beliefs, doubt.trust)]
-    depths = list(most)
+    depths, (levels, places) = list(most), doubt.prices(max(most) + 1)
     for step in range(max(most)):
         alive = [row for row, depth in enumerate(depths) if depth > step]
         for row in alive:
-            if hopes[row][step] < doubt.place:
+            if hopes[row][step] < places[step]:
                 depths[row] = step
         going = [row for row in alive if depths[row] > step + 1]
-        if sum(hopes[row][step] for row in going) < doubt.level + doubt.place * len(going):
+        if sum(hopes[row][step] for row in going) < levels[step + 1] + places[step + 1] * len(going):
             for row in going:
                 depths[row] = step + 1
     return depths
@@ -253,8 +252,10 @@ def test_a_chain_ends_where_it_is_doubted(library) -> None:
         ranks = law[0, 0] + temperatures[row] * gumbel
         expected[row].append(ranks.softmax(-1)[free.tokens[row, step]].item())
     seen = set()
-    for level, place in product((0.0, 0.03, 0.3, 0.9, 3.0), (0.0, 0.01, 0.1, 0.5)):
-        cache, doubt = model.new_cache(4), Doubt(level, place, trust)
+    every_levels = (0.0,), (0.03, 0.9, 0.03), (0.3,), (0.9,), (3.0,)
+    every_places = (0.0,), (0.01,), (0.0, 0.01, 0.1), (0.5,)
+    for levels, places in product(every_levels, every_places):
+        cache, doubt = model.new_cache(4), Doubt(levels, places, trust)
         tokens, depths, beliefs = model.guess(rows, cache, plan=_lengths(most, doubt), tempering=tempering, noise=noise)
         assert list(depths) == _ends(expected, most, doubt)
         assert cache.lengths == [len(row) + max(0, depth - 1) for row, depth in zip(rows, depths)]
@@ -410,8 +411,7 @@ print(type(llm.target).__name__, [llm.generate("Once upon a time", params)[0].to
     )
     compiler.chmod(0o755)
     env = {**os.environ, "OUTRIDER_CACHE": str(tmp_path), "CXX": str(compiler)}
-    command = [sys.executable, "-c", program]
-    starts = [subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2)]
+    starts = [run_fresh(program, env=env) for _ in range(2)]
     assert starts[0].stdout == starts[1].stdout and starts[0].stdout.startswith("NativeDecoder")
     assert "building the native CPU pass" in starts[0].stderr and "built in" in starts[0].stderr
     assert "building" not in starts[1].stderr
@@ -440,5 +440,5 @@ with warnings.catch_warnings(record=True) as caught:
 )
 def test_without_a_compiler_pytorch_does_the_work(changes: dict[str, str], expected: str, tmp_path) -> None:
     env = {**os.environ, **{key: value.format(tmp=tmp_path) for key, value in changes.items()}}
-    result = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=120, check=True)
-    assert expected in result.stdout
+    result = run_fresh(PROGRAM, env=env)
+    assert result.returncode == 0 and expected in result.stdout, result.stderr

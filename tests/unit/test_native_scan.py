@@ -1,6 +1,8 @@
-"""The native scan of Mamba-2 layers against PyTorch's, its oracle."""
+"""The native scans of Mamba-2 and gated delta layers against PyTorch's, their oracles."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ from outrider.models.recurrent.decoder import RecurrentDecoder
 from outrider.models.recurrent.random_model import random_recurrent, tiny_raw
 
 pytestmark = pytest.mark.skipif(not can_build(), reason="no native build here")
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2, "hidden_size": 64},
     "bamba": {"mamba_n_heads": 4, "mamba_d_state": 32, "mamba_n_groups": 1, "hidden_size": 64},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "hidden_size": 64},
+    "qwen3_next": {"linear_key_head_dim": 32, "linear_value_head_dim": 16, "hidden_size": 64},
 }
 
 
@@ -44,5 +48,6 @@ def test_bounds_of_time_steps_and_no_bias() -> None:
 def test_odd_sizes_and_other_types_are_scanned_in_pytorch() -> None:
     """A head of 8 fills no vector, and float64 has no native scan: both still score."""
     tree = TokenTree.chain(torch.tensor([[5, 6, 7]]))
-    for model in (random_recurrent(tiny_raw("mamba2")), random_recurrent(tiny_raw("mamba2"), dtype=torch.float64)):
-        assert model.score(tree, model.new_cache(1)).logits.isfinite().all()
+    for family in ("mamba2", "qwen3_next"):
+        for model in (random_recurrent(tiny_raw(family)), random_recurrent(tiny_raw(family), dtype=torch.float64)):
+            assert model.score(tree, model.new_cache(1)).logits.isfinite().all()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,11 @@ from tiny_pair import VOCAB, tiny_model
 from outrider.bench.simulate import Cluster, Scenario, Shape, Wire, hardware_named
 from outrider.bench.simulate_pearl import PearlScenario, pearl_tokens_per_pass
 from outrider.cli.main import main
+from outrider.core.interfaces import Cache
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
+from outrider.core.side_thread import check_may_capture
+from outrider.core.tree import TokenTree
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import compose
@@ -39,6 +44,25 @@ def test_the_text_is_plain_decodings(params: dict[str, float], noise: float) -> 
     plain, _ = texts(target, "plain", None, **params)
     assert ours == plain
     assert all(0 <= token < VOCAB for text in ours for token in text)
+
+
+def test_a_pass_that_must_be_captured_is_left_to_the_thread_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the first pass of every shape may not run in the thread beside."""
+    target, draft = tiny_model(), tiny_model(0.2)
+    score, threads = Decoder.score, dict[tuple[int, ...], set[str]]()
+
+    def captured(model: Decoder, tree: TokenTree, cache: Cache, **options: Any) -> Any:
+        shape = tuple(tree.tokens.shape)
+        if model is draft and shape not in threads:
+            check_may_capture()
+        if model is draft:
+            threads.setdefault(shape, set()).add(threading.current_thread().name.split("_")[0])
+        return score(model, tree, cache, **options)
+
+    monkeypatch.setattr(Decoder, "score", captured)
+    ours, _ = texts(target, "pearl", draft)
+    assert ours == texts(target, "plain", None)[0]
+    assert {"MainThread", "outrider-draft"} <= set.union(*threads.values())
 
 
 def test_a_perfect_draft_is_never_waited_for() -> None:

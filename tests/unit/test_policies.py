@@ -41,7 +41,7 @@ ALL: dict[str, type] = {
 @pytest.fixture(autouse=True)
 def _thinking_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds here take made-up seconds; how long a decision really takes must not decide how often one is made."""
-    monkeypatch.setattr("outrider.policies.adaptive.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr("outrider.policies.adaptive.time", SimpleNamespace(thread_time=lambda: 0.0))
 
 
 # --- heuristic --------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import platform
 import sys
 import tomllib
@@ -102,15 +103,23 @@ def test_the_table_of_reached_lines() -> None:
     for where in ("", "/home/me/outrider/"):  # a checkout that has the package's name
         rows = found.rows({"files": {where + path: counts for path, counts in files.items()}})
         assert [tuple(row.values()) for row in rows] == expected
+    made = {"command": "make it", "machine": "a machine"}
+    assert found.document({"files": files, "made": made}) == {**made, "rows": rows}
 
 
-def test_costs_of_tests_are_added_up_by_folder() -> None:
+def test_costs_of_tests_are_added_up_by_folder(tmp_path: Path) -> None:
     files = {
-        "tests/unit/test_a.py": {"(imports)": 9.0, "a": 1.0, "b": 0.5},
-        "tests/server/test_c.py": {"(imports)": 8.0, "c": 2.0},
+        "(imports)": {"gw0": 9.0, "gw1": 8.0},
+        "tests/unit/test_a.py": {"a": 1.0, "b": 0.5},
+        "tests/server/test_c.py": {"c": 2.0},
     }
     rows = script("test_costs").rows(files)
     assert [tuple(row.values()) for row in rows] == [("server", 1, 2.0), ("unit", 2, 1.5), ("all", 3, 3.5)]
+    notes = {"gw0": [["(imports)", 9.0], ["tests/unit/test_a.py::a", 1.0]], "gw1": [["tests/unit/test_a.py::b[x::y]", 0.5]]}
+    for worker, lines in notes.items():
+        (tmp_path / f"{worker}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    found = script("test_costs").read_costs(tmp_path)
+    assert found == {"(imports)": {"gw0": 9.0}, "tests/unit/test_a.py": {"a": 1.0, "b[x::y]": 0.5}}
 
 
 def test_a_wheels_tag_names_its_machine() -> None:

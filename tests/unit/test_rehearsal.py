@@ -52,6 +52,7 @@ def scripted(clock: Clock, price: Callable[[int], float]) -> TableModel:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("outrider.engine.step.time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr("outrider.engine.step.own_seconds", clock)
     return clock
 
 

@@ -25,7 +25,7 @@ tables = _load()
 
 
 def test_no_page_is_stale() -> None:
-    for page in (ROOT / "docs").rglob("*.md"):
+    for page in tables.pages():
         text = page.read_text(encoding="utf-8")
         assert tables.filled(text) == text, f"{page.name}: run python scripts/tables.py"
 
@@ -41,6 +41,8 @@ def test_a_block_is_written_from_its_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert "| plain | 1234 | 0.1235, 2 |  |" in text and "| x y |  |  | 3 |" in text
     assert "Speeds. <code>make it</code>; a machine; 2026-01-01; commit: abc" in text
     assert tables.filled(text) == text
+    text = tables.filled("It is <!-- figure mine: {speed[a]:.1f} times ({method}) -->2 times<!-- end --> as fast.")
+    assert text == "It is <!-- figure mine: {speed[a]:.1f} times ({method}) -->1234.5 times (plain)<!-- end --> as fast."
     with pytest.raises(SystemExit, match=r"'other', and there is no other\.json; there are mine"):
         tables.filled("<!-- results other -->\n<!-- end -->")
 

@@ -1,4 +1,4 @@
-"""The kernels of Mamba-2 layers against PyTorch's scan, their oracle: interpreted on a CPU, compiled on a GPU."""
+"""The kernels of Mamba-2 and gated delta layers against PyTorch's scans: interpreted on a CPU, compiled on a GPU."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from recurrence import check_twins
 from triton_interpreter import DEVICE
 
 from outrider.core.tree import TokenTree
-from outrider.models.recurrent import mamba_mixer
+from outrider.models.recurrent import delta_mixer, mamba_mixer
 from outrider.models.recurrent.decoder import RecurrentDecoder
+from outrider.models.recurrent.delta_triton import TritonDelta
+from outrider.models.recurrent.mamba_triton import TritonMamba
 from outrider.models.recurrent.random_model import random_recurrent, tiny_raw
-from outrider.models.recurrent.scan_triton import TritonScan
 
 SIZES = {
     "mamba2": {"num_heads": 2, "head_dim": 24, "state_size": 16, "n_groups": 2, "num_hidden_layers": 1},
     "bamba": {"mamba_n_heads": 2, "mamba_d_state": 40, "mamba_n_groups": 1, "mamba_d_head": 32, "num_hidden_layers": 2},
+    "qwen3_next": {"linear_key_head_dim": 24, "linear_value_head_dim": 40, "linear_num_value_heads": 4},
 }
 
 
 def twins(monkeypatch: pytest.MonkeyPatch, family: str, **changes: Any) -> tuple[RecurrentDecoder, RecurrentDecoder]:
     raw = tiny_raw(family, **{**SIZES[family], **changes})
     plain = random_recurrent(raw, fast=False, device=DEVICE)
-    monkeypatch.setattr(mamba_mixer, "scan_of", lambda shape, numbers, fast: TritonScan(shape, numbers))
+    monkeypatch.setattr(mamba_mixer, "mamba_scan", lambda shape, numbers, fast: TritonMamba(shape, numbers))
+    monkeypatch.setattr(delta_mixer, "delta_scan", lambda shape, numbers, fast: TritonDelta(shape, numbers))
     return plain, random_recurrent(raw, device=DEVICE)
 
 

@@ -97,7 +97,7 @@ class GatedRule(LossyRule):
         return self._outcome(p, q, (judged > 0) & (judged >= self.limit(judged)[..., None]))
 
     def _outcome(self, p: Tensor, q: Tensor, outright: Tensor) -> OneGuess:
-        """Of one guess x ~ q, where ``outright`` [M, V] are the tokens let through."""
+        """The outcome of one guess x ~ q, where ``outright`` [M, V] are the tokens let through."""
         chance = torch.where(outright, 1.0, (p / self.share()).clamp(max=1))
         refused = torch.where(chance < 1, q * (1 - chance) / (1 - p), 0.0)
         law = q * chance + p * (refused.sum(-1, keepdim=True) - refused)

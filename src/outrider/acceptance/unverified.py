@@ -66,6 +66,6 @@ class Unverified(GatedRule):
         return [False, *(can and place <= last for place, can in enumerate(possible, 1))]
 
     def one_guess(self, p: Tensor, q: Tensor, *, judged: Tensor | None = None) -> OneGuess:
-        """Of a guess that the drafter went on from."""
+        """The outcome of a guess that the drafter went on from."""
         judged = p if judged is None else judged
         return self._outcome(p, q, (judged > 0) & (self.options.num_unverified > 0))

@@ -46,7 +46,7 @@ class Bandwidth:
 
 
 def measure_bandwidth(name: str, target: Target) -> Bandwidth:
-    """For the model called ``name``, loaded as ``target``."""
+    """Measures the model called ``name``, loaded as ``target``."""
     size = weight_bytes(name, target)
     return Bandwidth(read_speed(_BIG, target.device), read_speed(max(size, 1 << 16), target.device), size)
 

@@ -57,7 +57,7 @@ class Sample:
 
     @property
     def guesses(self) -> float:
-        """Per round."""
+        """Guesses per round."""
         return self.tally.num_guesses / max(self.tally.num_passes, 1)
 
 
@@ -77,7 +77,7 @@ def pass_curve(
 
 
 def plain_costs(curves: Sequence[Curve], plain: Sequence[Sample]) -> RoundCosts:
-    """From repeated measurements of passes and of plain decoding."""
+    """The cost of a plain round, from repeated measurements of passes and of plain decoding."""
     seconds = tuple(map(min, zip(*(curve.seconds for curve in curves), strict=True)))
     curve = replace(curves[0], seconds=seconds)
     return RoundCosts(curve, host=max(0.0, undisturbed(plain).round_seconds - curve.at(1)))

@@ -1,4 +1,8 @@
-"""Decodes a batch of prompts through the scheduler, with the prefill and the rounds timed apart."""
+"""Decodes a batch of prompts through the scheduler, as ``generate`` does, with the prefill and the rounds timed apart.
+
+A call of ``Scheduler.round`` that reports no round has read prompts, or given slots of captured rounds to requests. Its time
+counts as prefill.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from outrider.core.report import RoundReport
 from outrider.core.request import RequestState
 from outrider.engine.generate import scheduler_of
 from outrider.engine.job import Job
+from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Batch
 
 Watcher = Callable[[RoundReport], None]
@@ -23,13 +28,17 @@ Watcher = Callable[[RoundReport], None]
 class Decoded:
     """One chunk of prompts, decoded."""
 
-    outputs: list[list[int]]
+    states: list[RequestState]
     seconds: float
     """Time of the rounds."""
     prefill_seconds: float
     tally: Tally
-    batch: Batch
-    """What was in memory before the last round."""
+    batches: list[Batch]
+    """What was in memory before the last round, where the host drives rounds."""
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        return [state.output_ids for state in self.states]
 
 
 def decode(
@@ -40,22 +49,30 @@ def decode(
     *,
     clock: Callable[[], float] = time.perf_counter,
     watcher: Watcher | None = None,
+    traced: bool = False,
 ) -> Decoded:
-    """Decode all prompts as one batch. Counting, and ``watcher``, which is shown every round, are not part of the time."""
-    scheduler = scheduler_of(llm.target, method, max_batch_size=len(prompts))
+    """Decode all prompts as one batch. Counting, and ``watcher``, which is shown every round, are not part of the time. With
+    ``traced`` rounds report trees and scores, so the host drives them."""
+    scheduler = scheduler_of(llm.target, method, max_batch_size=len(prompts), device_lane=llm.rounds.lane)
     states = [RequestState.of(request) for request in llm.requests(list(prompts), list(params))]
     for index, state in enumerate(states):
         scheduler.check(state.request, None)
-        scheduler.submit(Job(index, state))
+        scheduler.submit(Job(index, state, traced=traced))
+    try:
+        return _run(scheduler, states, clock, watcher)
+    finally:
+        scheduler.close()
+
+
+def _run(scheduler: Scheduler, states: list[RequestState], clock: Callable[[], float], watcher: Watcher | None) -> Decoded:
     began = clock()
     scheduler.arrive()
-    prefill_seconds, seconds, tally = clock() - began, 0.0, Tally()
-    (batch,) = scheduler.batches
+    prefill_seconds, seconds, tally, batches = clock() - began, 0.0, Tally(), list[Batch]()
     while not scheduler.is_idle:
-        (batch,) = scheduler.batches
-        began = clock()
+        batches, began = scheduler.batches, clock()
         reports = scheduler.round()
-        seconds += clock() - began
+        taken = clock() - began
+        seconds, prefill_seconds = (seconds + taken, prefill_seconds) if reports else (seconds, prefill_seconds + taken)
         for report in reports:
             tally.add(report.seen)
             if watcher is not None:
@@ -63,4 +80,4 @@ def decode(
         failure = next((state.failure for state in states if state.failure is not None), None)
         if failure is not None:
             raise failure
-    return Decoded([state.output_ids for state in states], seconds, prefill_seconds, tally, batch)
+    return Decoded(states, seconds, prefill_seconds, tally, batches)

@@ -112,7 +112,7 @@ def cpu_name_of(lines: Sequence[str]) -> str:
 
 
 def _brand() -> str | None:
-    """On a Mac."""
+    """The processor's name on a Mac."""
     try:
         done = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -3,7 +3,8 @@
 A round is every suite once. Inside it every chunk of prompts is given to every setting, one after the other, before the next
 chunk comes; speed-ups are ratios of times measured next to each other. Drafters that learn across requests start every round
 empty, and meet a suite's prompts in order: they may learn from earlier prompts and never from an earlier round. Policies know
-no text, only costs and rates, and are kept from the warm-up to the end, as an ``LLM`` keeps its own.
+no text, only costs and rates, and are kept from the warm-up to the end, as an ``LLM`` keeps its own. A method whose rounds are
+captured is kept with its graphs: its drafter remembers the texts in its slots and no others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from outrider.core.params import SamplingParams
 _RULER_SIZE = 192
 _WARM_TOKENS = 8
 _WARM_SHARE = 0.35
-"""Of a time limit: settings that could not be warmed up within it are left out."""
+"""Share of a time limit for warming up. Settings that need longer are left out."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,21 @@ class Runner:
         self.skipped: list[Skipped] = []
         """Settings that there was no time for."""
         self._policies: dict[str, Policy] = {}
+        self._captured: dict[str, Method] = {}
         self.has_results = False
         """Some chunk of prompts was taken by every setting."""
 
     def _fresh(self, setting: Setting) -> Method:
         """The method with an empty drafter and the policy of the rounds before."""
+        if setting.label in self._captured:
+            return self._captured[setting.label]
         made = setting.compose(self.llm)
-        return Method(made.drafter, made.rule, self._policies.setdefault(setting.label, made.policy))
+        if setting.label in self._policies:
+            return Method(made.drafter, made.rule, self._policies[setting.label])
+        self._policies[setting.label] = made.policy
+        if self.llm.rounds.graphs_of(made) is not None:
+            self._captured[setting.label] = made
+        return made
 
     def run(self) -> Results:
         """Every round that fits. However it ends, by Ctrl+C too, ``results`` holds whole rounds of what was measured."""
@@ -115,6 +124,7 @@ class Runner:
             if len(costs) > 1 and self.limit.passed(_WARM_SHARE):
                 break
             chunks = [_padded(prompts[:size], size) for size in self.config.batch_sizes]
+            self.llm.rounds.capture(self._fresh(setting), self.config.batch_sizes)
             done = [decode(self.llm, self._fresh(setting), chunk, [small] * len(chunk)) for chunk in chunks]
             prefill = sum(one.prefill_seconds for one in done) / sum(len(prompt) for chunk in chunks for prompt in chunk)
             costs[setting.label] = Cost(prefill, sum(one.seconds for one in done) / _WARM_TOKENS)
@@ -152,14 +162,20 @@ class Runner:
                 method = running[setting.label]
                 decoded = done[setting.label] = decode(self.llm, method, chunk, params)
                 if number == 0:
-                    parts, without = [method.drafter, decoded.batch.drafter_state], [self.llm.target, decoded.batch.cache]
-                    cells[setting.label].memory = max(cells[setting.label].memory, added_bytes(parts, without))
+                    cells[setting.label].memory = max(cells[setting.label].memory, self._added_bytes(method, decoded))
             for label, decoded in done.items():  # a chunk counts when every setting has taken it
                 _note(cells[label], decoded)
             _compare(cells, {label: decoded.outputs for label, decoded in done.items()})
             ruler.append(ruler_seconds())
             self.has_results = True
         return True
+
+    def _added_bytes(self, method: Method, decoded: Decoded) -> int:
+        """What the method added to memory."""
+        graphs = self.llm.rounds.graphs_of(method)
+        twins = [] if graphs is None else [graphs.drafter]
+        parts = [method.drafter, *twins, *(batch.drafter_state for batch in decoded.batches)]
+        return added_bytes(parts, [self.llm.target, *(batch.cache for batch in decoded.batches)])
 
 
 def _padded(chunk: list[list[int]], size: int) -> list[list[int]]:

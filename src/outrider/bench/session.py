@@ -53,7 +53,8 @@ class Outcome:
 
     @property
     def fastest(self) -> Setting:
-        """Of the lossless settings that speculate and need nothing made for the bench; plain decoding if there is none."""
+        """The fastest lossless setting that speculates and needs nothing made for the bench; plain decoding if there is
+        none."""
         first = self.lines[0]
         lines = [line for line in self.lines if (line.suite, line.batch_size) == (first.suite, first.batch_size)]
         lasting = {one.label: one for one in self.settings if one.lossless and not METHODS[one.method].needs}

@@ -80,7 +80,7 @@ class Grid:
     policies: Sequence[str] = ()
     """None leaves the choice to ``generate``'s rule (see ``Setting.policy``)."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By method: options of its own."""
+    """Options of each method, by its name."""
 
     def settings(self) -> list[Setting]:
         """Plain decoding first, once."""

@@ -93,7 +93,7 @@ class Shape:
 
     @property
     def hidden_size(self) -> float:
-        """Of a decoder with 12 H^2 weights a layer, which is close enough for what a link carries."""
+        """Hidden size of a decoder with 12 H^2 weights a layer, which is close enough for what a link carries."""
         return (self.params / (12 * self.num_layers)) ** 0.5
 
 
@@ -125,7 +125,7 @@ class Cluster:
         return max(read / device.bandwidth, multiplied / device.flops) / share + latency
 
     def layer_seconds(self, shape: Shape, num_rows: float) -> float:
-        """Of a layer, beside multiplying: launches, and two all-reduces among several devices."""
+        """Seconds of a layer beside multiplying: launches, and two all-reduces among several devices."""
         reduces = 2 * self.message_seconds(shape, num_rows) if self.num_devices > 1 else 0.0
         return self.hardware.layer_latency + reduces
 
@@ -157,7 +157,7 @@ class Scenario:
     """Where the draft runs; one device of the same kind if not given."""
 
     def cost(self, length: int) -> float:
-        """Of a round with ``length`` guesses; a round without has no draft either."""
+        """Seconds of a round with ``length`` guesses; a round without guesses has no draft either."""
         target = self.cluster.pass_seconds(self.target, length + 1, batch_size=self.batch_size, context=self.context)
         drafting = 0.0
         if self.draft is not None and length:

@@ -20,7 +20,7 @@ from outrider.bench.simulate import Cluster, Scenario, predicted_speed
 
 
 def drafting_seconds(length: int, *, exact: float, fuzzy: float) -> float:
-    """Of a chain: one exact pass, then fuzzy ones."""
+    """Seconds to draft a chain: one exact pass, then fuzzy ones."""
     return exact + (length - 1) * fuzzy if length else 0.0
 
 
@@ -34,7 +34,7 @@ class EasySpecScenario:
     num_devices: int
 
     def cost(self, length: int) -> float:
-        """Of a round with ``length`` guesses."""
+        """Seconds of a round with ``length`` guesses."""
         alone = replace(self.turns, draft=None)
         return alone.cost(length) + drafting_seconds(length, exact=self.exact_seconds(), fuzzy=self.fuzzy_seconds())
 

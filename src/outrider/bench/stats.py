@@ -88,7 +88,7 @@ def quotient_of(new: tuple[Times, Times], old: tuple[Times, Times]) -> Estimate:
 
 
 def pooled(pairs: Sequence[Estimate]) -> Estimate:
-    """Of ratios of independent pairs of runs: their mean, with the interval that their spread makes."""
+    """The mean of ratios of independent pairs of runs, with the interval that their spread makes."""
     if len(pairs) == 1:
         return pairs[0]
     logs = np.log([pair.value for pair in pairs])

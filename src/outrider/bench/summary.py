@@ -28,7 +28,7 @@ class Line:
     speedup: Estimate
     """Against plain decoding in the same rounds."""
     tokens_per_pass: float
-    """Per row: tokens emitted over rounds."""
+    """Tokens emitted over rounds, per row."""
     acceptance: float
     by_depth: tuple[float, ...]
     waste: float
@@ -107,7 +107,7 @@ def _line(title: str, cells: Sequence[Cell], *, base: Sequence[Cell], bandwidth:
 
 
 def _times(cells: Sequence[Cell]) -> tuple[tuple[float, ...], ...]:
-    """By round and chunk, the chunks of several suites side by side."""
+    """Times by round and chunk, the chunks of several suites side by side."""
     rounds = range(len(cells[0].times))
     return tuple(tuple(seconds for cell in cells for seconds in cell.times[i]) for i in rounds)
 

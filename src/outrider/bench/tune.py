@@ -146,13 +146,13 @@ def forecast(settings: Sequence[Setting], probed: Results, curve: Curve, batch_s
 
 
 def _round_seconds(cell: Cell) -> float:
-    """Of a round, each chunk at its fastest: first calls and other programs only ever add."""
+    """Seconds of a round, each chunk at its fastest: first calls and other programs only ever add."""
     fastest = [min(times) for times in zip(*cell.times, strict=True)]
     return sum(fastest) * len(cell.times) / max(cell.tally.num_passes, 1)
 
 
 def _tokens(tally: Tally) -> float:
-    """Of a round of a row."""
+    """Tokens of a round of one row."""
     return 1 + tally.num_accepted / max(tally.num_rounds, 1)
 
 

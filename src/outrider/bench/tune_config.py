@@ -19,4 +19,4 @@ class TuneConfig:
     num_finalists: int = 5
     num_rounds: int = 9
     seconds: float | None = None
-    """For all races together, about."""
+    """Seconds for all races together, about."""

@@ -39,7 +39,7 @@ class Prediction:
     predicted: float
     measured: float
     acceptance: float
-    """As it came out, of the rate that was set."""
+    """The acceptance rate that came out, beside the one that was set."""
 
     @property
     def error(self) -> float:

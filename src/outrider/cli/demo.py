@@ -10,9 +10,12 @@ from outrider.cli.parsers.generate import add_parser
 _PROMPT = "Once upon a time, there was a little fox who"
 
 
+def demo_words(max_tokens: int) -> list[str]:
+    """The command behind ``outrider demo``: ``outrider generate`` with a prompt of ours, compared with plain decoding."""
+    return ["generate", _PROMPT, "--max-tokens", str(max_tokens), "--show", "--compare"]
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """The same as ``outrider generate`` with a prompt of ours, ``--show`` and ``--compare``."""
     parser = argparse.ArgumentParser(prog="outrider")
     add_parser(parser.add_subparsers(dest="command"))
-    words = ["generate", _PROMPT, "--max-tokens", str(arguments.max_tokens), "--show", "--compare"]
-    return generate.run(parser.parse_args(words))
+    return generate.run(parser.parse_args(demo_words(arguments.max_tokens)))

@@ -85,7 +85,7 @@ def _command(name: str) -> ModuleType:
 
 
 def console() -> int:
-    """``main`` as a process. At its end nothing is looked through for garbage, which would take most of a second."""
+    """``main`` as a process. It skips the last garbage collection, which would take most of a second."""
     code = main()
     gc.freeze()
     return code

@@ -27,7 +27,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 @final
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` whose mistakes are ours."""
+    """An ``ArgumentParser`` that raises an ``OptionError`` for every mistake."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "formatter_class": Help})

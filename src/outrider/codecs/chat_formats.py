@@ -200,7 +200,7 @@ class HarmonyReader(Reader):
     def __init__(self, names: Collection[str]) -> None:
         self._names, self._held = names, ""
         self._meaning: Meaning | None = None
-        """Of the message that is open; None in a header."""
+        """Meaning of the message that is open; None in a header."""
 
     def push(self, text: str) -> list[Piece]:
         self._held += text

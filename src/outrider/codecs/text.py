@@ -99,7 +99,7 @@ class TextCodec:
         return self.encode(text, add_special_tokens=add_special_tokens)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Of a long text in a way that lets other threads run meanwhile."""
+        """Token ids of a long text, made in a way that lets other threads run meanwhile."""
         if len(text) < _LONG:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids

@@ -35,25 +35,33 @@ class Doubt:
     """When drafts are no longer worth following. A path's *hope* is how likely all its guesses are to be accepted, each as
     likely as the drafter believes times the row's ``trust`` in it. For guesses that are chosen, not sampled.
 
-        drafting ends after a guess   if  sum of the hopes of rows that could go on  <  level + place * their number
-        a row ends before a guess     if  its hope with it  <  place
+        drafting ends before a guess  if  sum of the hopes of rows that could go on  <  its level + its place * their number
+        a row ends before a guess     if  its hope with it  <  its place
+
+    Prices are by the number of a guess in its row, since passes have steps. The last price holds for all that follow.
     """
 
-    level: float
-    """Expected tokens lost while one more guess is drafted for every row."""
-    place: float
-    """Expected tokens lost to one more node in the target's pass."""
+    levels: tuple[float, ...]
+    """Expected tokens lost while the guess is drafted for every row. The first one is drafted in any case."""
+    places: tuple[float, ...]
+    """Expected tokens lost to its node in the target's pass."""
     trust: tuple[float, ...]
+
+    def prices(self, count: int) -> tuple[list[float], list[float]]:
+        """Levels and places of the first so many guesses."""
+        levels, places = ([*given[:count], *given[-1:] * (count - len(given))] for given in (self.levels, self.places))
+        return levels, places
 
     def lengths(self, beliefs: Sequence[Sequence[float]]) -> list[int]:
         """How many of its guesses each row keeps, where a drafter believed ``beliefs[b]`` of them, in order."""
-        found, hopes = [0] * len(beliefs), [1.0] * len(beliefs)
-        for step in range(max(map(len, beliefs), default=0)):
+        found, hopes, longest = [0] * len(beliefs), [1.0] * len(beliefs), max(map(len, beliefs), default=0)
+        levels, places = self.prices(longest + 1)
+        for step in range(longest):
             rows = [row for row, length in enumerate(found) if length == step < len(beliefs[row])]
             for row in rows:
                 hopes[row] *= min(1.0, self.trust[row] * beliefs[row][step])
-                found[row] += hopes[row] >= self.place
+                found[row] += hopes[row] >= places[step]
             able = [hopes[row] for row in rows if found[row] == step + 1 < len(beliefs[row])]
-            if sum(able) < self.level + self.place * len(able):
+            if sum(able) < levels[step + 1] + places[step + 1] * len(able):
                 break
         return found

@@ -25,20 +25,12 @@ from outrider.engine.constrained import finish_round
 from outrider.engine.device_seats import Joining, Seat, next_pieces, num_pieces_left, observation_of, prompts_of
 from outrider.engine.launched import Launched
 from outrider.engine.memory import BatchSize
-from outrider.engine.round_kind import RoundKind
+from outrider.engine.round_kind import SHRINKS, RoundKind, num_slots
 from outrider.engine.step import Batch, Engine
 
 if TYPE_CHECKING:
     from outrider.engine.graphs import RoundGraphs
     from outrider.engine.round_graph import RoundGraph
-
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_SHRINKS = 4  # a frame this many times too large is given up for a smaller one
-
-
-def num_slots(count: int) -> int:
-    """Slots of the frame that serves so many requests at once."""
-    return next((size for size in _SIZES if size >= count), count)
 
 
 @final
@@ -84,7 +76,7 @@ class DeviceLane:
         return bool(self._taken) and not request.read_ids
 
     def _needy(self, rounds: int) -> dict[int, RequestState]:
-        """By slot, those who have no pages for what so many rounds may write."""
+        """Slots that have no pages for what so many rounds may write."""
         ahead = rounds * self._graphs.slack
         return {
             slot: seat.state
@@ -133,12 +125,13 @@ class DeviceLane:
         self._graphs.policy.carry(self._policy_state, prompts_of(self._seats, num_pieces_left(self._seats)))
         plan = self._graphs.policy.plan(self._policy_state, len(self._seats))
         if any(self._seats):
-            graph = self._graph(min(max(plan.max_depth), self._graphs.most_guesses))
+            graph, after = self._graph(min(max(plan.max_depth), self._graphs.most_guesses)), None
             if graph.num_guesses and any(seat.num_unread for seat in self._taken):
+                after = self._pending.ended if self._pending else None
                 report = report or self._read()
                 self._catch_up()
             self._grow()
-            launched = self._launch(graph, plan)
+            launched = self._launch(graph, plan, after)
             report = report or self._read()
             self._finish(launched)
             self._pending = launched
@@ -155,7 +148,7 @@ class DeviceLane:
     def _make_seats(self) -> RoundReport | None:
         """Give slots to those who have joined; the report of the round that had to end before the frame could change."""
         needed, report = num_slots(len(self.order)), None
-        if needed > len(self._seats) or needed * _SHRINKS <= len(self._seats):
+        if needed > len(self._seats) or needed * SHRINKS <= len(self._seats):
             report = self._read()
             needed = num_slots(max(1, len(self.order)))  # some may have ended
             if needed != len(self._seats):
@@ -191,6 +184,10 @@ class DeviceLane:
         if read:
             slots, states, *kept = zip(*((slot, one.state, one.cache, one.features) for slot, one in read), strict=True)
             self._graphs.seat(size, slots, states, *kept)
+        unread = [(slot, one) for slot, one in pairs if not one.is_read]
+        if unread:
+            slots, states, prefixes = zip(*((slot, one.state, one.cache) for slot, one in unread), strict=True)
+            self._graphs.open(size, slots, states, prefixes)
         for slot, one in pairs:
             stages = stages_for([one.state.request])
             assert stages is not None, "the others run on the host"
@@ -198,8 +195,6 @@ class DeviceLane:
             seat = self._seats[slot] = Seat(one.number, one.state, stages, num_read, began)
             if one.is_read:
                 seat.start(self._num_rounds)
-            else:
-                self._graphs.open(size, slot, one.state, one.cache)
         self._clock += time.perf_counter() - began
 
     def _has_room(self, pairs: Sequence[tuple[int, Joining]]) -> bool:
@@ -227,7 +222,7 @@ class DeviceLane:
         self._clock += time.perf_counter() - began  # capturing is no part of a round
         return graph
 
-    def _launch(self, graph: RoundGraph, plan: Plan) -> Launched:
+    def _launch(self, graph: RoundGraph, plan: Plan, after: torch.cuda.Event | None) -> Launched:
         prompts = prompts_of(self._seats, graph.num_pieces)
         pieces = next_pieces(self._seats, graph.num_pieces)
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -236,7 +231,7 @@ class DeviceLane:
         if not graph.is_constrained:
             events[1].record()
         self._num_rounds += 1
-        return Launched(graph, plan, number, self._num_rounds - 1, *events, prompts)
+        return Launched(graph, plan, number, self._num_rounds - 1, *events, prompts, after)
 
     def _finish(self, launched: Launched) -> None:
         """Say what grammars allow in a round that waits for it, now that the round before was read."""
@@ -276,7 +271,8 @@ class DeviceLane:
         launched.add_logprobs(taking, emitted)
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
         graph, plan = launched.graph, launched.plan
-        seen = observation_of(everybody, depth, graph.num_nodes, launched.seconds, plan, launched.prompts)
+        took = launched.seconds, plan, launched.prompts
+        seen = observation_of(everybody, depth, graph.num_nodes, *took, reading=launched.reading)
         self._graphs.policy.update(self._policy_state, seen)
         self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
         return launched.report(taking, notes, positions, emitted, seconds=seconds) if taking else None

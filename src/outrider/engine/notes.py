@@ -34,7 +34,7 @@ class NotedLogprobs:
 
     @staticmethod
     def empty(notes: Tensor) -> NotedLogprobs:
-        """For the rounds of a ring of notes."""
+        """Empty notes for the rounds of a ring."""
         shape = (*notes.shape[:2], notes.shape[2] - NOTE, 1 + 2 * MOST_LOGPROBS)
         return NotedLogprobs(torch.zeros(shape, device=notes.device), torch.zeros(shape, pin_memory=True))
 

@@ -48,7 +48,8 @@ class PromptReader(Drafter):
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> PromptStates:
         if not self.taps:
             return PromptStates((None,) * len(rows))
-        return PromptStates(tuple(torch.cat([taps[tap][row] for tap in self.taps], -1) for row in range(len(rows))))
+        together = torch.cat([torch.cat(taps[tap]) for tap in self.taps], -1)  # of all rows: few launches
+        return PromptStates(together.split([len(states) for states in taps[self.taps[0]]]))
 
     def propose(self, state: PromptStates, context: Context, plan: Plan) -> Draft:
         del state, plan

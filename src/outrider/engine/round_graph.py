@@ -56,7 +56,7 @@ class Constraints:
 
     @staticmethod
     def empty(nodes: Tensor, vocab_size: int) -> Constraints:
-        """For [B, N] nodes, after which everything may follow."""
+        """Masks for [B, N] nodes, after which everything may follow."""
         host_nodes = torch.zeros(2, *nodes.shape, dtype=torch.int64, pin_memory=True)
         host_masks = torch.full((*nodes.shape, mask_bytes(vocab_size)), 255, dtype=torch.uint8, pin_memory=True)
         return Constraints(host_nodes, host_masks.to(nodes.device), host_masks, torch.cuda.Event())

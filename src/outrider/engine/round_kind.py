@@ -18,6 +18,23 @@ from itertools import product
 
 from outrider.core.device_sampling import Stages
 
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SHRINKS = 4
+"""A frame this many times too large is given up for a smaller one."""
+
+
+def num_slots(count: int) -> int:
+    """Slots of the frame that serves so many requests at once."""
+    return next((size for size in _SIZES if size >= count), count)
+
+
+def frame_sizes(count: int) -> list[int]:
+    """Slots of the frame that takes so many requests at once, and of those it is given up for as they end."""
+    sizes = [num_slots(count)]
+    while sizes[-1] >= SHRINKS:
+        sizes.append(num_slots(sizes[-1] // SHRINKS))
+    return sizes
+
 
 @dataclass(frozen=True)
 class RoundKind:
@@ -39,7 +56,8 @@ class RoundKind:
 
     @property
     def worth(self) -> tuple[int, int, bool, int, bool]:
-        """Of two that serve, the one with more of it is better: prompts are read, drafts are long, little else is computed."""
+        """Of two kinds that serve, the one with the larger worth is better: prompts are read, drafts are long, little
+        else is computed."""
         return self.num_pieces, self.num_guesses, not self.constrained, -self.stages, not self.logprobs
 
 
@@ -66,7 +84,7 @@ def other_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) -
 
 
 def num_kinds(guesses: Sequence[int], pieces: Sequence[int]) -> int:
-    """Of both sorts, for one number of slots."""
+    """Kinds of both sorts, for one number of slots."""
     return len(usual_kinds(1, guesses, pieces)) + len(list(other_kinds(1, guesses, pieces)))
 
 

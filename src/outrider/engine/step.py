@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.core.errors import RequestError
 from outrider.core.interfaces import Cache, Context, Observation, Plan, Target
 from outrider.core.method import Method
+from outrider.core.own_time import own_seconds
 from outrider.core.report import RoundReport
 from outrider.core.request import Origin, Request, RequestState, TokenLogprob
 from outrider.core.rng import Noise
@@ -106,12 +107,12 @@ class Engine:
     def _step(self, batch: Batch) -> RoundReport:
         method, began = self.method, self.clock()
         context, plan = self._context(batch), self._plan(batch)
-        planned = self.clock()  # a round is what a policy can compare; its own thinking comes and goes
+        planned = self._own_clock()  # a round is what a policy can compare; its own thinking comes and goes
         draft = method.drafter.asked(batch.drafter_state, context, plan)
-        drafted = self.clock()
+        drafted = self._own_clock()
         taps = method.drafter.round_taps(batch.drafter_state)
         scores = self.target.score(draft.tree, batch.cache, taps=taps, resume=draft.resume)
-        scored = self.clock()
+        scored = self._own_clock()
         law = batch.sampler.law_of(scores, draft.tree, context.noise)
         if draft.tree.num_nodes == 1 and batch.sampler.all_greedy:  # no guess to test, nothing to draw
             verdict = Verdict.without_guesses(law.choices[:, 0])
@@ -121,7 +122,7 @@ class Engine:
         batch.cache.commit(paths)
         seen = Observation(draft, scores, paths, [len(path) - 1 for path in paths], drafted - planned, scored - drafted, plan)
         method.drafter.observe(batch.drafter_state, seen)
-        seen = replace(seen, round_seconds=self.clock() - planned, padded=self.target.traits.pads)
+        seen = replace(seen, round_seconds=self._own_clock() - planned, padded=self.target.traits.pads)
         method.policy.update(batch.policy_state, seen)
         return self._emit(batch, verdict, seen, began)
 
@@ -188,9 +189,17 @@ class Engine:
 
     def clock(self) -> float:
         """Seconds; waits for the device, so that parts of a round can be told apart."""
+        self._wait()
+        return time.perf_counter()
+
+    def _own_clock(self) -> float:
+        """The same, without the time that other work on the machine had. Rounds are compared by it."""
+        self._wait()
+        return own_seconds()
+
+    def _wait(self) -> None:
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
-        return time.perf_counter()
 
 
 def _paths(verdict: Verdict) -> list[list[int]]:

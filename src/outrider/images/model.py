@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ModelError, RequestError
+from outrider.core.errors import ModelError, OptionError, RequestError
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
@@ -26,6 +26,16 @@ from outrider.images.codebook import Codebook
 from outrider.images.guidance import Guided
 from outrider.methods import METHODS, RULES, compose
 from outrider.models.load import load_model, read_config
+
+
+def named_way(name: str, acceptance: str | None) -> tuple[str, str]:
+    """Method and rule of a name. A rule's name alone means speculative Jacobi decoding under it, as the papers of these rules
+    have it."""
+    if name not in METHODS and name in RULES:
+        if acceptance not in (None, name):
+            raise OptionError(f"{name!r} is a rule, and so is {acceptance!r}; give one of them")
+        return "sjd", name
+    return name, acceptance or METHODS[name].acceptance
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +99,9 @@ class ImageModel:
         return SamplingParams(max_tokens=count, temperature=temperature, top_k=top_k, seed=seed, banned_token_ids=list(banned))
 
     def compose(self, name: str, *, acceptance: str | None = None, options: Mapping[str, Any] | None = None) -> Method:
-        """A method on this model. Rules that look at codes are given the codebook."""
-        rule = RULES[acceptance or METHODS[name].acceptance]
+        """A method on this model, or a rule: speculative Jacobi decoding under it. Rules of codes get the codebook."""
+        name, acceptance = named_way(name, acceptance)
+        rule = RULES[acceptance]
         given = dict(options or {})
         if "codebook" in rule.options.__dataclass_fields__:
             given.setdefault("codebook", self.codebook.embeddings(self.target.vocab_size))

@@ -34,7 +34,7 @@ class AcceptanceHead(nn.Module):
     def __init__(self, vocab_size: int, width: int, num_blocks: int) -> None:
         super().__init__()
         self.of_state = nn.Linear(vocab_size, width)
-        """Of the logits; in training its weight is A and its input the state (see ``of_draft``)."""
+        """Reads the logits; in training its weight is A and its input the state (see ``of_draft``)."""
         self.of_guess = nn.Embedding(vocab_size, width)
         self.of_chance = nn.Linear(1, width, bias=False)
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(num_blocks))

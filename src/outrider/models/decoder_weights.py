@@ -14,6 +14,9 @@ from outrider.models.features import ModelConfig
 STORED_ROWS = torch.int64
 """Type of a table of rows, what a matrix is that stays as a file stores it (``gguf/stored.py``, ``quantised/stored.py``)."""
 
+HELD = 16
+"""Type of rows that stay where somebody holds them (``native/held.py``); lower numbers are those of ``quantised/stored.py``."""
+
 
 class StoredBytes(Protocol):
     """What holds the rows of stored matrices: a GGUF file, or memory that they were written to."""

@@ -63,6 +63,20 @@ def check_model(model: AdaptedModel, raw: Any) -> Verdict:
     return Verdict(fits, capped=why if fits < model.max_len else None)
 
 
+@torch.no_grad()
+def agrees(model: Target, raw: Any) -> bool:
+    """Whether another decoder on a model's weights gives the logits of the model, on two rows of a prompt and a chain."""
+    prompts = [[token % model.vocab_size for token in prompt] for prompt in _PROMPTS]
+    prompts = [prompt[: max(1, min(len(prompt), model.max_len - _FAR - 1))] for prompt in prompts]
+    chains = [[(token + row) % model.vocab_size for token in range(5, 5 + _FAR)] for row in range(2)]
+    cache = model.new_cache(2)
+    model.prefill(prompts, cache)
+    found = model.score(TokenTree.chain(torch.tensor(chains, device=model.device)), cache).logits
+    rows = [torch.tensor([[*prompt, *chain]], device=model.device) for prompt, chain in zip(prompts, chains, strict=True)]
+    expected = [_logits(raw, row)[0, -_FAR:] for row in rows]
+    return all(_close(mine.to(theirs.dtype), theirs) for mine, theirs in zip(found, expected, strict=True))
+
+
 def _contexts(raw: Any, longest: int) -> list[int]:
     """Contexts to try, longest first: the one asked for, lengths that the config names, and halves."""
     named = {value for value in _numbers(raw.config.get_text_config().to_dict()) if _FAR <= value < longest}

@@ -71,12 +71,12 @@ class Away(WrappedTarget[Inner], ABC):
 
 @final
 class PassesAway(Away[Target]):
-    """Of a target whose layers run together."""
+    """The host's side of a target whose layers run together."""
 
 
 @final
 class LayersAway(Away[LayeredTarget], LayeredTarget):
-    """Of a target whose layers can be run apart."""
+    """The host's side of a target whose layers can be run apart."""
 
     def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, begun: Resume | None = None) -> Tensor:
         sent = tree.to(self.inner.device)

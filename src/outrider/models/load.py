@@ -119,7 +119,7 @@ def lean_checkpoint(
 ) -> tuple[ModelConfig, TensorSource, torch.dtype]:
     """What the lean decoder needs to open a folder or a GGUF file: numbers, tensors and the type to hold them in."""
     config, is_gguf = lean_config(path), path.suffix == ".gguf"
-    used = _dtype_named(dtype) or auto_dtype("bfloat16" if is_gguf else config.dtype, device)
+    used = computing_dtype(dtype, "bfloat16" if is_gguf else config.dtype, device)
     if is_gguf:
         source: TensorSource = TensorDict(dict(hf_tensors(read_gguf(str(path)), dtype=used)), str(path))
     else:

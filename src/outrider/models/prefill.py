@@ -41,7 +41,7 @@ def read_in_chunks(
 def joined_taps(
     pieces: Sequence[tuple[TokenTree, Mapping[int, Tensor]]], taps: Sequence[int], *, num_rows: int, empty: Tensor
 ) -> dict[int, list[Tensor]]:
-    """Per tap and row, [len, H] states of all chunks, padding left out; ``empty`` [0, H] for a row without tokens."""
+    """States [len, H] of all chunks by tap and row, padding left out; ``empty`` [0, H] for a row without tokens."""
 
     def of_row(tap: int, row: int) -> Tensor:
         return torch.cat([empty, *[tapped[tap][row, : tree.sizes[row]] for tree, tapped in pieces]])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import OutriderError
-from outrider.core.guessing_target import GuessingTarget, TreeSearch
+from outrider.core.guessing_target import GuessingTarget, TreeSearch, guess_by_steps
 from outrider.core.interfaces import Cache, Plan, Target
 from outrider.core.rng import Noise
 from outrider.core.tree import TokenTree
@@ -75,9 +75,14 @@ class Worker:
         return self._model.logits(hidden.to(self._model.device)).cpu()
 
     def guess(self, number: int, rows: Sequence[Sequence[int]], plan: Plan, law: Law) -> tuple[Any, list[int]]:
-        found, cache = None, self._caches[number]
-        if isinstance(self._model, GuessingTarget):
-            found = self._model.guess(rows, cache, plan=plan, tempering=law[0], noise=self._noise(law))
+        model, cache, tempering, noise = self._model, self._caches[number], law[0], self._noise(law)
+        if isinstance(model, GuessingTarget):
+            found = model.guess(rows, cache, plan=plan, tempering=tempering, noise=noise)
+        elif tempering.cuts is not None or plan.doubt is not None:
+            found = None
+        else:
+            told = {"temperatures": tempering.temperatures, "noise": noise, "vocab_size": model.vocab_size}
+            found = guess_by_steps(model, rows, cache, depths=plan.max_depth, **told)
         return found, list(cache.lengths)
 
     def guess_tree(

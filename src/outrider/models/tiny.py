@@ -86,7 +86,7 @@ class ContextModel(Target):
         return Scores(logits, {tap: self._one_hot(tree.tokens[:, start:]) for tap in taps})
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """From one-hot tokens alone: what would follow if the token were all the context."""
+        """Logits from one-hot tokens alone: what would follow if the token were all the context."""
         tokens = hidden.argmax(-1)
         laws = [self.law([token]).log() for token in tokens.flatten().tolist()]
         return torch.stack(laws).view(*tokens.shape, self.vocab_size)

@@ -293,5 +293,5 @@ class _WeightReader:
         return named_in(self._config.family, name)
 
     def _place(self, tensor: Tensor) -> Tensor:
-        """On the device, in the type; the table of a stored matrix (``gguf/stored.py``) stays one."""
+        """The tensor on the device, in the type; the table of a stored matrix (``gguf/stored.py``) stays one."""
         return tensor.to(self._device, STORED_ROWS if tensor.dtype == STORED_ROWS else self._dtype)

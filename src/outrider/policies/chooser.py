@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from operator import add, truediv
 from typing import final
 
 from outrider.core.interfaces import Doubt
@@ -89,18 +90,17 @@ class Outlook:
                 best = min(tokens, self.most), seconds, tuple(lengths)
         return best
 
-    def doubt(self, length: int, trust: tuple[float, ...], *, further: float, padded: bool) -> Doubt:
+    def doubt(self, trust: tuple[float, ...], *, further: float, padded: bool) -> Doubt:
         """What guesses must be likely to bring: what comes in their time anyway. Where rows are padded a place is saved for
         all or for none of them. A guess that is yet to be drafted will be right with chance ``further`` if those before it
         are, so their hope must be so much higher."""
-        num_rows, rate = len(trust), self.tokens[length] / self.seconds[length]
-        end = min(max(2 * length, 4), len(self.tokens) - 1)
-        guess, place = ((curve[end] - curve[1]) / max(end - 1, 1) for curve in (self.drafting, self.rests))
-        guess = guess if guess > 0 else self.drafting[1]
-        place = min(max(place, 0.0), num_rows * guess)
-        per_place = 0.0 if padded else min(rate * place / num_rows, TUNING.dearest)
-        level, most = rate * (guess + (place if padded else 0.0)), num_rows * (TUNING.dearest - per_place)
-        return Doubt(min(level / further, most) if further > 0 else most, per_place, trust)
+        num_rows, rate = len(trust), max(map(truediv, self.tokens, self.seconds))
+        guesses, places = ([rate * step for step in _steps(curve)] for curve in (self.drafting, self.rests))
+        per_place = [0.0 if padded else min(place / num_rows, TUNING.dearest) for place in places]
+        most = [num_rows * (TUNING.dearest - place) for place in per_place]
+        levels = [guess + (place if padded else 0.0) for guess, place in zip(guesses, places, strict=True)]
+        levels = [min(level / further, limit) if further > 0 else limit for level, limit in zip(levels, most, strict=True)]
+        return Doubt(tuple(levels), tuple(per_place), trust)
 
     def reason(self, length: int, budget: float) -> Reason:
         """Why ``length`` was chosen, with what it promises; without a draft, what the most promising one would."""
@@ -129,14 +129,18 @@ def look_ahead(
     """``drafting`` and ``rests`` are the parts of a round by length. A drafter that copies may find less than it was asked for,
     ``found`` by position: a round costs the mean over what is found, not the cost of the mean, since passes have steps."""
     num_rows = len(survival)
-    if padded or num_rows == 1:  # a place is there for all rows or for none
-        seconds = _mean_cost([draft + rest for draft, rest in zip(drafting, rests, strict=True)], found)
-    else:
-        somebody = [1 - (1 - chance) ** num_rows for chance in found]
-        passes, widths = list(enumerate(rests)), accumulate(found, initial=0.0)
-        seconds = [draft + between(passes, width) for draft, width in zip(_mean_cost(drafting, somebody), widths, strict=True)]
+    together = 1 if padded else num_rows  # where rows are padded, a place is there for all of them or for none
+    somebody = [1 - (1 - chance) ** together for chance in found]
+    seconds = list(map(add, _mean_cost(drafting, somebody), _mean_cost(rests, found)))
     tokens = accumulate(map(sum, zip(*survival, strict=True)), initial=float(num_rows))
     return Outlook([min(count, most) for count in tokens], [rests[0], *seconds[1:]], list(drafting), list(rests), most)
+
+
+def _steps(curve: Sequence[float]) -> list[float]:
+    """By place, what the next one costs on the way to whichever later one is the cheapest to go to: passes have steps, and
+    whoever pays for one gets all places up to the next."""
+    ends = range(1, len(curve))
+    return [max(min((curve[end] - curve[at]) / (end - at) for end in ends[at:]), 0.0) for at in range(len(curve) - 1)]
 
 
 def _mean_cost(costs: Sequence[float], found: Sequence[float]) -> list[float]:

@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, final
 from weakref import ref
 
@@ -26,6 +25,7 @@ from outrider.core.errors import OutriderError
 from outrider.core.interfaces import Drafter, Target
 from outrider.core.kept_json import keep_json, read_json
 from outrider.core.method import Method
+from outrider.core.own_time import own_seconds
 from outrider.core.prices import Prices, PriceSource, Surface
 from outrider.core.version import VERSION
 from outrider.models.native import cache_folder, isa_here, processor
@@ -75,7 +75,7 @@ class Rehearsal(PriceSource):
     graphs: Callable[[], RoundGraphs | None] = lambda: None
     """The captured rounds; None where the host drives rounds."""
     folder: Path = field(default_factory=cache_folder)
-    clock: Callable[[], float] = perf_counter
+    clock: Callable[[], float] = own_seconds
 
     @property
     def path(self) -> Path:
@@ -125,7 +125,7 @@ class Rehearsal(PriceSource):
             return _prices(table, {})
 
     def _timed(self, trial: Trial, wanted: Wanted) -> Table:
-        """As many of the costs as there is time for. The first takes at most half of it, or serving will tell."""
+        """Measures as many of the costs as there is time for. The first takes at most half of it, or serving will tell."""
         end, table = self.clock() + self._budget, dict[int, dict[int, Cost]]()
         for rows, guesses in wanted:
             for length, cost in _until(trial.rounds(rows, guesses), lambda: self.clock() < end):
@@ -168,7 +168,7 @@ def _surface(seconds: Mapping[int, Mapping[int, float]]) -> Surface:
 
 
 def _points(curve: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
-    """By rising place. More work never takes less time, so a place takes at most what later ones do."""
+    """Points by rising place. More work never takes less time, so a place takes at most what later ones do."""
     places = sorted(curve)
     return tuple((float(place), min(curve[later] for later in places[i:])) for i, place in enumerate(places))
 

@@ -154,7 +154,7 @@ class CompletionAnswer(ChoicesAnswer):
         self.echo, self.logprobs = echo, logprobs
         self.num_prompts = num_prompts
         self._num_letters = [0] * len(order.requests)
-        """Of each choice, as far as its chunks have come."""
+        """Letters of each choice that were sent in its chunks so far."""
 
     def _choice(self, index: int, parts: Sequence[Added]) -> dict[str, Any]:
         return self._written(index, parts, is_first=True, offset=0)

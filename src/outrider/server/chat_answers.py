@@ -118,7 +118,7 @@ class ChatAnswer(ChoicesAnswer):
         return {**added, **({"function_call": calls[0]["function"]} if self.order.is_legacy else {"tool_calls": calls})}
 
     def _reason(self, last: Added) -> str | None:
-        """A model that called what it was free to call stopped for that; one that had to stopped as usual."""
+        """The finish reason: ``tool_calls`` where the model chose to call a tool, the usual one where it had to."""
         was_free = self.order.function is None and bool(self.messages[last.choice].calls)
         if last.finish_reason != "stop" or not was_free:
             return last.finish_reason

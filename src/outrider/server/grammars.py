@@ -116,7 +116,7 @@ class Grammars:
         return tried
 
     async def _living_trial(self) -> Trial | None:
-        """A process that waits for work; one that somebody killed meanwhile is nobody's fault who asks now."""
+        """An idle process that still lives. One that was killed meanwhile is dropped, so that this request does not fail."""
         while self._idle:
             trial, ending = self._idle.popitem()
             ending.cancel()

@@ -33,7 +33,7 @@ class Bucket:
         self._level, self._at = self._most, clock()
 
     def wait_s(self, amount: float = 0.0) -> float:
-        """Seconds until there is so much and something left; 0 if there is."""
+        """Seconds until the bucket holds ``amount``, or anything at all if no amount is given; 0 if it does."""
         self._fill()
         missing = max(amount - self._level, 0.0) if amount else float(self._level <= 0) - min(self._level, 0.0)
         return missing * 60.0 / self._most

@@ -265,7 +265,7 @@ class _Run:
 
 
 def _has_weights(method: str) -> bool:
-    """Whether what drafts for the method may be learned."""
+    """Whether the method drafts with weights that can be trained."""
     row = METHODS[method]
     return row.needs_draft or "heads" in row.needs
 

@@ -80,7 +80,7 @@ class ServerSettings:
     schema_bytes: int = 131_072
     """Largest schema, regular expression or grammar."""
     schema_depth: int = 64
-    """Deepest one."""
+    """Deepest nesting of a schema, regular expression or grammar."""
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):

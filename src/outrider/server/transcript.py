@@ -27,10 +27,10 @@ class Added:
     """The round's tree in words, for those who asked."""
     finish_reason: str | None = None
     stats: Stats | None = None
-    """On the last one."""
+    """What the request took. Only the last addition has it."""
     seed: int = 0
     prompt: list[PromptToken] | None = None
-    """How probable the prompt was, on the first one, for those who asked."""
+    """Scores of the prompt, if they were asked for. Only the first addition has them."""
 
 
 @dataclass(frozen=True)

@@ -104,13 +104,13 @@ class Worker:
         return self._thread.is_alive()
 
     def submit(self, order: Order) -> Ticket:
-        """From the event loop: what becomes of it is in ``Ticket.deltas``."""
+        """Take an order from the event loop. What becomes of it arrives in ``Ticket.deltas``."""
         ticket = Ticket(order, asyncio.get_running_loop(), asyncio.Queue())
         self._inbox.put(("submit", ticket))
         return ticket
 
     async def run_errand(self, work: Generator[None, None, Any]) -> Any:
-        """From the event loop: the result of work that is done between rounds."""
+        """Do work between rounds and return its result. Called from the event loop."""
         errand = Errand(work, asyncio.get_running_loop().create_future())
         self._inbox.put(("errand", errand))
         return await errand.result

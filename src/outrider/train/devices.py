@@ -49,7 +49,7 @@ class Team:
         return documents[self.rank :: self.size]
 
     def agree(self, value: Value) -> Value:
-        """What the first process has."""
+        """The first process's value, on every process."""
         if self.size == 1:
             return value
         box = [value]
@@ -57,7 +57,7 @@ class Team:
         return box[0]
 
     def everybodys(self, value: Value) -> list[Value]:
-        """What every process has, by rank."""
+        """The values of all processes, by rank."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size

@@ -45,7 +45,7 @@ from outrider.train.draft_lm import DraftLM
 from outrider.train.objective import BatchOutcome, Objective
 
 TEXT = "text"
-"""The loss that asks the text, not the target."""
+"""The loss on the tokens of the text itself, instead of the target's law."""
 CHUNK = 1 << 24
 
 
@@ -124,7 +124,7 @@ class DistillObjective(Objective):
             self._compare = torch.compile(self._compare, dynamic=True)
 
     def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
-        """The draft continues some of them itself, at temperature 1."""
+        """The documents, some of them continued by the draft itself at temperature 1."""
         count = round(len(documents) * self.settings.on_policy)
         if not count:
             return documents
@@ -206,7 +206,7 @@ def law_loss(name: str) -> Comparison:
 
 
 def text_loss(logits: Tensor, teacher: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of the text itself."""
+    """Cross-entropy and agreement [N] of logits [N, V] with the tokens [N] that follow."""
     log_q = logits.float().log_softmax(-1)
     return -log_q.gather(-1, following[:, None])[:, 0], logits.argmax(-1) == teacher.argmax(-1)
 

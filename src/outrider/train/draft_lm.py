@@ -63,7 +63,7 @@ class DraftLM(Student):
 
     @staticmethod
     def load(name: str, device: torch.device) -> DraftLM:
-        """From a model folder of the Llama family."""
+        """Loads a model folder of the Llama family."""
         path = local_path(name)
         raw = read_config(path)
         config = config_of(raw)
@@ -116,7 +116,7 @@ class DraftLM(Student):
         return layer(x, PackedAttending(batch, self._rotations, self.config))
 
     def _again(self, layer: nn.Module, x: Tensor, batch: PackedTexts) -> Tensor:
-        """The same, computed once more in the backward pass."""
+        """A layer whose activations are computed again in the backward pass instead of kept."""
         return cast("Tensor", checkpoint(self._layer, layer, x, batch, use_reentrant=False))
 
     @property

@@ -85,7 +85,7 @@ class Rows:
         self._facts = [torch.from_numpy(facts).to(device) for facts in (tokens, segments, positions, supervised)]
 
     def packed(self, taps: Sequence[int]) -> PackedTexts:
-        """With the states of ``taps`` side by side."""
+        """The rows with the states of ``taps`` side by side."""
         tokens, segments, positions, supervised = self._facts
         last = self._laid[self._last]
         features = torch.cat([self._laid[tap].float() for tap in taps], -1) if taps else last[..., :0]

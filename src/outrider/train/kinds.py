@@ -63,7 +63,7 @@ def _distill(asked: Asked) -> Objective:
 
 
 def _pretrain(asked: Asked) -> Objective:
-    """From the draft that was named, or from nothing."""
+    """Trains the named draft on text, or an untrained one where none is named."""
     if asked.draft is not None:
         return _distill(asked)
     if asked.reference is not None:
@@ -79,14 +79,14 @@ def _fresh(asked: Asked, **shape: int) -> DraftLM:
 
 
 def _sorted(asked: Asked) -> Objective:
-    """From the draft that was named, or from nothing."""
+    """Trains the exits of the named draft, or of an untrained one where none is named."""
     device = asked.target.device
     draft = _fresh(asked, num_hidden_layers=4) if asked.draft is None else DraftLM.load(asked.draft, device)
     return _lean(SortedObjective(draft, asked.target, asked.settings(SortedSettings)), asked)
 
 
 def _lean(objective: Objective, asked: Asked) -> Objective:
-    """With gradient checkpointing, if it was asked for."""
+    """The objective, with gradient checkpointing if it was asked for."""
     if isinstance(objective.module, DraftLM):
         objective.module.recompute = bool(asked.given.get("recompute_layers", False))
     return objective

@@ -89,7 +89,7 @@ class LayerSkipObjective(Objective):
         self._turn = 0
 
     def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
-        """Nothing is written; the step decides whose turn it is."""
+        """The documents as they are. The step decides which exits take part in its loss."""
         self._turn = step
         return documents
 
@@ -118,7 +118,7 @@ class LayerSkipObjective(Objective):
         return chain_outcome(batch, batch.last.new_zeros((), dtype=torch.float32), early == late, self.settings.num_depths)
 
     def _likeliest(self, states: Tensor) -> Tensor:
-        """[R, L] by pieces of the vocabulary's size."""
+        """[R, L] the likeliest tokens, made a few places at a time to bound memory."""
         flat, size = self.model.model.norm(states).flatten(0, 1), max(1, self.settings.chunk // self.model.config.vocab_size)
         parts = [self.model.logits(flat[begin : begin + size]).argmax(-1) for begin in range(0, len(flat), size)]
         return torch.cat(parts).view(states.shape[:2])

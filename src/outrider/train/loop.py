@@ -150,7 +150,8 @@ class _Loop:
                 yield run, outcome
 
     def _states(self, documents: Sequence[Document]) -> dict[int, list[torch.Tensor]]:
-        """From the store, if all of them are the corpus's own. It knows texts by their tokens, so it keeps none with images."""
+        """States from the store, if all documents are the corpus's own. It knows texts by their tokens, so it keeps none
+        with images."""
         if self._store is not None and all(id(each) in self._known and each.seen is None for each in documents):
             return self._store.states(documents)
         return compute(self.target, documents, self._taps)

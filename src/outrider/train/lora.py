@@ -45,7 +45,7 @@ def add_adapters(module: nn.Module, rank: int) -> None:
 
 
 def merged_state(module: nn.Module) -> dict[str, Tensor]:
-    """The state of the module it was before adapters, with what they learned."""
+    """The module's state without adapters: every matrix with its learned difference added."""
     found = {name: tensor for name, tensor in module.state_dict().items() if not name.endswith((".down", ".up"))}
     for name, child in module.named_modules():
         if isinstance(child, LoraLinear):

@@ -205,7 +205,7 @@ class HeadObjective(Objective):
         return loss, hits
 
     def _distance(self, batch: PackedTexts, depth: int, states: Tensor, valid: Tensor) -> Tensor:
-        """To the features that the target will have there."""
+        """The distance to the features that the target will have there."""
         assert isinstance(self.head, FeatureHead), "only EAGLE's and Falcon's states are features"
         with torch.no_grad():
             wanted = self.head.fuse(batch.shifted(batch.features, depth + 1))

@@ -39,12 +39,11 @@ from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
 from outrider.core.request import Origin
 from outrider.engine.exchange import Learner
-from outrider.models.heads import PackedTexts
 from outrider.models.heads.head import Head
 from outrider.train.data import Document
 from outrider.train.distill import CHUNK
 from outrider.train.draft_lm import DraftLM
-from outrider.train.objective import accepted_length
+from outrider.train.objective import BatchOutcome, accepted_length
 from outrider.train.pace import Pace
 from outrider.train.pupils import DraftPupil, Exits, HeadPupil, Lesson, Pupil, SortedPupil
 from outrider.train.taught_states import TaughtStates
@@ -137,8 +136,6 @@ class OnlineLearner(Learner):
         where it does not allow that."""
         self.settings = settings or OnlineSettings()
         self.judgements: list[Judgement] = []
-        self.learning_seconds = 0.0
-        """Time that updates took, without their waiting for the budget."""
         self.pupil, self._target = pupil, target
         self._states = TaughtStates(target, pupil.taps, self.settings.state_bytes)
         self._pace = Pace(self.settings.busy_share if self.settings.background else 1.0)
@@ -163,8 +160,13 @@ class OnlineLearner(Learner):
 
     @property
     def _goes_on(self) -> bool:
-        """In idle time what is known is learned from again, as long as it helps."""
-        return self._pool is not None and bool(self.judgements) and self.judgements[-1].swapped
+        """In idle time what is known is learned from again, until updates have failed as often as ``patience`` allows."""
+        return self._pool is not None and bool(self.judgements) and (self.judgements[-1].swapped or self._num_failed > 0)
+
+    @property
+    def learning_seconds(self) -> float:
+        """Time that updates took, without their waiting for the budget."""
+        return self._pace.seconds
 
     def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
         tokens, begin = (*prompt_ids, *token_ids), len(prompt_ids)
@@ -218,18 +220,13 @@ class OnlineLearner(Learner):
         with torch.inference_mode(False), torch.enable_grad():  # the caller may be in the middle of serving
             for _ in range(self.settings.num_steps):
                 drawn = [*self._drawn(ever, old), *self._drawn(memory, self.settings.batch_size - old)]
-                with self._pace.working() as work:
+                with self._pace.working():
                     self._learn(drawn)
-                self.learning_seconds += work.seconds
-            with self._pace.working() as work:
-                better = self._gate(held)
-            self.learning_seconds += work.seconds
-            return better
+            return self._gate(held)
 
     def _gate(self, held: Sequence[Document]) -> Any:
         """What was learned, if more of its guesses would be accepted in the held-out requests; else None."""
-        batches = [self._states.packed(part) for part in _parts(held, self.settings.batch_size)]
-        served, learned = (self._judge(model, batches) for model in (self._served, self._mean))
+        served, learned = (self._judge(model, held) for model in (self._served, self._mean))
         better = learned > served + self.settings.margin
         self.judgements.append(Judgement(served, learned, better))
         self._num_failed = 0 if better else self._num_failed + 1
@@ -259,9 +256,12 @@ class OnlineLearner(Learner):
             for mean, newest in zip(self._mean.parameters(), self._learner.parameters(), strict=True):
                 mean.lerp_(newest, 1 - self.settings.average)
 
-    def _judge(self, model: nn.Module, batches: Sequence[PackedTexts]) -> float:
-        with torch.no_grad():
-            return accepted_length([self.pupil.objective(model)(batch) for batch in batches])
+    def _judge(self, model: nn.Module, held: Sequence[Document]) -> float:
+        objective, outcomes = self.pupil.objective(model), list[BatchOutcome]()
+        for part in _parts(held, self.settings.batch_size):
+            with self._pace.working(), torch.no_grad():
+                outcomes.append(objective(self._states.packed(part)))
+        return accepted_length(outcomes)
 
 
 def online_draft(

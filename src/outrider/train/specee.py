@@ -102,7 +102,7 @@ class SpecEEObjective(Objective):
         return losses.mean(0).sum(), (odds > 0) == label
 
     def _earlier(self, said: list[Tensor], index: int) -> Tensor | None:
-        """Of an exit below: while learning any or none, otherwise the next."""
+        """The answer of an exit below: any or none while learning, otherwise the next."""
         below = int(torch.randint(-1, index, ())) if self.module.training and index else index - 1
         return None if below < 0 else said[below]
 

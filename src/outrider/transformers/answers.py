@@ -87,7 +87,7 @@ class Scorebook:
         return self._stacked(self._logits) if self._wanted.logits else None
 
     def scores(self) -> tuple[Tensor, ...] | None:
-        """As ``logits``, after the processors."""
+        """The ``logits`` after the processors."""
         return self._stacked(self._scores) if self._wanted.scores else None
 
     def _processed(self, row: int, new_ids: Sequence[int], logits: Tensor) -> Tensor:

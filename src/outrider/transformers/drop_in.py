@@ -22,7 +22,6 @@ from outrider.core.request import Request, Stats
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, TABLES, compose, rows_of
-from outrider.models.hf import HFModel
 from outrider.models.load import load_model
 from outrider.transformers.answers import Columns, Scorebook, check_padding, finished
 from outrider.transformers.hf_held import Held
@@ -86,7 +85,9 @@ class DropIn:
         book = Scorebook(prompts, wanted, logits_processor, target.vocab_size)
         requests = requests_of(prompts, processing, stopping)
         self.stats = [Stats() for _ in requests]
-        for step in run(Engine(target, self._method(held, target)), requests, max_batch_size=prompts.num_rows):
+        for step in run(
+            Engine(target, self._method(held, target, model.name_or_path)), requests, max_batch_size=prompts.num_rows
+        ):
             columns.add(step)
             book.add(step)
             self.stats[step.request] = step.state.stats
@@ -97,15 +98,15 @@ class DropIn:
         del memo
         return self
 
-    def _method(self, held: Held, target: HFModel) -> Method:
+    def _method(self, held: Held, target: Target, name: str) -> Method:
         """The method on this model; one that can be named by its options is kept for later calls."""
         choice, drafts = self.choice, tuple(self._draft(one, target) for one in self.drafts)
         key = (choice.name, choice.acceptance, choice.policy, tuple(sorted(choice.options.items())), drafts)
         try:
             hash(key)
         except TypeError:  # an option is a list
-            return _compose(choice, target, drafts)
-        return held.method(key, lambda: _compose(choice, target, drafts))
+            return _compose(choice, target, drafts, name)
+        return held.method(key, lambda: _compose(choice, target, drafts, name))
 
     def _draft(self, draft: Draft, target: Target) -> Target:
         if not isinstance(draft, str | PathLike):
@@ -125,7 +126,7 @@ def _check(choice: Choice, num_drafts: int) -> None:
             raise OptionError(f"{name} holds text, and there is no tokenizer here; give lists of token ids")
 
 
-def _check_call(prompts: Prompts, processing: Processing, stopping: Stopping, wanted: Answer, target: HFModel) -> None:
+def _check_call(prompts: Prompts, processing: Processing, stopping: Stopping, wanted: Answer, target: Target) -> None:
     """Refuse what cannot be honoured, before the first pass."""
     check_padding(prompts, wanted, may_end_early=bool(stopping.end_ids or stopping.criteria))
     check_room(prompts, stopping.max_tokens, target.max_len)
@@ -133,18 +134,18 @@ def _check_call(prompts: Prompts, processing: Processing, stopping: Stopping, wa
     try_criteria(stopping.criteria, prompts)
 
 
-def _compose(choice: Choice, target: HFModel, drafts: Sequence[Target]) -> Method:
+def _compose(choice: Choice, target: Target, drafts: Sequence[Target], name: str) -> Method:
     for draft in drafts:
         _check_vocabulary(draft, target)
-    options = _with_ends(choice, target)
+    options = _with_ends(choice, name)
     rule, policy = choice.acceptance, choice.policy
     return compose(choice.name, target, draft=drafts or None, acceptance=rule, policy=policy, options=options)
 
 
-def _with_ends(choice: Choice, target: HFModel) -> dict[str, Any]:
+def _with_ends(choice: Choice, name: str) -> dict[str, Any]:
     """The options, and for trained heads the model's checkpoint, from which heads read the embedding and the output matrix."""
     has_heads = any("heads" in row.needs for row in rows_of(choice.name, choice.options).values())
-    return {"ends": target.model.name_or_path, **choice.options} if has_heads else dict(choice.options)
+    return {"ends": name, **choice.options} if has_heads else dict(choice.options)
 
 
 def _check_vocabulary(draft: Target, target: Target) -> None:

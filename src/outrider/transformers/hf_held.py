@@ -1,7 +1,8 @@
-"""What Outrider keeps with a transformers model: the adapter over its weights, and the methods composed on it.
+"""What Outrider keeps with a transformers model: a target over its weights, and the methods composed on it.
 
-Opening the adapter tries the model on a few tokens (``models/hf_check.py``), so it is done once. The model itself holds the
-result, which lives and dies with it. Nothing of it is copied or saved with the model, and no weight is copied.
+The target is the native CPU pass where it can read the model's matrices in their place (``hf_in_place.py``), and the adapter
+over the model's own modules otherwise. Opening either tries the model on a few tokens (``models/hf_check.py``), so it is done
+once. The model itself holds the result, which lives and dies with it. Nothing of it is copied or saved with the model.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ from contextlib import contextmanager
 from typing import Any, final
 
 from outrider.core.errors import ModelError, OutriderError
+from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.models.hf import HFModel
+from outrider.transformers.hf_in_place import InPlace
 
 _NAME = "_outrider_held"
 
 
 @final
 class Held:
-    """The adapter and the methods of one model."""
+    """The target and the methods of one model."""
 
     def __init__(self) -> None:
-        self._target: HFModel | None = None
+        self._in_place = InPlace()
+        self._adapter: HFModel | None = None
         self._made_for: tuple[object, ...] = ()
+        self._composed_on: Target | None = None
         self._methods: dict[Hashable, Method] = {}
 
     @staticmethod
@@ -31,15 +36,21 @@ class Held:
         """What is held with a model."""
         return vars(model).setdefault(_NAME, Held())
 
-    def target(self, model: Any) -> HFModel:
-        """The adapter over a model; it is opened again after the model was moved, converted or resized."""
+    def target(self, model: Any) -> Target:
+        """The target over a model; it is opened again after the model was moved, converted or resized."""
         if model.training:
             raise ModelError(f"{type(model).__name__} is in training mode, where dropout changes its tokens; call model.eval()")
-        made_for = _state_of(model)
-        if self._target is None or made_for != self._made_for:
-            self._target, self._made_for = _open(model), made_for
+        target = self._in_place.target(model) or self._adapted(model)
+        if target is not self._composed_on:
+            self._composed_on = target
             self._methods.clear()
-        return self._target
+        return target
+
+    def _adapted(self, model: Any) -> HFModel:
+        made_for = _state_of(model)
+        if self._adapter is None or made_for != self._made_for:
+            self._adapter, self._made_for = _open(model), made_for
+        return self._adapter
 
     def method(self, key: Hashable, compose: Callable[[], Method]) -> Method:
         """The method called ``key``, composed at its first use: drafters and policies go on learning from call to call."""

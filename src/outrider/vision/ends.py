@@ -14,7 +14,7 @@ from outrider.vision.hf_tower import image_token_of, open_parts
 
 
 def read_vision_target(path: Path) -> tuple[dict[str, Any], Ends]:
-    """As ``read_target``, of a folder that can see."""
+    """The same as ``read_target``, for a folder of a model that sees images."""
     raw = read_config(path)
     family = family_of(raw)
     assert family is not None, "the folder can see"

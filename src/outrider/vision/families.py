@@ -37,7 +37,7 @@ FAMILIES = {
     "idefics3": Family("text_model", is_tiled=True),
     "smolvlm": Family("text_model", is_tiled=True),
 }
-"""By the ``model_type`` of config.json."""
+"""Families by the ``model_type`` of config.json."""
 
 
 def family_of(raw: Mapping[str, Any]) -> Family | None:

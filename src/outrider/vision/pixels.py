@@ -27,7 +27,7 @@ class ImageLimits:
     """What of bytes and files is refused before it is decoded."""
 
     max_bytes: int = 20_000_000
-    """Of an encoded image (PNG, JPEG ...)."""
+    """Largest encoded image (PNG, JPEG ...) in bytes."""
     max_pixels: int = 50_000_000
 
     def __post_init__(self) -> None:

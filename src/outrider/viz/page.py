@@ -1,4 +1,5 @@
-"""The page, live or with a recorded trace in it: one file that needs nothing else, put together from ``site/``."""
+"""The page, live or with a recorded trace in it, and the page of images: one file that needs nothing else, put together from
+``site/``."""
 
 from __future__ import annotations
 
@@ -8,22 +9,36 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-_SLOT = '<script id="trace" type="application/json">null</script>'
 _STYLE = re.compile(r'<link rel="stylesheet" href="([\w.]+)">')
 _SCRIPT = re.compile(r'<script src="([\w.]+)"></script>')
 
 
 def live_page() -> str:
     """The page as the server sends it: its style and scripts are written into it."""
-    page = _STYLE.sub(lambda found: f"<style>\n{_part(found[1])}</style>", _part("page.html"))
-    return _SCRIPT.sub(lambda found: f"<script>\n{_part(found[1])}</script>", page)
+    return _whole("page.html")
 
 
 def replay_page(rounds: Sequence[dict[str, Any]]) -> str:
     """The same page with a trace to replay, as ``read_trace`` returns it."""
-    page, trace = live_page(), json.dumps(list(rounds), ensure_ascii=False).replace("<", "\\u003c")
-    assert _SLOT in page, "the page has a place for a trace"
-    return page.replace(_SLOT, _SLOT.replace("null", trace))
+    return _filled(live_page(), "trace", list(rounds))
+
+
+def image_page(title: str, images: Sequence[dict[str, Any]]) -> str:
+    """A page on which images grow, pass by pass. Of each: ``image`` (a data URL), ``grid`` (codes of a row), and ``rounds`` and
+    ``origins`` of its codes."""
+    return _filled(_whole("image.html"), "drawn", {"title": title, "images": list(images)})
+
+
+def _whole(name: str) -> str:
+    page = _STYLE.sub(lambda found: f"<style>\n{_part(found[1])}</style>", _part(name))
+    return _SCRIPT.sub(lambda found: f"<script>\n{_part(found[1])}</script>", page)
+
+
+def _filled(page: str, name: str, data: Any) -> str:
+    """A page with data in the place that is kept for it."""
+    begin, end = f'<script id="{name}" type="application/json">', "</script>"
+    assert f"{begin}null{end}" in page, "the page has a place for its data"
+    return page.replace(f"{begin}null{end}", begin + json.dumps(data, ensure_ascii=False).replace("<", "\\u003c") + end)
 
 
 def _part(name: str) -> str:

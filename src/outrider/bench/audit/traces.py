@@ -39,7 +39,7 @@ def trace(llm: LLM, method: Method, prompt: Sequence[int], params: SamplingParam
         if watcher is not None:
             watcher(report)
 
-    found.tokens = decode(llm, method, [prompt], [params], watcher=watch).outputs[0]
+    found.tokens = decode(llm, method, [prompt], [params], watcher=watch, traced=True).outputs[0]
     return found
 
 

@@ -34,7 +34,7 @@ class PeerSpec:
 
     @staticmethod
     def of(text: str, *, model: str, draft: str | None) -> PeerSpec:
-        """From ``ENGINE``, ``ENGINE=PYTHON`` or ``ENGINE=PYTHON,model=PATH,draft=PATH``."""
+        """Reads ``ENGINE``, ``ENGINE=PYTHON`` or ``ENGINE=PYTHON,model=PATH,draft=PATH``."""
         engine, _, rest = text.partition("=")
         if engine not in VARIANTS:
             raise OptionError(f"unknown peer {engine!r}; {nearest(engine, VARIANTS)}")
@@ -44,7 +44,7 @@ class PeerSpec:
 
 
 def _default_python(engine: str) -> str:
-    """From the environment; Hugging Face lives where we live."""
+    """The Python of an engine, from the environment; that of Hugging Face is our own."""
     variable = f"OUTRIDER_PEER_{engine.upper().replace('-', '_')}"
     return os.environ.get(variable, sys.executable if engine == "hugging-face" else "")
 

@@ -73,7 +73,7 @@ def analyse(
 
 
 def table(found: Analysis) -> str:
-    """For a terminal."""
+    """The figures as a table for a terminal."""
     lines = [f"{'offset':>7}{'surplus (nats)':>16}" + "".join(f"{kind:>18}" for kind in KINDS)]
     for one in found.offsets:
         shares = "".join(f"{one.readings[kind].agreement:>18.3f}" for kind in KINDS)

@@ -40,7 +40,7 @@ class Readout:
 
     @staticmethod
     def one_hot(vocab_size: int) -> Readout:
-        """For sources without matrices."""
+        """One-hot vectors, for sources without matrices."""
         return Readout(torch.eye(vocab_size), torch.eye(vocab_size))
 
 

@@ -55,7 +55,7 @@ class HiddenMarkov:
         return self.conditional_entropy(offset) - self.conditional_entropy(offset + num_before)
 
     def conditional_entropy(self, num_known: int) -> float:
-        """Of a token whose ``num_known`` predecessors are known, in nats: a sum over all texts of that length."""
+        """Entropy in nats of a token whose ``num_known`` predecessors are known: a sum over all texts of that length."""
         joint = self.stationary[None]  # [texts, S] probability of the text and of the state that follows it
         for _ in range(num_known):
             joint = ((joint[:, None] * self.emission.T) @ self.transition).flatten(0, 1)

@@ -1,10 +1,11 @@
 """``outrider imagine``: draw an image with an image model, and show how its codes were accepted.
 
-    outrider imagine --class 3 --method sjd --show                          a digit, by the bundled model
+    outrider imagine --class 3 --method gsd --show                          a digit, by the bundled model
     python recipes/images.py --data mnist.npz --out build/images/mnist      makes a model of your own
 
 The file holds the image. With ``--show`` it holds four panels: the image, the origin of every code (green accepted, orange
-recovered, blue bonus), the pass that wrote it (dark to bright), and the passes that each row of codes took.
+recovered, blue bonus), the pass that wrote it (dark to bright), and the passes that each row of codes took. A page of the same
+name stands beside it, on which the image grows pass by pass.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft model of the same codes")
     parser.add_argument("--class", dest="label", type=int, default=0, metavar="N", help="what to draw")
-    parser.add_argument("--method", default="sjd", help="see `outrider methods`")
+    parser.add_argument("--method", default="sjd", help="see `outrider methods`; a rule such as gsd means sjd under it")
     parser.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
     parser.add_argument("--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
     parser.add_argument("--window", type=int, default=16, help="guesses per pass")
@@ -33,6 +34,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same image")
     parser.add_argument("--num", "-n", type=int, default=1, help="images, of the seeds seed, seed + 1 ...")
     parser.add_argument("--out", type=Path, default=Path("imagined.png"), metavar="FILE", help="the PNG file")
-    parser.add_argument("--show", action="store_true", help="draw where every code came from, too")
+    parser.add_argument("--show", action="store_true", help="draw where every code came from, too, and write a page")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     parser.add_argument("--json", action="store_true", help="print one JSON document")

@@ -48,7 +48,7 @@ class SharedText:
     record: array[int] = field(default_factory=lambda: array("i"))
 
     def copy(self) -> SharedText:
-        """For a second request that goes on from here: to the memory it is a text of its own."""
+        """A copy for a second request that goes on from here: to the memory it is a text of its own."""
         return SharedText(self.num_shared)
 
 

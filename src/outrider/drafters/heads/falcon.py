@@ -76,7 +76,7 @@ class Falcon(HeadDrafter):
         return growth
 
     def _read(self, state: HeadState, columns: Columns) -> None:
-        """Columns go into the cache; of what is carried, that of each row's last k columns is kept."""
+        """Put columns into the cache, and keep the carried states of each row's last k columns."""
         assert state.cache is not None
         head, zero = self.head, columns.features.new_zeros(1, self.head.carried_size)
         begin = torch.cat([torch.cat([zero, rows])[-1:] for rows in state.carried])
@@ -89,7 +89,7 @@ class Falcon(HeadDrafter):
 
 
 def _filled(rows: Tensor, count: int) -> Tensor:
-    """[count, 4H] the last of what is carried; the first stands for those before it."""
+    """[count, 4H] carried states; the first one is repeated where there are fewer."""
     return torch.cat([rows[:1].expand(count - len(rows), -1), rows])
 
 

@@ -57,15 +57,15 @@ class HeadState(RowState):
     """Newest states that the heads have not read yet; a head without a memory needs only the last few."""
     cache: ContiguousCache | None = None
     kept: list[int] | None = None
-    """Columns of the cache that are true, where this round put others into it."""
+    """Columns of each row's cache that belong to committed text; None where this round has added no drafted ones."""
     window: TokenWindow | None = None
     """The newest tokens, for heads that remember no more."""
     carried: list[Tensor] = field(default_factory=list)
-    """Per row what a recurrent part of the heads carries on from its last columns."""
+    """What a recurrent part of the heads carries on from the last columns of each row."""
     skipped: list[int] = field(default_factory=list)
     """Columns of each row that were read and have no place in the cache, for heads that shorten images."""
     deeper: tuple[HeadState, ...] = ()
-    """The same of the modules after the first, for heads that are a chain of them: their columns are the states before them."""
+    """The same for every further module of heads that are a chain of modules. Each reads the states of the one before."""
 
     @property
     def num_read(self) -> list[int]:
@@ -133,17 +133,17 @@ class HeadDrafter(Drafter, ABC):
 
     @property
     def static_tree(self) -> TreeShape | None:
-        """The shape of chosen guesses ranked with the noise, where it is fixed beforehand; None otherwise."""
+        """The tree's shape, if it is fixed and its guesses are ranked with the target's noise; None otherwise."""
         chosen = self.draws is Draws.DETERMINISTIC and self._drawing.perturb
         return self._tree if chosen and self._search is None else None
 
     @property
     def search(self) -> BestFirstOptions | None:
-        """The search for best-first trees that are ranked with the noise; None otherwise."""
+        """The best-first search, if it ranks candidates with the target's noise; None otherwise."""
         return self._search if self._search is not None and self._search.perturb else None
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """In 16 bits, where the kernels know the head's layers and its trees are small enough."""
+        """The head inside captured rounds, in 16 bits. None where kernels lack its layers or its tree is too large."""
         grower = self._grower(shape.within(self.max_depth), target) if self._bits == 16 else None
         return None if grower is None else self._twin(grower, target)
 
@@ -181,12 +181,12 @@ class HeadDrafter(Drafter, ABC):
         return Draft(self._chosen(pool, plan), self.draws)
 
     def _trusted(self, draft: Draft, growth: LevelGrowth, plan: Plan) -> Draft:
-        """What of a tree of fixed shape is proposed, for heads that know how sure they are."""
+        """The part of a fixed tree that is proposed. Heads that estimate their confidence propose less."""
         del growth, plan
         return draft
 
     def _chosen(self, pool: Pool, plan: Plan) -> TokenTree:
-        """Which of the candidates looked at are proposed."""
+        """The tree of the best candidates that the search has looked at."""
         return pool.best_tree(plan)[0]
 
     def observe(self, state: HeadState, observation: Observation) -> None:
@@ -199,7 +199,7 @@ class HeadDrafter(Drafter, ABC):
 
     @abstractmethod
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelGrowth:
-        """The heads at the root of every row, all that was pending read; the tree will have at most ``max_depth`` levels."""
+        """Read all pending states, and begin a tree of at most ``max_depth`` levels at the root of every row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +229,10 @@ def read_columns(state: HeadState, context: Context, *, offset: int = 1, most: i
 
 
 def read_pending(state: HeadState, pieces: Sequence[Columns], read: Callable[[Columns, TokenTree], Tensor]) -> Tensor:
-    """[B, 1, S] what ``read`` makes of each row's last column, given columns and the same as chains; commits them."""
+    """Read columns piece by piece and commit them. ``read`` gets a piece, and its tokens as chains.
+
+    Returns [B, 1, S], what it made of each row's last column.
+    """
     assert state.cache is not None
     last = None
     for columns in pieces:

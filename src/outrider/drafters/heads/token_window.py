@@ -28,7 +28,7 @@ _NOWHERE = 1 << 40
 
 @dataclass
 class TokenWindow:
-    """Per row [Hkv, m, D], m <= W, the oldest first, and how many tokens of the text were read."""
+    """Keys and values [Hkv, m, D], m <= W, of each row, the oldest first, and how many tokens of the text were read."""
 
     keys: list[Tensor]
     values: list[Tensor]

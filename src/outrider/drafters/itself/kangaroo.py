@@ -144,7 +144,7 @@ class AdaptedKangaroo(Drafter):
 
 
 def build(parts: Parts) -> Drafter:
-    """With the adapter that the options name, or with the bare exit."""
+    """Builds the method with the adapter that the options name, or with the bare exit."""
     target, options = layered(parts.target, "kangaroo"), parts.options
     if options.adapter is None:
         return Kangaroo(target, options, draws=parts.draws)

@@ -176,7 +176,7 @@ class _Climb(StopRule):
 
 
 def build(parts: Parts) -> Drafter:
-    """With the predictor that the options name, or with the sureness of the exits."""
+    """Builds the method with the predictor that the options name, or with the sureness of the exits."""
     target, options = layered(parts.target, "specee"), parts.options
     if options.predictor is None:
         judge: ExitJudge = SureExits(exit_layers(options.exits, target.num_layers, most=_BARE_EXITS))

@@ -45,11 +45,11 @@ class SwiftOptions:
     window: int = 32
     """Tokens of a text on which sets are tried, as soon as a request has generated more than so many."""
     max_score: float = 0.95
-    """The search ends when the best set agrees with the target this often,"""
+    """The search ends when the best set agrees with the target this often."""
     patience: int = 300
-    """after so many trials without a better set,"""
+    """The search ends after so many trials without a better set."""
     max_trials: int = 1000
-    """or after so many in all. With 0 the first set is kept: every second inner layer."""
+    """The search ends after so many trials. With 0 the first set is kept: every second inner layer."""
     memory: SkipSearch | None = None
     """A search to go on with, shared between methods of one target; by default a new one."""
 
@@ -127,7 +127,7 @@ class _Searching(Drafter, ABC):
 
     @abstractmethod
     def _draft(self, context: Context, plan: Plan) -> Draft:
-        """With the best set known."""
+        """Drafts with the best set known."""
 
     def _search(self, state: _State, context: Context) -> None:
         """One trial, on a text that is long enough."""

@@ -175,7 +175,7 @@ class _Run:
         self.laws: list[list[Tensor]] = [[] for _ in chains]
         """[V] the law each guess was drawn from, where they are sampled."""
         self._nodes: list[list[int]] = []
-        """Of the last stage's new guesses: the node of the whole tree each one was chosen after."""
+        """For each new guess of the last stage, the node of the whole tree it was chosen after."""
 
     @property
     def lengths(self) -> list[int]:

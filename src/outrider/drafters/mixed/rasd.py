@@ -193,7 +193,7 @@ class _Union:
         self.trie = Trie(int(tree.tokens[row, 0]))
         self.trie.add_tree(tree, row, chances)
         self.slots = [number - 1 for number in numbers[: tree.sizes[row]]]
-        """Of the draft's nodes in its forest, -1 where they were not fed."""
+        """Slots of the draft's nodes in its forest; -1 for a node that was not fed."""
         self.tails: dict[int, int] = {}
         """Depth of the retrieved nodes."""
 

@@ -27,7 +27,7 @@ class OtherTokenizerState(RowState):
 
     cache: Cache
     read: list[list[int]]
-    """Per row, guesses included."""
+    """Tokens of the draft that each row has read, guesses included."""
     known: list[Reading | None]
     """The part of the committed text that was translated."""
 

@@ -12,19 +12,21 @@ checked. Guesses are chosen ones, with the target's noise, so any rule that is e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.guessing_target import GuessingTarget
+from outrider.core.guessing_target import GuessingTarget, guess_by_steps
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.rng import Noise
+from outrider.core.side_thread import NotCapturedError, become_side_thread
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import Tempering
 
@@ -39,6 +41,8 @@ class _State(RowState):
     ahead: list[list[int]]
     """What was drafted behind it."""
     work: Future[list[list[int]]] | None = field(default=None)
+    again: Callable[[], list[list[int]]] = field(default=list)
+    """The same work, for the thread that waits."""
 
     def fork(self, rows: Sequence[int]) -> _State:
         return self._of(rows, self.cache.fork(rows))
@@ -54,7 +58,10 @@ class _State(RowState):
         """Wait for the thread. Between rounds nobody drafts, so rows can come and go."""
         if self.work is not None:
             work, self.work = self.work, None
-            self.ahead = work.result()
+            try:
+                self.ahead = work.result()
+            except NotCapturedError:  # once for every shape of the draft's passes
+                self.ahead = self.again()
 
     def pending(self, row: int, tokens: Sequence[int]) -> list[int]:
         """Guesses that still follow these committed tokens; none where the text took another turn."""
@@ -76,7 +83,7 @@ class Pearl(Drafter):
 
     def __init__(self, model: Target, *, vocab_size: int) -> None:
         self.model, self.vocab_size = model, vocab_size
-        self._thread = ThreadPoolExecutor(1, "outrider-draft")
+        self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=become_side_thread)
         self._stream = torch.cuda.Stream(model.device) if model.device.type == "cuda" else None
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
@@ -105,34 +112,22 @@ class Pearl(Drafter):
         tempering = context.sampler.tempering or Tempering([row.params.temperature for row in context.sampler.rows])
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
-        state.work = self._thread.submit(self._draft, state, wanted, tempering, noise)
+        state.again = partial(self._draft, state, wanted, tempering, noise)
+        state.work = self._thread.submit(state.again)
 
     def _draft(self, state: _State, wanted: Sequence[int], tempering: Tempering, noise: Noise) -> list[list[int]]:
         if not any(wanted):
             return [[] for _ in wanted]
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             missing = _rewind(state, wanted)
+            found = None
             if isinstance(self.model, GuessingTarget):
                 plan = Plan(tuple(wanted), tuple(wanted))
                 found = self.model.guess(missing, state.cache, plan=plan, tempering=tempering, noise=noise)
-                if found is not None:
-                    return _note(state, wanted, found.tokens.tolist())
-            return _note(state, wanted, self._step_by_step(state.cache, missing, wanted, (tempering, noise)))
-
-    def _step_by_step(
-        self, cache: Cache, missing: list[list[int]], wanted: Sequence[int], law: tuple[Tempering, Noise]
-    ) -> list[list[int]]:
-        """The same for a model that cannot run ahead by itself."""
-        self.model.prefill([row[:-1] for row in missing], cache)
-        newest = [row[-1] if row else 0 for row in missing]
-        found: list[list[int]] = []
-        for depth in range(max(wanted)):
-            tree = TokenTree.chain(torch.tensor(newest, device=self.model.device)[:, None])
-            logits = self.model.score(tree, cache).logits[..., : self.vocab_size].float()
-            cache.commit([[0] if depth < limit else [] for limit in wanted])
-            newest = _choices(logits, depth, *law)
-            found.append(newest)
-        return [list(row) for row in zip(*found, strict=True)]
+            if found is None:
+                law = {"temperatures": tempering.temperatures, "noise": noise, "vocab_size": self.vocab_size}
+                found = guess_by_steps(self.model, missing, state.cache, depths=wanted, **law)
+            return _note(state, wanted, found.tokens.tolist())
 
 
 def _rewind(state: _State, wanted: Sequence[int]) -> list[list[int]]:
@@ -155,15 +150,6 @@ def _note(state: _State, wanted: Sequence[int], guesses: Sequence[Sequence[int]]
         [*text, *row[:-1]] if limit else fed for fed, text, row, limit in zip(state.fed, state.begun, rows, wanted, strict=True)
     ]
     return rows
-
-
-def _choices(logits: Tensor, depth: int, tempering: Tempering, noise: Noise) -> list[int]:
-    """[B] the best guess of each row by logits [B, 1, V] and the noise of its output position."""
-    warmth = torch.tensor(tempering.temperatures, device=logits.device)[:, None, None]
-    if bool((warmth > 0).any()):
-        depths = torch.full((len(logits), 1), depth, device=logits.device)
-        logits = logits + warmth * noise.target_gumbel(depths, logits.shape[-1])
-    return logits[:, 0].argmax(-1).tolist()
 
 
 def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:

@@ -145,7 +145,7 @@ class SortedDraft(Drafter):
             state.reached = []
 
     def _climb(self, state: _State, waiting: Sequence[Sequence[int]], leaving: _Leaving) -> None:
-        """From exit to exit, until every row has its guess; ``waiting`` are the tokens behind each row's cache."""
+        """Climbs from exit to exit until every row has its guess; ``waiting`` are the tokens behind each row's cache."""
         sizes, longest = [len(row) for row in waiting], max(1, *map(len, waiting))
         fed = torch.tensor([[*row, *[0] * (longest - len(row))] for row in waiting], device=self.model.device)
         tree = TokenTree.chain(fed, [max(1, size) for size in sizes])

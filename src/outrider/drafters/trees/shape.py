@@ -29,7 +29,7 @@ class TreeShape:
 
     @staticmethod
     def of_paths(paths: Iterable[Sequence[int]]) -> TreeShape:
-        """From rank paths in any order, the root's not needed."""
+        """The shape of rank paths in any order, the root's not needed."""
         given = {tuple(path) for path in paths} | {()}
         for path in given:
             missing = path and (path[:-1] not in given or (path[-1] > 0 and (*path[:-1], path[-1] - 1) not in given))

@@ -56,7 +56,7 @@ class _Levels:
         self.asked: list[list[int]] = []
         """The same of all levels."""
         self.number = [0] * len(shape.paths)
-        """Of each node among the expanded ones."""
+        """Number of each node among the expanded ones."""
 
     def add(self) -> None:
         """The next level: choose its tokens, and expand those that have children."""

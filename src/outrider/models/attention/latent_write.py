@@ -33,7 +33,7 @@ class Entering(NamedTuple):
     tables: tuple[Tensor, Tensor]
     """Cosines and signed sines [S, rope]."""
     query_dim: int
-    """From one query head to the next."""
+    """Numbers from one query head to the next."""
     bias: Tensor | None = None
     """[rank + rope]"""
 

@@ -142,7 +142,7 @@ def _matrix_shape(file: GGUFFile, name: str) -> tuple[int, int]:
 
 
 def _head_dim(file: GGUFFile, num_heads: int, num_kv_heads: int) -> int:
-    """From the rows of q, which cannot be wrong, where no key gives it."""
+    """The head size, from the rows of q, which cannot be wrong, where no key gives it."""
     if "blk.0.attn_qkv.weight" in file.tensors:
         return _matrix_shape(file, "blk.0.attn_qkv.weight")[0] // (num_heads + 2 * num_kv_heads)
     return _matrix_shape(file, "blk.0.attn_q.weight")[0] // num_heads

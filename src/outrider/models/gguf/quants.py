@@ -179,7 +179,7 @@ class StorageType:
     """Weights in a block; the length of a row is a multiple of it."""
     block_bytes: int
     decode: torch.dtype | Callable[[Bytes], Floats]
-    """For plain numbers their type, else the function that unpacks blocks."""
+    """The type of plain numbers, or the function that unpacks blocks."""
 
     def num_bytes(self, num_weights: int) -> int:
         return num_weights // self.block_len * self.block_bytes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import warnings
 
 import torch
 
@@ -47,9 +49,28 @@ def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device, *, bi
 def runs_kernels(device: torch.device) -> bool:
     """Whether the device can run the kernels here, and there is triton to compile them."""
     there = device.type == "cuda" and torch.version.hip is None and importlib.util.find_spec("triton") is not None
-    return there and not _is_too_old(device)
+    return there and (not torch.cuda.is_available() or (not _is_too_old(device) and not _why_triton_fails()))
 
 
 def _is_too_old(device: torch.device) -> bool:
     """Before Ampere there is no bfloat16 arithmetic, nor copies that need not wait."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0)
+    return torch.cuda.get_device_capability(device) < (8, 0)
+
+
+@functools.cache
+def _why_triton_fails() -> str:
+    """What keeps triton from the device, said once in a warning; nothing where it runs. Triton compiles its own way to the
+    driver first, so it needs a C compiler and the headers of Python."""
+    from triton.runtime import driver  # pyright: ignore[reportMissingImports]
+
+    try:
+        driver.active.get_current_device()
+    except Exception as error:  # a compiler, a header, a driver: whatever is missing, PyTorch's own kernels are there
+        reason = " ".join(str(error).split()) or type(error).__name__
+        warnings.warn(
+            f"the GPU's kernels cannot be compiled here ({reason}); running PyTorch's kernels, several times slower. "
+            "Install gcc and the headers of this Python (python3-dev), or set CC to a C compiler.",
+            stacklevel=4,
+        )
+        return reason
+    return ""

@@ -16,49 +16,24 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.cache.paged import PagedCache, as_one
+from outrider.cache.paged import as_one
 from outrider.core.device_round import PIECE_LEN, DeviceDrafter, Frame, Pieces, Texts
-from outrider.models.attention.tree_tiles import Rows, Sights
+from outrider.models.attention.tree_tiles import Sights
 from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.choose import Guessing, block_bests, pick
 from outrider.models.gpu.decoder import FastDecoder, Step
-from outrider.models.gpu.uploads import sent
+from outrider.models.gpu.pages import hold_enough
+from outrider.models.gpu.slot_pages import SlotPages
 
 
 @final
-class Seats:
-    """Which pages of a decoder the slots of a frame stand in. Empty slots share a spare page, for they are scored too."""
+class Seats(SlotPages):
+    """The pages of a decoder, which reads texts into them."""
 
     def __init__(self, model: FastDecoder) -> None:
+        hold_enough(model.pool, longest=model.most_slots)
+        super().__init__(model.pool, longest=model.most_slots)
         self.model = model
-        self._spare = model.new_cache(1)
-        self._spare.reserve(1)
-        with torch.inference_mode(False):  # whoever asks first, anybody may read it
-            self._spare_page = torch.full((), self._spare.pages[0][0], dtype=torch.int32, device=model.device)
-        self._caches: dict[tuple[int, int], PagedCache] = {}
-        self._tables: dict[int, Tensor] = {}
-
-    @property
-    def version(self) -> int:
-        """Changes when something that a captured round points to has moved."""
-        return self.model.pool.version
-
-    def has_room(self, reaches: Mapping[int, int], *, batch_size: int) -> bool:
-        """Whether there are free pages for the texts of slots to reach so many tokens each."""
-        pool = self.model.pool
-        return pool.has_room(sum(self._missing(batch_size, slot, reach) for slot, reach in reaches.items()))
-
-    def grow(self, batch_size: int, slot: int, reach: int) -> None:
-        """Give a slot pages for its text to reach so many tokens. Rounds in flight go on."""
-        if self._missing(batch_size, slot, reach):
-            cache = self._caches[batch_size, slot]
-            cache.extend(reach)
-            self._tell(batch_size, slot, cache)
-
-    def _missing(self, batch_size: int, slot: int, reach: int) -> int:
-        """Pages that a slot lacks; an empty one lacks all."""
-        cache = self._caches.get((batch_size, slot))
-        return max(0, self.model.pool.pages_for(reach) - (0 if cache is None else len(cache.pages[0])))
 
     def seat(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int) -> None:
         """Prefill all tokens of ``rows`` but the last, each into the memory of a slot."""
@@ -69,76 +44,12 @@ class Seats:
         del cache  # nobody shares them any more
         self.adopt(slots, alone, batch_size=batch_size)
 
-    def adopt(self, slots: Sequence[int], caches: Sequence[PagedCache], *, batch_size: int) -> None:
-        """Give slots the caches of requests; nobody else may write to their last pages."""
-        for slot, cache in zip(slots, caches, strict=True):
-            cache.reserve(1)
-            self._put(batch_size, slot, cache)
-
-    def open(self, slots: Sequence[int], *, batch_size: int) -> None:
-        """Give slots to texts that the next rounds read."""
-        self.adopt(slots, [self.model.new_cache(1) for _ in slots], batch_size=batch_size)
-
-    def cache_of(self, batch_size: int, slot: int, length: int) -> PagedCache:
-        """The cache of a slot, of which ``length`` tokens were read."""
-        cache = self._caches[batch_size, slot]
-        cache.lengths = [length]
-        return cache
-
-    def release(self, batch_size: int, slots: Sequence[int]) -> None:
-        """Give back the memory of requests that have left; rounds in flight come before whoever takes it."""
-        for slot in slots:
-            if self._caches.pop((batch_size, slot), None) is not None:
-                self.table(batch_size)[slot] = self._spare_page
-
-    def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
-        """The requests of these slots take the first slots of a frame of another size."""
-        moved = [self._caches[old_size, slot] for slot in slots]
-        self.leave(old_size)
-        for slot, cache in enumerate(moved):
-            self._put(new_size, slot, cache)
-
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         """Prefill what ``rows`` hold beyond ``known`` tokens, all of them in one pass."""
-        caches = [self._caches[batch_size, slot] for slot in slots]
-        for cache, length in zip(caches, known, strict=True):
-            cache.lengths = [length]
+        caches = [self.cache_of(batch_size, slot, length) for slot, length in zip(slots, known, strict=True)]
         with as_one(caches) as together:
             self.model.prefill([row[length:-1] for row, length in zip(rows, known, strict=True)], together)
-        for slot, cache in zip(slots, caches, strict=True):
-            self._tell(batch_size, slot, cache)
-
-    def leave(self, batch_size: int) -> None:
-        """Give the memory back."""
-        self.release(batch_size, [slot for size, slot in self._caches if size == batch_size])
-
-    def rows(self, lengths: Tensor) -> Rows:
-        """What kernels read, behind so many [B] committed tokens. The pages are at an address that stays."""
-        return Rows(lengths.int(), self.table(len(lengths)), self.model.page_len)
-
-    def piece_rows(self, pieces: Pieces, batch_size: int) -> Rows:
-        """What kernels read for pieces of prompts; those that nobody needs are written to the spare page."""
-        table = pieces.of_slots(self.table(batch_size), self._spare_page)
-        return Rows(pieces.starts.int(), table, self.model.page_len)
-
-    def table(self, batch_size: int) -> Tensor:
-        """[B, P] int32 pages, at an address that stays, with columns for the longest text there may be."""
-        if batch_size not in self._tables:
-            width = self.model.pool.pages_for(self.model.most_slots)
-            with torch.inference_mode(False):  # whoever asks first, anybody may write to it
-                self._tables[batch_size] = self._spare_page.repeat(batch_size, width)
-        return self._tables[batch_size]
-
-    def _put(self, batch_size: int, slot: int, cache: PagedCache) -> None:
-        table = self.table(batch_size)
-        if self._caches.get((batch_size, slot)) is not None:
-            table[slot] = self._spare_page
-        self._caches[batch_size, slot] = cache
-        self._tell(batch_size, slot, cache)
-
-    def _tell(self, batch_size: int, slot: int, cache: PagedCache) -> None:
-        table, pages = self.table(batch_size), cache.pages[0]
-        table[slot, : len(pages)] = sent(pages, torch.int32, table.device)
+        self._tell(batch_size, slots)
 
 
 @final
@@ -177,15 +88,13 @@ class ModelDrafter(DeviceDrafter, ABC):
     def version(self) -> Hashable:
         return self._seats.version
 
-    def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
-        del capacity  # pages come when they are needed
+    def seat(self, texts: Texts, *, batch_size: int) -> None:
         self._seats.seat(texts.slots, texts.rows, batch_size=batch_size)
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         self._seats.catch_up(slots, rows, batch_size=batch_size, known=known)
 
-    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
-        del capacity
+    def open(self, slots: Sequence[int], *, batch_size: int) -> None:
         self._seats.open(slots, batch_size=batch_size)
 
     def read(self, frame: Frame, pieces: Pieces, features: Tensor | None) -> None:
@@ -195,11 +104,10 @@ class ModelDrafter(DeviceDrafter, ABC):
         step = self.model.step(shape, rows, Sights(None, None), num_slots=self.model.num_slots)
         self.model.hidden(pieces.tokens(frame), step)
 
-    def leave(self, batch_size: int) -> None:
-        self._seats.leave(batch_size)
+    def release(self, slots: Sequence[int], *, batch_size: int) -> None:
+        self._seats.release(batch_size, slots)
 
-    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
-        del capacity
+    def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
         self._seats.move(old_size, new_size, slots)
 
     def fits(self, capacity: int) -> bool:
@@ -208,8 +116,8 @@ class ModelDrafter(DeviceDrafter, ABC):
     def has_room(self, reaches: Mapping[int, int], *, batch_size: int) -> bool:
         return self._seats.has_room(reaches, batch_size=batch_size)
 
-    def grow(self, slot: int, *, batch_size: int, reach: int) -> None:
-        self._seats.grow(batch_size, slot, reach)
+    def grow(self, reaches: Mapping[int, int], *, batch_size: int) -> None:
+        self._seats.grow(reaches, batch_size=batch_size)
 
     def _at_root(self, frame: Frame, again: Again) -> Tensor:
         """[B, 1, V] logits after the root, the last tokens read again."""

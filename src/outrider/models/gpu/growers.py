@@ -65,7 +65,7 @@ class Grower(ABC):
 
     @abstractmethod
     def num_nodes(self, depth: int) -> int:
-        """Of what grows, the root included."""
+        """Nodes of what grows, the root included."""
 
     @abstractmethod
     def trees(self, batch_size: int, depth: int) -> SlotTrees | None:

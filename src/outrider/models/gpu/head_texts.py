@@ -20,7 +20,7 @@ def tapped_states(target: FastDecoder, texts: Texts, taps: Sequence[int]) -> Seq
     if texts.features is not None:
         return texts.features
     found = target.prefill([row[:-1] for row in texts.rows], target.new_cache(len(texts.rows)), taps=taps)
-    return [torch.cat([found[tap][index] for tap in taps], -1) for index in range(len(texts.rows))]
+    return torch.cat([torch.cat(found[tap]) for tap in taps], -1).split([len(row) - 1 for row in texts.rows])
 
 
 def padded_tokens(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:

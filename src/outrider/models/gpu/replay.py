@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outrider.cache.page_pool import PagePool
 from outrider.cache.paged import PagedCache
+from outrider.core.side_thread import check_may_capture
 from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
 from outrider.models.attention.tree_tiles import Rows, Sights, paths_of
@@ -34,11 +35,12 @@ _MOST_ROWS = 512
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """What runs inside goes into the graph. Nothing is collected meanwhile: an old graph freed during a capture spoils it."""
+    """What runs inside goes into the graph. Nothing is collected meanwhile: an old graph freed during a capture spoils it.
+    What other threads do on streams of their own goes on."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             yield
     finally:
         if was_enabled:
@@ -171,6 +173,7 @@ class PassGraphs:
             self._version = decoder.pool.version
         graph = self._graphs.pop(shape, None)
         if graph is None:
+            check_may_capture()
             if not self._graphs:  # a pool goes with the last graph that used it
                 self._pool = torch.cuda.graph_pool_handle()
             if len(self._graphs) >= _MOST_GRAPHS:

@@ -17,6 +17,7 @@ template <class T> constexpr bool has_tiles = HAS_TILES && sizeof(T) == 2;
 static inline int up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
 constexpr int IN_HALF = 2, IN_BRAIN = 3;  // values of is_stored: IEEE's 16 bits, bfloat16
+constexpr int IN_PLACE = 4;               // `packed` is [blocks] of HeldRows (in_place.hpp)
 struct Matrix {
     const void* packed;
     const float* bias;    // [out] or null

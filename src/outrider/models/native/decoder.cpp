@@ -1,7 +1,8 @@
 // What Python calls: passes, scans of recurrent layers, drafts of chains and trees in one call, packing, random numbers.
 #include "cut.hpp"
 #include "pass.hpp"
-#include "scan.hpp"
+#include "scan_delta.hpp"
+#include "scan_mamba.hpp"
 #include "tree.hpp"
 
 extern "C" struct Chain {
@@ -13,8 +14,8 @@ extern "C" struct Chain {
     const Cut* cuts;              // [batch] or null
     const float* trust;           // [batch] or null: what beliefs are multiplied with
     float* beliefs;               // [batch][longest] where there is trust
-    float level;                  // all rows end when the sum of the products of trust x belief is below this ...
-    float place;                  // ... plus this for each; a row ends without its last guess when its product is below it
+    const float* levels;          // [longest]: all rows end before a guess when the sum of their products of trust x belief is
+    const float* places;          // below its level plus its place for each; a row does when its product with it is below its place
 };
 
 static void run(const Model& model, const Pass& pass) {
@@ -80,7 +81,8 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
     Threshold threshold;
     now.last_only = 1, now.logits = logits.data(), now.lengths = lengths.data(), now.sizes = sizes.data();
     for (int step = 0; step < chain->longest; step++) {
-        float hope = 0.0f, price = chain->level;
+        const int next = std::min(step + 1, chain->longest - 1);
+        float hope = 0.0f, price = chain->trust ? chain->levels[next] : 0.0f;
         run(*model, now);
         for (int b = 0; b < now.batch; b++) {
             lengths[b] += sizes[b];
@@ -94,10 +96,10 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
                 const float belief = belief_in(fed[b], scores, model->vocab, temperature, key, least);
                 chain->beliefs[size_t(b) * chain->longest + step] = belief;
                 reach[b] *= std::min(1.0f, chain->trust[b] * belief);
-                if (reach[b] < chain->place) chain->depths[b] = step;
+                if (reach[b] < chain->places[step]) chain->depths[b] = step;
             }
             sizes[b] = step + 1 < chain->depths[b];
-            if (sizes[b]) hope += reach[b], price += chain->place;
+            if (sizes[b] && chain->trust) hope += reach[b], price += chain->places[next];
         }
         const bool is_over = chain->trust && hope < price;
         for (int b = 0; b < now.batch; b++) if (is_over && sizes[b]) sizes[b] = 0, chain->depths[b] = step + 1;
@@ -106,9 +108,13 @@ void outrider_chain(const Model* model, const Pass* pass, const Chain* chain) {
     }
 }
 // What the nodes of trees read in one recurrent layer; their steps go to the log.
-void outrider_scan(const Scan* scan) {
+void outrider_mamba_scan(const Scan* scan) {
     std::lock_guard<std::mutex> only(Pool::lock());
-    ScanPass(*scan).run();
+    MambaScan(*scan).run();
+}
+void outrider_delta_scan(const Scan* scan) {
+    std::lock_guard<std::mutex> only(Pool::lock());
+    DeltaScan(*scan).run();
 }
 // Reads the tokens of `pass`, then grows a tree behind them, level by level; what is fed after the root stays uncommitted.
 void outrider_tree(const Model* model, const Pass* pass, const Tree* tree) {

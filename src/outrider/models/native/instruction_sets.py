@@ -33,7 +33,7 @@ class Isa:
 
     name: str
     flags: tuple[str, ...]
-    """Of the compiler: code for every processor that has the set."""
+    """Flags of the compiler: code for every processor that has the set."""
     auto_types: frozenset[torch.dtype]
     """Types that ``dtype="auto"`` takes for a checkpoint stored in them; others are widened to float32."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.config import ModelConfig
-from outrider.models.decoder_weights import STORED_ROWS, LayerWeights, StoredBytes, Weights
+from outrider.models.decoder_weights import HELD, STORED_ROWS, LayerWeights, StoredBytes, Weights
 from outrider.models.native.structs import LayerStruct, MatrixStruct, ModelStruct
 from outrider.models.packed import pack
 
@@ -20,6 +20,8 @@ _SIXTEEN = {12: 2, 13: 3}
 """Types of 16 bits in a table of rows (``quantised/stored.py``), and how ``blocks.hpp`` numbers them."""
 _PACKED = 2
 """What is added to such a type where an embedding is read from the packed head."""
+_IN_PLACE = 4
+"""How ``blocks.hpp`` numbers matrices that stay where somebody holds them."""
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
 
@@ -50,7 +52,7 @@ class PackedModel:
         self._library, self._kept, self._bits, self._stored_in = library, list[Tensor](), bits, weights.file
         self._arena = _Arena(library, sum(self._size(*matrix) for matrix in _matrices(config, weights)))
         self.num_bytes = self._arena.num_bytes
-        has_stored = any(_is_stored(matrix) for matrix, _ in _matrices(config, weights))
+        has_stored = any(_is_stored(matrix) and not _is_held(matrix) for matrix, _ in _matrices(config, weights))
         layers = (LayerStruct * config.num_layers)(*(self._layer(config, i, layer) for i, layer in enumerate(weights.layers)))
         head = self._matrix(weights.head, None, config.hidden_size)
         embedding, embedding_type = self._embedding(weights, head) if embeds else (None, 0)
@@ -97,6 +99,8 @@ class PackedModel:
         )
 
     def _matrix(self, weight: Tensor, bias: Tensor | None, inputs: int) -> MatrixStruct:
+        if _is_held(weight):
+            return MatrixStruct(self._keep(_held_blocks(weight)), self._floats(bias), None, inputs, len(weight), _IN_PLACE)
         packed = self._arena.take(self._size(weight, inputs))
         if _is_stored(weight) and int(weight[0, 1]) in _SIXTEEN:
             table = weight.contiguous()
@@ -131,6 +135,8 @@ class PackedModel:
 
     def _size(self, weight: Tensor, inputs: int) -> int:
         """Bytes of a packed matrix. Gates and ups are padded apart, so two blocks of outputs are the unit."""
+        if _is_held(weight):
+            return 0
         if _is_stored(weight) and int(weight[0, 1]) in _SIXTEEN:
             return _padded(len(weight)) * -(-inputs // 32) * 32 * 2
         if _is_stored(weight):
@@ -165,6 +171,17 @@ def _matrices(config: ModelConfig, weights: Weights) -> list[tuple[Tensor, int]]
 
 def _is_stored(weight: Tensor) -> bool:
     return weight.dtype == STORED_ROWS
+
+
+def _is_held(weight: Tensor) -> bool:
+    return _is_stored(weight) and int(weight[0, 1]) == HELD
+
+
+def _held_blocks(table: Tensor) -> Tensor:
+    """[blocks, 2] where sixteen rows begin, and how many they are, fewer at the end."""
+    counts = torch.full((-(-len(table) // _BLOCK),), _BLOCK, dtype=STORED_ROWS)
+    counts[-1] = len(table) - _BLOCK * (len(counts) - 1)
+    return torch.stack((table[::_BLOCK, 0], counts), 1)
 
 
 def _padded(outputs: int) -> int:

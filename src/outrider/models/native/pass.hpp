@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "attention.hpp"
+#include "in_place.hpp"
 #include "isa/tile_look.hpp"
 #include "matmul.hpp"
 #include "pool.hpp"
@@ -129,6 +130,7 @@ template <class T> class Runner {
         }
     };
     template <class F> void product(int& phase, const Product<T>& of, F take) {
+        if (of.w.is_stored == IN_PLACE) return product_of<InPlace<T>>(phase, of, take);
         if constexpr (sizeof(T) == 2) {
             if (of.w.scales) return product_of<int8_t>(phase, of, take);
         } else {

@@ -116,17 +116,16 @@ class ChainStruct(Structure):
     _fields_ = [
         ("longest", c_int32),
         *((name, c_void_p) for name in ("depths", "temperatures", "seeds", "positions", "guesses", "cuts")),
-        *((name, c_void_p) for name in ("trust", "beliefs")),
-        ("level", c_float),
-        ("place", c_float),
+        *((name, c_void_p) for name in ("trust", "beliefs", "levels", "places")),
     ]
 
     def give_doubt(self, doubt: Doubt | None) -> None:
         if doubt is None:
             return
         self._trust, self._beliefs = (c_float * len(doubt.trust))(*doubt.trust), (c_float * (len(doubt.trust) * self.longest))()
+        self._prices = [(c_float * self.longest)(*prices) for prices in doubt.prices(self.longest)]
         self.trust, self.beliefs = addressof(self._trust), addressof(self._beliefs)
-        self.level, self.place = doubt.level, doubt.place
+        self.levels, self.places = map(addressof, self._prices)
 
     def believed(self, depths: Sequence[int]) -> list[list[float]] | None:
         """How sure each row was of its guesses; None where nothing was doubted."""

@@ -64,6 +64,14 @@ class RecurrentPass:
         return windows_of(self.tree, conv_len=self.cache.shape.conv_len, num_before=num_before, start=self.start)
 
 
+class LayerScan(Protocol):
+    """What a recurrent layer does between its two matrices. The steps of the nodes are written to the cache."""
+
+    def __call__(self, projected: Tensor, layer: int, step: RecurrentPass) -> Tensor:
+        """[B, N, heads * P] of nodes with projections [B, N, ...], in the type of the sums; ``layer`` is that of the cache."""
+        ...
+
+
 class Mixer(Protocol):
     """Attention or a recurrence: [B * N, H] from the normalised stream [B * N, H]."""
 
@@ -92,6 +100,17 @@ class GatedAttention:
     def __call__(self, x: Tensor, step: RecurrentPass) -> Tensor:
         assert step.attention is not None
         return self.out(self.attention(x, step.attention) * torch.sigmoid(self.gate(x)))
+
+
+@dataclass(frozen=True, eq=False)
+class SideBySide:
+    """Two mixers that read the same stream; what they give is added."""
+
+    first: Mixer
+    second: Mixer
+
+    def __call__(self, x: Tensor, step: RecurrentPass) -> Tensor:
+        return self.first(x, step) + self.second(x, step)
 
 
 @dataclass(frozen=True, eq=False)

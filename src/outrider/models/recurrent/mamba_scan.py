@@ -4,13 +4,13 @@
     S_t = exp(dt A) S_{t-1} + (dt x) B^T   y_t = S_t C + D x
 
 In the words of ``scan.py``: the key is B, the value dt x, the log decay dt A, and C reads. Here it is in PyTorch, the oracle.
-``scan_native.py`` (CPU) and ``scan_triton.py`` (GPU) compute the same with one call and with two kernels.
+``scan_native.py`` (CPU) and ``mamba_triton.py`` (GPU) compute the same with one call and with two kernels.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.cache.replay import ScanShape, Steps
 from outrider.models.recurrent.convolution import Convolution
-from outrider.models.recurrent.layers import RecurrentPass
+from outrider.models.recurrent.layers import LayerScan, RecurrentPass
 from outrider.models.recurrent.scan import Fading, read
 
 
@@ -40,17 +40,9 @@ class MambaNumbers:
     """Bounds of a time step."""
 
 
-class MambaScan(Protocol):
-    """One layer's scan. The steps of the nodes are written to the cache."""
-
-    def __call__(self, projected: Tensor, layer: int, step: RecurrentPass) -> Tensor:
-        """[B, N, heads * P] of nodes whose projections are [B, N, gate | x B C | dt], in the type of the sums."""
-        ...
-
-
 @final
-class PlainScan(MambaScan):
-    """In PyTorch, in any type."""
+class PlainMamba(LayerScan):
+    """In PyTorch, in any type. Projections are [gate | x B C | dt]."""
 
     def __init__(self, shape: ScanShape, numbers: MambaNumbers) -> None:
         self._shape, self._numbers = shape, numbers

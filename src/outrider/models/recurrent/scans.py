@@ -1,24 +1,45 @@
-"""Which scan a Mamba-2 layer gets."""
+"""Which scan a recurrent layer gets."""
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
+from torch import Tensor
 
 from outrider.cache.replay import ScanShape
 from outrider.models.gpu import runs_kernels
 from outrider.models.native.build import built_library
-from outrider.models.recurrent.mamba_scan import MambaNumbers, MambaScan, PlainScan
-from outrider.models.recurrent.scan_native import NativeScan, can_scan
+from outrider.models.recurrent.delta_scan import DeltaNumbers, PlainDelta
+from outrider.models.recurrent.layers import LayerScan
+from outrider.models.recurrent.mamba_scan import MambaNumbers, PlainMamba
+from outrider.models.recurrent.scan_native import can_scan, native_delta, native_mamba
 
 
-def scan_of(shape: ScanShape, numbers: MambaNumbers, *, fast: bool) -> MambaScan:
+def mamba_scan(shape: ScanShape, numbers: MambaNumbers, *, fast: bool) -> LayerScan:
     """The fastest scan for these tensors; PyTorch's where they are not float32, or ``fast`` is not wanted."""
-    device = numbers.rate.device
-    if not fast or numbers.rate.dtype != torch.float32:
-        return PlainScan(shape, numbers)
-    if runs_kernels(device):
-        from outrider.models.recurrent.scan_triton import TritonScan  # needs triton
+    if fast and _has_kernels(numbers.rate):
+        from outrider.models.recurrent.mamba_triton import TritonMamba  # needs triton
 
-        return TritonScan(shape, numbers)
-    library = built_library() if device.type == "cpu" and can_scan(shape) else None
-    return PlainScan(shape, numbers) if library is None else NativeScan(library, shape, numbers)
+        return TritonMamba(shape, numbers)
+    library = _library(shape, numbers.rate) if fast else None
+    return PlainMamba(shape, numbers) if library is None else native_mamba(library, shape, numbers)
+
+
+def delta_scan(shape: ScanShape, numbers: DeltaNumbers, *, fast: bool) -> LayerScan:
+    """The same for the delta rule."""
+    if fast and _has_kernels(numbers.rate):
+        from outrider.models.recurrent.delta_triton import TritonDelta  # needs triton
+
+        return TritonDelta(shape, numbers)
+    library = _library(shape, numbers.rate) if fast else None
+    return PlainDelta(shape, numbers) if library is None else native_delta(library, shape, numbers)
+
+
+def _has_kernels(rate: Tensor) -> bool:
+    return rate.dtype == torch.float32 and runs_kernels(rate.device)
+
+
+def _library(shape: ScanShape, rate: Tensor) -> ctypes.CDLL | None:
+    is_fit = rate.dtype == torch.float32 and rate.device.type == "cpu" and can_scan(shape)
+    return built_library() if is_fit else None

@@ -75,7 +75,7 @@ class FleetOptions:
 
     @property
     def num_processes(self) -> int:
-        """Of a local Ray: the replicas, the controller and the spares."""
+        """Processes of a local Ray: the replicas, the controller and the spares."""
         return self.most + 1 + _SPARES
 
 
@@ -106,7 +106,7 @@ class _Deployed:
         return await self._replica.replace_draft(name)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For ``by_goodput``; Ray asks every few seconds."""
+        """Figures for ``by_goodput``; Ray asks for them every few seconds."""
         return {ENOUGH: self._replica.enough(self._target_requests)}
 
     def __del__(self) -> None:

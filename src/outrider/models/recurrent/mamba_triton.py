@@ -18,17 +18,16 @@ from torch import Tensor
 
 from outrider.cache.recurrent import Columns
 from outrider.cache.replay import ScanShape
-from outrider.models.recurrent.layers import RecurrentPass
-from outrider.models.recurrent.mamba_scan import MambaNumbers, MambaScan
+from outrider.models.recurrent.layers import LayerScan, RecurrentPass
+from outrider.models.recurrent.mamba_scan import MambaNumbers
+from outrider.models.recurrent.scan_kernels import BLOCK, at_nodes, convolved, fade_between, logged_decay, softplus
 
 _CHANNELS = 256
-"""Of a node, per program of the first kernel."""
-_BLOCK = 16
-"""Nodes, and columns, per step of the second."""
+"""Channels of a node per program of the first kernel."""
 
 
 @final
-class TritonScan(MambaScan):
+class TritonMamba(LayerScan):
     """One layer's scan, with sums in float32."""
 
     def __init__(self, shape: ScanShape, numbers: MambaNumbers) -> None:
@@ -74,7 +73,7 @@ class TritonScan(MambaScan):
     def _read(self, mixed: Tensor, out: Tensor, columns: Columns, step: RecurrentPass) -> None:
         shape, log, tree = self._shape, columns.log, step.tree
         seen = mixed if tree.is_chain else step.seen
-        _mamba_read[(triton.cdiv(step.num_nodes, _BLOCK), shape.num_heads, step.batch_size)](
+        _mamba_read[(triton.cdiv(step.num_nodes, BLOCK), shape.num_heads, step.batch_size)](
             mixed,
             log,
             columns.state,
@@ -92,7 +91,7 @@ class TritonScan(MambaScan):
             STATE=shape.state_size,
             GROUPS=shape.num_groups,
             IS_CHAIN=tree.is_chain,
-            BLOCK=_BLOCK,
+            BLOCK=BLOCK,
             SIZE_BLOCK=max(16, triton.next_power_of_2(shape.head_dim)),
             STATE_BLOCK=max(16, triton.next_power_of_2(shape.state_size)),
             num_warps=4,
@@ -100,17 +99,9 @@ class TritonScan(MambaScan):
 
 
 @triton.jit
-def _softplus(x):  # log(1 + e^x); the quotient gives back what 1 + e^x loses
-    small = tl.exp(tl.minimum(x, 20.0))
-    rounded = 1.0 + small
-    lost = tl.where(rounded == 1.0, 1.0, small / tl.where(rounded == 1.0, 1.0, rounded - 1.0))
-    return tl.where(x > 20.0, x, tl.where(rounded == 1.0, small, tl.log(rounded) * lost))
-
-
-@triton.jit
 def _time(times, bias, head, valid, low, high):
     """How far the clocks of heads move."""
-    moved = _softplus(tl.load(times + head, valid, 0.0).to(tl.float32) + tl.load(bias + head, valid, 0.0))
+    moved = softplus(tl.load(times + head, valid, 0.0).to(tl.float32) + tl.load(bias + head, valid, 0.0))
     return tl.minimum(tl.maximum(moved, low), high)
 
 
@@ -130,17 +121,10 @@ def _mamba_convolve(
     log += row * row_stride
     inputs = projected + row * num_nodes * width + INNER
     own = log + (first + node) * column_stride
-    total = tl.zeros((BLOCK,), tl.float32)
+    total = convolved(inputs, log, windows, weight, channel, valid, place, node, first, column_stride, width,
+                      WINDOW, IS_CHAIN, BLOCK)  # fmt: skip
     if HAS_BIAS:
         total += tl.load(bias + channel, valid, 0.0)
-    for past in tl.static_range(WINDOW):
-        column = first + node - (WINDOW - 1 - past)
-        if not IS_CHAIN:
-            column = tl.load(windows + place * WINDOW + past)
-        is_new = column >= first
-        new = tl.load(inputs + (column - first) * width + channel, valid & is_new, 0.0)
-        old = tl.load(log + column * column_stride + channel, valid & (column < first), 0.0)
-        total += (new.to(tl.float32) + old) * tl.load(weight + channel * WINDOW + past, valid, 0.0)
     found = total / (1.0 + tl.exp(-total))
     tl.store(own + channel, tl.load(inputs + node * width + channel, valid, 0.0).to(tl.float32), valid)
     tl.store(mixed + place * CHANNELS + channel, found, valid)
@@ -153,22 +137,6 @@ def _mamba_convolve(
         head = tl.arange(0, HEAD_BLOCK)
         clock = _time(times, time_bias, head, head < HEADS, low, high)
         tl.store(own + CHANNELS + head, clock * tl.load(rate + head, head < HEADS, 0.0), head < HEADS)
-
-
-@triton.jit
-def _at_nodes(decays, seen, node, total_nodes, column_stride, IS_CHAIN: tl.constexpr, BLOCK: tl.constexpr):
-    """[BLOCK] float64 sums of the decays of the ancestors of ``node`` [BLOCK], itself included."""
-    total = tl.zeros((BLOCK,), tl.float64)
-    for begin in range(0, total_nodes, BLOCK):
-        other = begin + tl.arange(0, BLOCK)
-        decay = tl.load(decays + other * column_stride, other < total_nodes, 0.0).to(tl.float64)
-        inside = (node[:, None] < total_nodes) & (other[None, :] < total_nodes)
-        if IS_CHAIN:
-            on_path = inside & (other[None, :] <= node[:, None])
-        else:
-            on_path = tl.load(seen + node[:, None] * total_nodes + other[None, :], inside, 0) != 0
-        total += tl.sum(tl.where(on_path, decay[None, :], 0.0), 1)
-    return total
 
 
 @triton.jit(do_not_specialize=["num_nodes", "total_nodes", "begin", "end", "row_stride"])
@@ -193,12 +161,8 @@ def _mamba_read(
     query_at = mixed[:, None] + INNER + KEYS + group * STATE + key[None, :]
     query = tl.load(query_at, is_new[:, None] & is_key[None, :], 0.0)
     nodes = log + end * column_stride + CHANNELS + head
-    logged = tl.zeros((BLOCK,), tl.float64)
-    for first in range(begin, end, BLOCK):
-        column = first + place
-        logged += tl.load(log + column * column_stride + CHANNELS + head, column < end, 0.0).to(tl.float64)
-    before = tl.sum(logged, 0)
-    now = before + _at_nodes(nodes, seen, node, total_nodes, column_stride, IS_CHAIN, BLOCK)
+    before = logged_decay(log + CHANNELS + head, begin, end, column_stride, BLOCK)
+    now = before + at_nodes(nodes, seen, node, total_nodes, column_stride, IS_CHAIN, BLOCK)
     state += (row * HEADS + head) * SIZE * STATE
     held = tl.load(state + part[None, :] * STATE + key[:, None], is_key[:, None] & is_part[None, :], 0.0)
     found = tl.dot(query, held, input_precision="ieee") * tl.exp(now.to(tl.float32))[:, None]
@@ -213,14 +177,9 @@ def _mamba_read(
                      HEADS, SIZE, STATE, KEYS, CHANNELS)  # fmt: skip
     for first in range(0, total_nodes, BLOCK):
         other = first + place
-        there = before + _at_nodes(nodes, seen, other, total_nodes, column_stride, IS_CHAIN, BLOCK)
+        there = before + at_nodes(nodes, seen, other, total_nodes, column_stride, IS_CHAIN, BLOCK)
         inside = is_new[:, None] & (other < total_nodes)[None, :]
-        if IS_CHAIN:
-            on_path = inside & (other[None, :] <= node[:, None])
-        else:
-            on_path = tl.load(seen + node[:, None] * total_nodes + other[None, :], inside, 0) != 0
-        left = tl.where(on_path, now[:, None] - there[None, :], 0.0)
-        fade = tl.where(on_path, tl.exp(left.to(tl.float32)), 0.0)
+        fade = fade_between(seen, node, other, inside, now, there, total_nodes, IS_CHAIN)
         found = _add(found, query, log, end + other, other < total_nodes, fade, group, head, column_stride, part, key,
                      HEADS, SIZE, STATE, KEYS, CHANNELS)  # fmt: skip
     kept = is_new[:, None] & is_part[None, :]
