@@ -8,7 +8,7 @@ on one thread, and CPU time counts, since a machine may be shared: engines take 
 row is an engine on a model: each of ``--types`` (``float32-torch`` is the PyTorch twin), and llama.cpp (GGUF) or transformers
 (folders) where they import. Speculation on the first type follows, with the CPU time of a token against plain decoding, on
 prompts that repeat themselves. Each ``--peer`` is a process of its own that is raced by the clock. What does not run is
-skipped, with the reason. The last line of stdout is one JSON document.
+skipped, with the reason. The last line of stdout is one JSON document: ``rows`` is what a page shows of ``measured``.
 """
 
 from __future__ import annotations
@@ -149,6 +149,22 @@ def measure(model: str, args: argparse.Namespace, rates: Rates) -> list[Row]:
     return rows
 
 
+def brief(row: Row) -> Row:
+    """What a page shows of a row."""
+    found: Row = {"model": row["model"], "engine": row["engine"]}
+    if "token_ms_median" in row:
+        found["token, ms"] = row.get("token_ms", row["token_ms_median"])
+    if "pass_ms" in row:
+        found |= {"16 nodes over one": row["16_over_1"]}
+    if "floor_ms" in row:
+        found |= {"floor, ms": row["floor_ms"][1], "floor of 16 over one": row["floor_16_over_1"]}
+    if "after_prompt_mb" in row:
+        found |= {"memory over file": round(row["after_prompt_mb"] / row["file_mb"], 2)}
+    names = {"prompt_ms": "prompt, ms", "plain_over_it": "plain over it", "tokens_per_pass": "tokens per pass"}
+    names |= {"tokens_per_s": "tokens/s by the clock", "to_our_plain": "to our plain", "skipped": "skipped"}
+    return found | {name: row[key] for key, name in names.items() if key in row}
+
+
 def raced(llm: LLM, path: str, draft: str | None, args: argparse.Namespace) -> list[Row]:
     """Engines in processes of their own, by the clock."""
     specs = [PeerSpec.of(text, model=path, draft=draft) for text in args.peer]
@@ -188,9 +204,12 @@ def main() -> None:
     what = f"CPU milliseconds on one thread ({isa_here().name}; {speeds}), engines in turns, least of all rounds"
     document = results_head(what, script="benchmarks/cpu.py")
     document["command"] = " ".join(Path(word).name if word.endswith(".gguf") else word for word in document["command"].split())
-    document["rows"] = [row for model in args.model for row in measure(model, args, rates)]
-    if args.json:
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    measured = list[Row]()
+    for model in args.model:
+        measured += measure(model, args, rates)
+        document |= {"rows": list(map(brief, measured)), "measured": measured}
+        if args.json:
+            args.json.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))
 
 

@@ -37,7 +37,7 @@ class RandomModel {
         }
         const float* rows = floats(VOCAB * HIDDEN);
         for (int i = 0; i < VOCAB * HIDDEN; i++) embedding.push_back(to_bf16(rows[i]));
-        model = {kind == EIGHT_BITS, kind == STORED, HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, MLP, VOCAB, 0, 0, 1e-5f, 1.0f / std::sqrt(float(DIM)), 1.0f, 0.0f, 0.0f,
+        model = {kind == EIGHT_BITS, kind == STORED, HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, MLP, VOCAB, 0, 0, 1e-5f, 1.0f / std::sqrt(float(DIM)), 1.0f, 0.0f, 0.0f, 1.0f, 1.0f,
                  kind == EIGHT_BITS ? static_cast<const void*>(embedding.data()) : rows, floats(HIDDEN, 1.0f), matrix(VOCAB, HIDDEN), layers};
         for (int position = 0; position < CAPACITY; position++)
             for (int d = 0; d < DIM; d++) {

@@ -160,7 +160,7 @@ WIDE = {"hidden_size": 64}
 WIDE_LONGROPE = {**LONGROPE, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 6.0, 7.0, 9.0]}
 
 
-EAGER_ONLY = "olmo2 olmo3 granite cohere cohere2 stablelm stablelm-parallel gpt-neox gpt-neox-in-turn starcoder2".split()
+EAGER_ONLY = "olmo2 olmo3 cohere cohere2 stablelm stablelm-parallel gpt-neox gpt-neox-in-turn starcoder2".split()
 EAGER_ONLY += [
     "mixtral",
     "qwen3-moe",

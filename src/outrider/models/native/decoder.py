@@ -61,7 +61,6 @@ def missing_features(config: ModelConfig) -> list[str]:
         "query and key norms over more than a head": config.qk_norm and config.qk_norm_span != "head",
         "MLPs without a gate": not config.gated,
         "parallel layers": config.parallel,
-        "residual or logit multipliers": config.residual_scale != 1.0 or config.logit_scale != 1.0,
         "attention sinks": config.sinks,
         "latent attention": config.latent is not None,
         "mixtures of experts": config.experts is not None,

@@ -10,7 +10,7 @@ struct LayerWeights {
 };
 struct Model {
     int32_t is_bf16, has_stored, hidden, layers, heads, kv_heads, head_dim, mlp, vocab, activation, embedding_type;
-    float norm_eps, query_scale, embedding_scale, attention_cap, final_cap;
+    float norm_eps, query_scale, embedding_scale, attention_cap, final_cap, residual_scale, logit_scale;
     // [vocab][hidden]; rows of a GGUF file where embedding_type is not 0 (stored_types.hpp); null: a pass brings what enters the first layer
     const void* embedding;
     const float* norm;

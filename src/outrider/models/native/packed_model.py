@@ -61,7 +61,7 @@ class PackedModel:
             *(config.num_heads, config.num_kv_heads, config.head_dim, config.mlp_size, config.vocab_size),
             *(_ACTIVATIONS[config.activation], embedding_type),
             *(config.norm_eps, config.query_scale, config.embedding_scale),
-            *(config.attention_softcap or 0.0, config.final_softcap or 0.0),
+            *(config.attention_softcap or 0.0, config.final_softcap or 0.0, config.residual_scale, config.logit_scale),
             embedding,
             self._floats(weights.norm),
             head,

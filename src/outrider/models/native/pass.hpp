@@ -365,7 +365,7 @@ template <class T> class Runner {
             float* to = (is_apart ? b.wide.data() : b.residual.data()) + size_t(row) * m.hidden + from;
             return [=, this](int r, const float* found) {
                 if (is_apart) memcpy(to + size_t(r) * m.hidden, found, size_t(count) * 4);
-                else add(to + size_t(r) * m.hidden, found, count);
+                else add(to + size_t(r) * m.hidden, found, count, m.residual_scale);
             };
         });
         if (!is_apart) return;
@@ -375,15 +375,15 @@ template <class T> class Runner {
         }
         share(phase, int(rows.size()), [&](int row) {
             const float* from = b.wide.data() + size_t(row) * m.hidden;
-            if (!post_norm) return add(residual(row), from, m.hidden);
+            if (!post_norm) return add(residual(row), from, m.hidden, m.residual_scale);
             const float scale = rms(from, m.hidden);
             for (int i = 0; i < m.hidden; i++) residual(row)[i] += from[i] * scale * post_norm[i];
         });
     }
-    static void add(float* to, const float* from, int count) {
+    static void add(float* to, const float* from, int count, float by) {
         int i = 0;
-        for (; i + LANES <= count; i += LANES) store(to + i, load(to + i) + load(from + i));
-        for (; i < count; i++) to[i] += from[i];
+        for (; i + LANES <= count; i += LANES) store(to + i, load(to + i) + by * load(from + i));
+        for (; i < count; i++) to[i] += by * from[i];
     }
     // Nobody writes to the residual stream before all have met at least twice, so there is no need to meet here.
     void copy_out(float* to) {
@@ -415,9 +415,9 @@ template <class T> class Runner {
                 return [=, this](int r, const float* found) {
                     const Row& of = rows[speaking[row + r]];
                     float* to = p.logits + size_t(p.last_only ? of.batch : of.out) * m.vocab + from;
+                    for (int j = 0; j < count; j++) to[j] = m.logit_scale * found[j];
                     if (m.final_cap > 0)
-                        for (int j = 0; j < count; j++) to[j] = m.final_cap * std::tanh(found[j] / m.final_cap);
-                    else memcpy(to, found, size_t(count) * 4);
+                        for (int j = 0; j < count; j++) to[j] = m.final_cap * std::tanh(to[j] / m.final_cap);
                 };
             });
         }

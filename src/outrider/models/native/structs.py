@@ -41,6 +41,7 @@ class ModelStruct(Structure):
         *((name, c_int32) for name in ("mlp", "vocab")),
         *((name, c_int32) for name in ("activation", "embedding_type")),
         *((name, c_float) for name in ("norm_eps", "query_scale", "embedding_scale", "attention_cap", "final_cap")),
+        *((name, c_float) for name in ("residual_scale", "logit_scale")),
         ("embedding", c_void_p),
         ("norm", c_void_p),
         ("head", MatrixStruct),

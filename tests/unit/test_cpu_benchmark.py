@@ -1,0 +1,51 @@
+"""The program that measures the CPU path: floors, what a page shows, and engines that agree."""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from outrider.bundled import bundled_path
+from outrider.models.load import load_model
+from outrider.models.native import NativeDecoder
+
+sys.path[:0] = [str(Path(__file__).parents[2] / "benchmarks")]
+from cpu import brief  # noqa: E402  # pyright: ignore
+from cpu_costs import Rates, num_weights, prompt_of  # noqa: E402  # pyright: ignore
+from cpu_engines import Ours  # noqa: E402  # pyright: ignore
+
+
+def test_a_floor_is_the_larger_of_two_times() -> None:
+    rates = Rates(bytes_read=100.0, multiply_adds=10.0)
+    assert rates.floor_ms(400, 20, is_whole=False) == 4
+    assert rates.floor_ms(400, 80, is_whole=False) == 8
+
+
+def test_a_page_shows_the_ratios_of_a_row() -> None:
+    row = {"model": "m", "engine": "ours stored", "token_ms": 2.0, "token_ms_median": 3.0, "pass_ms": {1: 2.0, 16: 8.0}}
+    row |= {"16_over_1": 4.0, "floor_ms": {1: 1.0}, "floor_16_over_1": 5.0, "file_mb": 100.0, "after_prompt_mb": 130}
+    shown = brief(row)
+    assert shown["token, ms"] == 2.0 and shown["memory over file"] == 1.3 and shown["floor, ms"] == 1.0
+    assert brief({"model": "m", "engine": "ours, suffix", "token_ms_median": 3.0, "plain_over_it": 2.0})["plain over it"] == 2.0
+
+
+@pytest.fixture(scope="module")
+def model() -> NativeDecoder:
+    found = load_model(str(bundled_path("draft")), dtype="float32", device="cpu")
+    if not isinstance(found, NativeDecoder):
+        pytest.skip("no native pass")
+    return found
+
+
+def test_weights_are_counted_as_they_are_packed(model: NativeDecoder) -> None:
+    assert model.num_bytes == pytest.approx(4 * num_weights(model.config), rel=0.02)
+
+
+def test_our_engine_decodes_greedily(model: NativeDecoder) -> None:
+    prompt = prompt_of(6)
+    tokens = list(islice(Ours(model).tokens(prompt), 3))
+    assert tokens == Ours(model).run(prompt, 3).tokens and len(Ours(model).run(prompt, 3).token_ms) == 2
+    assert list(islice(Ours(model).tokens([*prompt, tokens[0]]), 2)) == tokens[1:]
