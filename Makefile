@@ -36,7 +36,7 @@ test-fast: $(READY)  ## the contract core alone, for every change
 coverage: $(READY)  ## run the tests and count the lines they reach, by folder (TESTS=... for some of them)
 	$(BIN)/python -m pip --disable-pip-version-check --quiet install coverage
 	$(BIN)/python scripts/test_costs.py --coverage build/coverage.json $(TESTS)
-	$(BIN)/python scripts/coverage_table.py build/coverage.json --command "make coverage$(if $(TESTS), TESTS='$(TESTS)')"
+	$(BIN)/python scripts/coverage_table.py build/coverage.json
 	$(BIN)/python scripts/tables.py
 
 check: $(READY)  ## lint, format and types

@@ -1,6 +1,6 @@
-"""Lines that the tests reach, folder by folder, from coverage's JSON report.
+"""Lines that the tests reach, folder by folder, from the report of ``scripts/test_costs.py --coverage FILE``.
 
-``python scripts/coverage_table.py FILE --command COMMAND`` prints the shares and writes them to
+``python scripts/coverage_table.py FILE`` prints the shares and writes them to
 ``benchmarks/results/coverage.json``, from which ``scripts/tables.py`` fills the table in docs/checked.md.
 """
 
@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +35,16 @@ def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"folder": name, "lines": lines, "reached": f"{reached / max(1, lines):.1%}"} for name, reached, lines in folders]
 
 
-def document(report: dict[str, Any], command: str) -> dict[str, Any]:
-    """The shares with where they come from."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "command": command,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit or "not recorded",
-        "what": "lines of the package that the tests reach",
-        "rows": rows(report),
-    }
+def document(report: dict[str, Any]) -> dict[str, Any]:
+    """The shares with where they come from, which the run that counted wrote into its report."""
+    return {**report["made"], "rows": rows(report)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("report", type=Path, metavar="FILE", help="coverage's report in JSON")
-    parser.add_argument("--command", required=True, help="the command that made the report")
+    parser.add_argument("report", type=Path, metavar="FILE", help="the report of scripts/test_costs.py --coverage FILE")
     arguments = parser.parse_args()
-    found = document(json.loads(arguments.report.read_text(encoding="utf-8")), arguments.command)
+    found = document(json.loads(arguments.report.read_text(encoding="utf-8")))
     for row in found["rows"]:
         print(f"{row['folder']:14} {row['lines']:7} {row['reached']:>7}")
     RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

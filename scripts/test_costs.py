@@ -1,7 +1,7 @@
 """Where the time of the tests goes: ``python scripts/test_costs.py [PATH ...] [--jobs N] [--out FILE] [--coverage FILE]``.
 
 The tests run as in ``make test``. A test's cost is the processor time of its worker until the next test begins. It includes
-fixtures and child processes that have ended. Unlike seconds on the clock, it does not depend on what else the machine does.
+fixtures and child processes. Unlike seconds on the clock, it does not depend on what else the machine does.
 The cost named ``(imports)`` is what a worker spends before its first test. A run of all tests writes its folders to
 ``benchmarks/results/test_costs.json``. ``--out`` names a file for the cost of every test. ``--coverage`` also counts the
 lines that the workers reach and writes coverage's report in JSON. A run that is ended by ``--timeout`` keeps what it has.
@@ -78,9 +78,23 @@ class Meter:
 
 
 def spent() -> float:
-    """Processor seconds of this process and of its children that have ended."""
+    """Processor seconds of this process and of its children, those that run included."""
     uses = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(use.ru_utime + use.ru_stime for use in uses)
+    return sum(use.ru_utime + use.ru_stime for use in uses) + sum(map(_spent_by, _children()))
+
+
+def _children() -> list[str]:
+    """Process numbers of the children that run, where the system tells."""
+    return [child for task in Path("/proc/self/task").glob("*/children") for child in task.read_text().split()]
+
+
+def _spent_by(process: str) -> float:
+    """Processor seconds of a child and of its own children that have ended; 0 if it has just ended itself."""
+    try:
+        fields = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # its own in both modes, then theirs
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -126,12 +140,13 @@ def read_costs(folder: Path) -> dict[str, Costs]:
     return files
 
 
-def join_lines(folder: Path, report: Path) -> None:
-    """One report of the lines that all workers have reached."""
+def join_lines(folder: Path, report: Path, made: dict[str, Any]) -> None:
+    """One report of the lines that all workers have reached, with where it comes from."""
     report.parent.mkdir(parents=True, exist_ok=True)
     for words in (["combine", "--quiet", str(folder)], ["json", "--quiet", "-o", str(report)]):
         data = f"--data-file={folder / LINES}"
         subprocess.run([sys.executable, "-m", "coverage", words[0], data, *words[1:]], cwd=ROOT, check=True)
+    report.write_text(json.dumps({**json.loads(report.read_text()), "made": made}))
 
 
 def rows(files: dict[str, Costs]) -> list[dict[str, Any]]:
@@ -159,7 +174,7 @@ def dearest(files: dict[str, Costs], count: int) -> Iterable[str]:
 
 
 def main() -> None:
-    from outrider.bench.provenance import keep_results
+    from outrider.bench.provenance import keep_results, results_head
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (all)")
@@ -176,7 +191,8 @@ def main() -> None:
         if arguments.out is not None:
             arguments.out.write_text(json.dumps(files, indent=1) + "\n")
         if arguments.coverage is not None:
-            join_lines(folder, arguments.coverage.resolve())
+            what = "lines of the package that the tests reach"
+            join_lines(folder, arguments.coverage.resolve(), results_head(what, script="scripts/test_costs.py"))
     print("\n".join(dearest(files, arguments.show)))
     results = RESULTS if whole and not arguments.paths and arguments.coverage is None else None
     document = keep_results(results, "processor time of the tests", rows(files), script="scripts/test_costs.py")

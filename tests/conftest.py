@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreter import can_interpret, interpret_kernels
 from tiers import choose_tier
+
+if can_interpret():
+    interpret_kernels()  # before anything of the package is imported
 
 from outrider.models.native import BUILD
 

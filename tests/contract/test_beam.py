@@ -131,7 +131,7 @@ def plainly(target: Target):
     return search
 
 
-@pytest.mark.parametrize("num_beams", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_beams", [1, 3, *(pytest.param(count, marks=pytest.mark.exhaustive) for count in (2, 4))])
 @pytest.mark.parametrize("name", ["model", "model-narrow", "itself", "chain", "copied", "short context"])
 def test_speculative_is_plain(target: Target, plainly, name: str, num_beams: int) -> None:
     """The prompts take turns with the settings, so that each meets half of them."""

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_keys_are_read_again_when_their_file_changes(tmp_path: Path) -> None:
     clock.now += 2
     assert ring.find("old") is None
     found = ring.find("new")
-    assert found is alice and found.client.max_tokens == 7
+    assert found is not None and found is alice and found.client.max_tokens == 7
     path.write_text("{")
     clock.now += 2
     assert ring.find("new") is alice  # a broken file changes nothing
@@ -217,7 +218,25 @@ def test_slow_headers_and_too_many_connections_are_ended() -> None:
             connection.close()
         time.sleep(0.5)
         assert httpx.get(f"{server.address}/health").status_code == 200
+        _without_descriptors(server, [connect for _ in range(15)])
+        assert httpx.get(f"{server.address}/health").status_code == 200
     assert all(line.startswith(("{", "outrider:")) for line in server.log), server.log
+
+
+def _without_descriptors(server: Served, connects: Sequence[Callable[[], socket.socket]]) -> None:
+    """Connections beyond what the process may open: a few lines are written, not thousands."""
+    resource, pid, files = pytest.importorskip("resource"), server.process.pid, Path(f"/proc/{server.process.pid}/fd")
+    if not hasattr(resource, "prlimit") or not files.exists():
+        return
+    limits, num_lines = resource.prlimit(pid, resource.RLIMIT_NOFILE), len(server.log)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(list(files.iterdir())) + 4, limits[1]))
+    waiting = [connect() for connect in connects]
+    time.sleep(2)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    for connection in waiting:
+        connection.close()
+    time.sleep(2)  # asyncio listens again a second after it had no descriptor
+    assert 0 < len(server.log) - num_lines < 20 and any("descriptor" in line or "open files" in line for line in server.log)
 
 
 def test_a_line_that_repeats_is_counted_instead() -> None:

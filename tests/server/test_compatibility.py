@@ -247,6 +247,15 @@ def test_tokens_of_a_text_and_back() -> None:
     assert _ask("/detokenize", {"tokens": [10**7]})["status"] == 400 and _ask("/tokenize", {})["status"] == 400
 
 
+def test_variables_of_the_chat_template_are_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = bundled().codec
+    monkeypatch.setattr(codec, "chat_template", "{{ manner }}: {{ messages[0].content }}")
+    told = _chat(max_tokens=1, chat_template_kwargs={"manner": "Say it in very few words"})
+    text = "Say it in very few words: The weather?"
+    assert told["usage"]["prompt_tokens"] == len(codec.encode(text, add_special_tokens=False))
+    assert _chat(chat_template_kwargs={"messages": []})["status"] == 400
+
+
 def test_a_required_call_is_streamed_argument_by_argument() -> None:
     async def work(service: Service, client: Any) -> None:
         asked = {"messages": [{"role": "user", "content": "The weather?"}], "seed": 1, "max_tokens": 60, "tools": _TOOLS}

@@ -20,7 +20,8 @@ pytest.importorskip("httpx")
 from hostile_cases import all_cases
 from inprocess import bystander, run
 
-from outrider.core.allocator import give_back
+from outrider.core.allocator import give_back, settle
+from outrider.server import run as serving
 from outrider.server import tidy
 from outrider.server.service import Service
 
@@ -98,3 +99,32 @@ def test_large_bodies_are_tidied_up_after_once(monkeypatch: pytest.MonkeyPatch) 
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_what_was_loaded_is_not_searched_for_garbage() -> None:
+    """A full collection with PyTorch loaded holds every thread, and with it everybody's answer."""
+    before = len(gc.get_objects())
+    try:
+        settle()
+        assert gc.get_freeze_count() > before / 2 and len(gc.get_objects()) < before / 2
+    finally:
+        gc.unfreeze()
+
+
+def test_a_server_settles_before_it_says_that_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = list[str]()
+    monkeypatch.setattr(serving, "settle", lambda: order.append("settled"))
+
+    class Started:
+        started, should_exit = True, False
+
+        async def serve(self, sockets: Any) -> None:
+            order.append("served")
+
+    async def work() -> None:
+        with serving.bind("127.0.0.1", 0) as listener:
+            server: Any = Started()
+            await serving._serve(server, serving.Signals(lambda: None, None), listener, lambda port: order.append("ready"))
+
+    asyncio.run(work())
+    assert order.index("settled") < order.index("ready")

@@ -14,6 +14,8 @@ from inprocess import run
 
 from outrider.server.service import Service
 
+_GUESSES = ("draft", "accepted", "wasted")
+
 
 def test_metrics_say_how_requests_ended_waited_and_by_which_method() -> None:
     async def work(service: Service, client: Any) -> None:
@@ -29,6 +31,23 @@ def test_metrics_say_how_requests_ended_waited_and_by_which_method() -> None:
         assert 'outrider:method_tokens_total{method="suffix"} 4.0' in text and 'method="default"' in text
         hits = next(line for line in text.splitlines() if line.startswith("outrider:prefix_cache_hit_tokens_total "))
         assert float(hits.split()[1]) > 0
+
+    run(work)
+
+
+def test_metrics_say_why_so_much_was_guessed_and_what_was_in_vain() -> None:
+    async def work(service: Service, client: Any) -> None:
+        body = {"prompt": "Once upon a time", "max_tokens": 12, "ignore_eos": True, "seed": 1}
+        for speculation in ({"max_tokens": 0}, {"num_draft_tokens": 3}):
+            assert (await client.post("/v1/completions", json={**body, "speculation": speculation})).status_code == 200
+        await asyncio.sleep(0.3)  # an idle engine is looked at again
+        lines = (await client.get("/metrics")).text.splitlines()
+        found = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+        rounds = sum(value for name, value in found.items() if name.startswith("outrider:rounds_by_reason_total{"))
+        assert found['outrider:rounds_by_reason_total{reason="given"}'] > 0 and rounds > 12
+        drafted, accepted, wasted = (found[f"outrider:spec_decode_num_{name}_tokens_total"] for name in _GUESSES)
+        assert drafted > 0 and wasted == drafted - accepted
+        assert found["outrider:kv_cache_usage_perc"] == 0
 
     run(work)
 

@@ -121,6 +121,10 @@ def test_all_methods_race_to_the_same_text(served: Served, browser: Browser) -> 
     assert sorted(rows) == ["draft-model", "draft-tree", "plain", "suffix"]
     widths = browser.value("[...document.querySelectorAll('#chart .bar')].map(node => parseFloat(node.style.width))")
     assert widths[0] == 100 and widths == sorted(widths, reverse=True)
+    browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=False)
+    assert browser.value("document.documentElement.scrollWidth") <= 390, "a telephone shows all of it"
+    assert browser.value("Math.max(...[...document.querySelectorAll('#chart .bar')].map(node => node.clientWidth))") > 200
+    browser.call("Emulation.clearDeviceMetricsOverride")
     assert not browser.problems
 
 
@@ -172,3 +176,16 @@ def test_a_recorded_trace_replays(browser: Browser, tmp_path: Path) -> None:
     assert browser.value("document.getElementById('talk').textContent") == "[2][9]"
     assert browser.value("document.querySelectorAll('#tree rect').length") == 5
     assert not browser.problems
+
+
+def test_an_image_grows(browser: Browser, tmp_path: Path) -> None:
+    assert main(["imagine", "--class", "3", "--method", "gsd", "--show", "--out", str(tmp_path / "three.png")]) == 0
+    browser.open(f"file://{tmp_path / 'three.html'}")
+    covered = "[...document.querySelectorAll('rect.waiting')].filter(rect => rect.style.display !== 'none').length"
+    browser.value("stop(); at(0)")
+    assert browser.value(covered) == 49
+    browser.value("at(most)")
+    assert browser.value(covered) == 0
+    assert browser.value("document.querySelector('figcaption').textContent").startswith("49 of 49 codes")
+    assert not browser.problems
+    assert all(address.startswith(("file:", "data:")) for address in browser.addresses), "the page asks nobody"

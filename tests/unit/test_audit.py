@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from tiers import repeats
 
 from outrider.acceptance import Block, Delta, Recursive, Rejection, Traversal, block, chains, recursive, residual
 from outrider.acceptance import coupled as coupled_module
@@ -107,8 +108,8 @@ PROVABLE = [(name, row) for name, row in RULES.items() if not row.needs]
 def test_rules_are_proved_or_measured(name: str, draws: Draws) -> None:
     row = RULES[name]
     rule = row.build({})
-    proof = prove(rule, draws, num_pairs=3)
-    assert check_twin(rule, draws, num_batches=20).outcome is Outcome.PASSED
+    proof = prove(rule, draws, num_pairs=len(repeats(1, of=3)))
+    assert check_twin(rule, draws, num_batches=len(repeats(8, of=20))).outcome is Outcome.PASSED
     if row.rule.lossless:
         assert proof.outcome is Outcome.PASSED and proof.data["max_distance"] < 1e-12
 

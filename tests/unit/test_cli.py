@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh import run_fresh
 
 from outrider.bundled import bundled_path
 from outrider.cli.main import main
@@ -149,17 +149,15 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, broken, foreign
         assert word in err
 
 
+AS_PROCESS = "import runpy, sys\nsys.argv = {words}\nrunpy.run_module('outrider', run_name='__main__')"
+
+
 def test_no_traceback_from_a_real_process() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "outrider", "generate", "hi", "--model", "/no/such/folder"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_fresh(AS_PROCESS.format(words=["outrider", "generate", "hi", "--model", "/no/such/folder"]))
     assert result.returncode == 2 and "Traceback" not in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 def test_a_closed_pipe_is_not_an_error() -> None:
-    command = f"{sys.executable} -m outrider methods | head -1"
-    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    nobody_reads = "import os\nreading, writing = os.pipe()\nos.close(reading)\nos.dup2(writing, 1)\n"
+    result = run_fresh(nobody_reads + AS_PROCESS.format(words=["outrider", "methods"]))
     assert result.returncode == 0 and "Traceback" not in result.stderr

@@ -68,15 +68,20 @@ def filled(target: Decoder, prompts: list[list[int]]):
     return cache
 
 
+OTHER_WAYS = [(1, 1), (2, 3), (LAYERS, 1)]
+"""Layers and steps that are left to ``make test-all``."""
+
+
 def prefix(tree: TokenTree, size: int) -> TokenTree:
     """The first nodes of every tree, as a drafter has them while the tree grows."""
     sizes = tuple(min(size, own) for own in tree.sizes)
     return TokenTree(tree.tokens[:, :size], tree.parents[:, :size], sizes, tree.is_chain)
 
 
-@pytest.mark.parametrize("layer", [1, 2, LAYERS])
+@pytest.mark.parametrize(
+    ("layer", "step"), [(1, 3), (2, 1), (LAYERS, 3), *(pytest.param(*way, marks=pytest.mark.exhaustive) for way in OTHER_WAYS)]
+)
 @pytest.mark.parametrize("case", range(len(cases())))
-@pytest.mark.parametrize("step", [1, 3])
 def test_a_resumed_pass_is_the_ordinary_pass(target, case: int, layer: int, step: int) -> None:
     """Logits, taps and cache, whatever part of the tree was drafted, in steps of one node or of several."""
     prompts, tree = cases()[case]

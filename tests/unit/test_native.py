@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import accumulate, product
 from operator import mul
 
 import pytest
 import torch
+from fresh import run_fresh
 
 from outrider import LLM, SamplingParams
 from outrider.bundled import bundled_path
@@ -412,8 +411,7 @@ print(type(llm.target).__name__, [llm.generate("Once upon a time", params)[0].to
     )
     compiler.chmod(0o755)
     env = {**os.environ, "OUTRIDER_CACHE": str(tmp_path), "CXX": str(compiler)}
-    command = [sys.executable, "-c", program]
-    starts = [subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2)]
+    starts = [run_fresh(program, env=env) for _ in range(2)]
     assert starts[0].stdout == starts[1].stdout and starts[0].stdout.startswith("NativeDecoder")
     assert "building the native CPU pass" in starts[0].stderr and "built in" in starts[0].stderr
     assert "building" not in starts[1].stderr
@@ -442,5 +440,5 @@ with warnings.catch_warnings(record=True) as caught:
 )
 def test_without_a_compiler_pytorch_does_the_work(changes: dict[str, str], expected: str, tmp_path) -> None:
     env = {**os.environ, **{key: value.format(tmp=tmp_path) for key, value in changes.items()}}
-    result = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=120, check=True)
-    assert expected in result.stdout
+    result = run_fresh(PROGRAM, env=env)
+    assert result.returncode == 0 and expected in result.stdout, result.stderr

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fresh import run_fresh
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
@@ -18,11 +17,7 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 def test_every_cell_runs(path: Path, tmp_path: Path) -> None:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    script = tmp_path / f"{path.stem}.py"
-    script.write_text(code, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=600)
+    done = run_fresh(code, env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 

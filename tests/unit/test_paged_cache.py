@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from tiers import repeats
 
 from outrider.cache.page_pool import PagePool
 from outrider.cache.paged import PagedCache, as_one
@@ -50,7 +51,7 @@ def changed(cache: Cache, draw: random.Random) -> Cache:
     return cache
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", repeats(3, of=8))
 def test_whatever_is_done_to_it_it_scores_as_the_contiguous_cache(seed: int) -> None:
     draw = random.Random(seed)
     pool = pool_of(page_len=draw.choice([1, 3, 4, 16]))

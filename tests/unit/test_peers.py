@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -53,7 +54,10 @@ def test_a_request_that_fails_is_answered() -> None:
         peer.close()
 
 
-def test_a_race_with_hugging_face() -> None:
+@pytest.mark.parametrize("variants", [["plain"], pytest.param(VARIANTS["hugging-face"], marks=pytest.mark.exhaustive)])
+def test_a_race_with_hugging_face(monkeypatch: pytest.MonkeyPatch, variants: Sequence[str]) -> None:
+    """Every variant is a process that loads transformers."""
+    monkeypatch.setitem(VARIANTS, "hugging-face", variants)
     llm = LLM(method="draft-model", draft=bundled_path("draft"), dtype="float32")
     prompts = [llm.codec.encode("Once upon a time, there was a"), llm.codec.encode("The dog saw a")]
     best = Setting("draft-model", options={"num_draft_tokens": 3})
@@ -62,7 +66,7 @@ def test_a_race_with_hugging_face() -> None:
     expected = [
         "outrider plain",
         "outrider draft-model K=3",
-        *(f"hugging-face {variant}" for variant in VARIANTS["hugging-face"]),
+        *(f"hugging-face {variant}" for variant in variants),
     ]
     assert names == expected
     assert all(line["identical"] == 1.0 for line in part["lines"]), "float32 on one machine: the same text"

@@ -103,6 +103,8 @@ def test_the_table_of_reached_lines() -> None:
     for where in ("", "/home/me/outrider/"):  # a checkout that has the package's name
         rows = found.rows({"files": {where + path: counts for path, counts in files.items()}})
         assert [tuple(row.values()) for row in rows] == expected
+    made = {"command": "make it", "machine": "a machine"}
+    assert found.document({"files": files, "made": made}) == {**made, "rows": rows}
 
 
 def test_costs_of_tests_are_added_up_by_folder(tmp_path: Path) -> None:

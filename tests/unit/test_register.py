@@ -6,11 +6,11 @@ import asyncio
 import importlib.util
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh import run_fresh
 from test_guesses import Nonsense
 
 import outrider
@@ -78,7 +78,7 @@ def test_packages_bring_methods_by_entry_points(tmp_path: Path) -> None:
     source = Path(outrider.__file__).parents[1]
     code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(source)!r}]\nfrom outrider import METHODS\n"
     code += "print(METHODS['brought'].summary, 'broken' in METHODS)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_fresh(code)
     assert done.stdout.strip() == "brought along False"
     assert "broken = no_such_module:ROW was left out (ModuleNotFoundError" in done.stderr
 

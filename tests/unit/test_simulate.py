@@ -50,10 +50,14 @@ def test_the_text_is_plain_decoding_s_whatever_the_rate(llm: LLM, prompts) -> No
     assert [[*o.prompt_token_ids, *o.token_ids] for o in llm.generate(prompts, params, method=wrong)] == texts
 
 
+@pytest.fixture(scope="module")
+def long_texts(llm: LLM, prompts) -> list[list[int]]:
+    return known_texts(llm, prompts, max_tokens=150)
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.8, 1.0])
-def test_the_rate_comes_out(llm: LLM, prompts, rate: float) -> None:
-    texts = known_texts(llm, prompts, max_tokens=150)
-    tally = run_once(llm, synthetic_method(llm, texts, rate=rate, length=3), prompts, max_tokens=150).tally
+def test_the_rate_comes_out(llm: LLM, prompts, long_texts, rate: float) -> None:
+    tally = run_once(llm, synthetic_method(llm, long_texts, rate=rate, length=3), prompts, max_tokens=150).tally
     assert tally.acceptance == pytest.approx(rate, abs=0.09 if 0 < rate < 1 else 0)
 
 
@@ -120,6 +124,7 @@ def test_a_roofline_has_its_two_sides() -> None:
         hardware_named("h20")
 
 
+@pytest.mark.exhaustive  # it measures, and a test that everybody runs depends on no speed
 def test_predictions_are_near_what_is_measured(llm: LLM, prompts) -> None:
     """Loosely: the machine that runs tests is busy. The figures of a quiet one are in docs/bench.md."""
     for one in validate(llm, prompts, rates=[0.7], lengths=[3], max_tokens=32, num_rounds=3, clock=time.process_time):

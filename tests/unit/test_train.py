@@ -59,14 +59,14 @@ def test_heads_learn(kind: str, tmp_path: Path) -> None:
     features = {"feature_weight": 0.5, "noise": 0.05}
     own = {"eagle1": features, "fspad": features, "falcon": {**features, "glance": 0.4, "glance_steps": 20}}
     more = {**own, "dspark": {"confidence_weight": 1.0, "loss": "l1-kl"}}.get(kind, {})
-    settings = Settings(max_steps=40, batch_size=8, row_len=48, judge_every=20, learning_rate=5e-3, warmup_steps=2)
+    settings = Settings(max_steps=24, batch_size=8, row_len=48, judge_every=12, learning_rate=8e-3, warmup_steps=2)
     run = train([objective(kind, **more)], TARGET, CORPUS, tmp_path, settings=settings, notes={"data": "toy"})[0]
     begin = train([objective(kind, **more)], TARGET, CORPUS, tmp_path / "x", settings=Settings(max_steps=1, batch_size=1))[0]
     assert run.best > begin.history[0]["accepted_length"]
     head = load_head(tmp_path / kind, TARGET)
     assert head.config.kind == kind
     notes = json.loads((tmp_path / kind / "provenance.json").read_text())
-    assert notes["data"] == "toy" and notes["accepted_length"] == run.best and notes["settings"]["max_steps"] == 40
+    assert notes["data"] == "toy" and notes["accepted_length"] == run.best and notes["settings"]["max_steps"] == 24
     assert "tokens per pass" in (tmp_path / kind / "acceptance.svg").read_text()
 
 

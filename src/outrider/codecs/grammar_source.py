@@ -67,11 +67,11 @@ class SourceLimits:
 
 
 def depth_of(value: Any, limit: int) -> int:
-    """Levels of dictionaries and lists in a value, counted up to ``limit`` and without recursion."""
+    """Levels of dictionaries and lists in parsed JSON, counted up to ``limit`` and without recursion."""
     level, depth = [value], 0
     while level and depth < limit:
-        inner = [item for item in level if isinstance(item, Mapping | list)]
-        level = [child for item in inner for child in (item.values() if isinstance(item, Mapping) else item)]
+        inner = [item for item in level if isinstance(item, dict | list)]
+        level = [child for item in inner for child in (item.values() if isinstance(item, dict) else item)]
         depth += bool(inner)
     return depth
 

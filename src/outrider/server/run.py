@@ -14,6 +14,7 @@ from typing import Any, cast, final
 import uvicorn
 from starlette.types import ASGIApp
 
+from outrider.core.allocator import settle
 from outrider.core.errors import OptionError
 from outrider.server.app import create_app
 from outrider.server.connections import Door, GuardedProtocol
@@ -117,6 +118,7 @@ async def _serve(server: _Server, signals: Signals, listener: socket.socket, on_
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
+    settle()
     if on_ready is not None and server.started:
         on_ready(listener.getsockname()[1])
     await serving

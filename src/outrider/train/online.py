@@ -160,8 +160,8 @@ class OnlineLearner(Learner):
 
     @property
     def _goes_on(self) -> bool:
-        """In idle time what is known is learned from again, as long as it helps."""
-        return self._pool is not None and bool(self.judgements) and self.judgements[-1].swapped
+        """In idle time what is known is learned from again, until updates have failed as often as ``patience`` allows."""
+        return self._pool is not None and bool(self.judgements) and (self.judgements[-1].swapped or self._num_failed > 0)
 
     @property
     def learning_seconds(self) -> float:
