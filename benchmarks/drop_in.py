@@ -1,6 +1,7 @@
 """The transformers drop-in on prompts that are edited: CPU seconds of `generate` with and without it, in one process.
 
-    python benchmarks/drop_in.py MODEL [--gguf FILE] [--dtypes float32 bfloat16] [--prompts 3] [-n 64] [--rounds 3] [--out FILE]
+    python benchmarks/drop_in.py MODEL [--gguf FILE] [--dtypes float32 bfloat16] [--prompts 3] [--shortest] [-n 64]
+                                       [--rounds 3] [--out FILE]
 
 MODEL is a folder that transformers opens; with --gguf it opens that file of the folder. Both runs are greedy and take turns.
 Every prompt counts at its fastest. CPU seconds are counted, since they do not depend on who else uses the machine; run it with
@@ -36,12 +37,14 @@ def compared(model: Any, prompts: list[torch.Tensor], arguments: argparse.Namesp
             for name, extra in runs.items():
                 began = time.process_time()
                 found = model.generate(prompt, attention_mask=torch.ones_like(prompt), **how, **extra)
-                seconds[name][index] = min(seconds[name][index], time.process_time() - began)
+                taken = time.process_time() - began
+                print(f"prompt {index}, {name}: {taken:.2f} s", file=sys.stderr, flush=True)
+                seconds[name][index] = min(seconds[name][index], taken)
                 texts[name][index] = found[0].tolist()
-        print({name: [round(one, 2) for one in many] for name, many in seconds.items()}, file=sys.stderr, flush=True)
     plain, ours = sum(seconds["plain"]), sum(seconds[arguments.method])
     different = sum(mine != theirs for mine, theirs in zip(texts[arguments.method], texts["plain"], strict=True))
-    return {"plain_cpu_s": plain, "ours_cpu_s": ours, "speedup": plain / ours, "different": different}
+    sizes = {"prompts": len(prompts), "prompt_tokens": sum(prompt.shape[1] for prompt in prompts)}
+    return {"plain_cpu_s": plain, "ours_cpu_s": ours, "speedup": plain / ours, "different": different, **sizes}
 
 
 def main() -> int:
@@ -51,14 +54,16 @@ def main() -> int:
     parser.add_argument("--method", default="suffix")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--shortest", action="store_true", help="take the shortest prompts, where PyTorch reads them slowly")
     parser.add_argument("--max-tokens", "-n", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write the JSON here too")
     arguments = parser.parse_args()
     file = {"gguf_file": arguments.gguf} if arguments.gguf else {}
     tokenizer = AutoTokenizer.from_pretrained(arguments.model, **file)
-    items = load_suites(["editing"])[0].first(arguments.prompts).items
-    asked = [[{"role": "user", "content": item.turns[0]}] for item in items]
+    suite = load_suites(["editing"])[0]
+    items = sorted(suite.items, key=lambda item: len(item.turns[0])) if arguments.shortest else suite.items
+    asked = [[{"role": "user", "content": item.turns[0]}] for item in items[: arguments.prompts]]
     chats = [tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) for messages in asked]
     prompts = [tokenizer(chat, return_tensors="pt", add_special_tokens=False).input_ids for chat in chats]
     rows = []

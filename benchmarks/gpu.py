@@ -158,7 +158,7 @@ def start_up(bench: Bench, num_guesses: int) -> None:
     for name in ("plain", "draft-model"):
         options: dict[str, Any] = {} if name == "plain" else {"num_draft_tokens": num_guesses}
         method, began = bench.method(name, **options), time.perf_counter()
-        for _ in bench.rounds["fast"].prepare(method, num_tokens=1200):
+        for _ in bench.rounds["fast"].prepare(method):
             torch.cuda.synchronize()
         bench.results[f"ready_seconds/{name}"] = time.perf_counter() - began
         print(f"ready for {name} after {time.perf_counter() - began:.1f} s", flush=True)

@@ -106,9 +106,9 @@ class Arm:
     async def pause(self) -> None:
         """Nobody asks for a while, or until nothing more is learned: one update follows another as long as they help."""
         num_quiet, end = 0, time.perf_counter() + self.arguments.pause
-        while num_quiet < 10 and time.perf_counter() < end:
+        while self.learner is not None and num_quiet < 10 and time.perf_counter() < end:
             await asyncio.sleep(0.1)
-            num_quiet = 0 if self.learner is not None and self.learner.is_learning else num_quiet + 1
+            num_quiet = 0 if self.learner.is_learning else num_quiet + 1
 
     async def serve(self) -> None:
         """Each line that is read is a block; each line that is written says what it took."""
@@ -120,8 +120,9 @@ class Arm:
             say({"ready": True})
             while line := await asyncio.to_thread(sys.stdin.readline):
                 begin, end = map(int, line.split())
-                say(await self.block(client, range(begin, end), self.prompts))
-                await self.pause()
+                told = await self.block(client, range(begin, end), self.prompts)
+                await self.pause()  # the others are asked afterwards, so that no server learns beside them
+                say(told)
         self.service.close()
 
     def run(self) -> None:

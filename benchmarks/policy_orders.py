@@ -18,6 +18,7 @@ import argparse
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -48,6 +49,8 @@ class Round(NamedTuple):
     seconds: float
     guesses: float
     """Guesses of a row."""
+    plan: str
+    """Why so many, and how many along the longest path."""
 
 
 class Bench:
@@ -89,7 +92,8 @@ class Bench:
                 for report in scheduler.round():
                     now = self._clock()
                     tokens, began = tokens + (report.num_tokens if began else 0), began or now
-                    yield Round(tokens, now - began, sum(report.drafted) / len(report.drafted))
+                    plan = f"{report.reason.code.value if report.reason else ''} {max(report.drafted)}"
+                    yield Round(tokens, now - began, sum(report.drafted) / len(report.drafted), plan)
         finally:
             scheduler.close()
 
@@ -106,6 +110,7 @@ def measure(bench: Bench, seats: int, first: int, later: int) -> dict[str, Any]:
     row |= {mode: round(speed, 1) for mode, speed in speeds.items()}
     row |= {"best": best, "first_to_best": round(at_first / speeds[best], 4)}
     row["guesses"] = [round(sum(one.guesses for one in auto[at : at + 50]) / 50, 2) for at in range(1, len(auto) - 49, 50)]
+    row["plans"] = Counter(one.plan for one in auto[1:])
     if later:
         speed = (end.tokens - early.tokens) / (end.seconds - early.seconds)
         row |= {"later": round(speed, 1), "later_to_best": round(speed / speeds[best], 4)}

@@ -4,9 +4,9 @@
 
 `outrider serve --replicas LEAST:MOST` with the bundled pair gets the mixed requests of `ray_run.py` from `--clients` clients,
 until MOST replicas answer or `--most-s` seconds have passed. Then the load ends, and replicas are counted until LEAST are
-left. A replica reports how many requests fill it by its own goodput (`outrider:fleet` metrics are those of the front door).
-Texts are compared with plain decoding afterwards. The last line is JSON. The exit code is 1 if the fleet did not grow or
-shrink, a request was lost or hung, or a text was wrong.
+left. A replica reports how many requests fill it by its own goodput, so fewer than MOST may be enough. Texts are compared
+with plain decoding afterwards. The last line is JSON. The exit code is 1 if the fleet did not grow or did not shrink to
+LEAST, a request was lost or hung, or a text was wrong.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main() -> int:
     what = "a fleet that grows with its load and shrinks without it"
     print(json.dumps(keep_results(arguments.out, what, [row], script="benchmarks/ray_scaling.py")))
     bad = [row.get(name, 0) for name in ("lost", "hung", "different")]
-    return 1 if any(bad) or row["grown_to"] != most or row["shrunk_to"] != least else 0
+    return 1 if any(bad) or row["grown_to"] == least or row["shrunk_to"] != least else 0
 
 
 if __name__ == "__main__":

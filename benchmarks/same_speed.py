@@ -5,7 +5,8 @@
 One prompt of the bundled pair is continued greedily, by plain decoding and by a draft model with four guesses. The ways take
 turns in one process. Reported is the speed that each of them tells its user: the best of its turns, and its ratio to that of
 ``generate``. ``bench`` and ``tune`` measure by the same function. The server answers in process, without a socket; it is left
-out where FastAPI is missing. The machine must be quiet. The last line is JSON.
+out where FastAPI is missing. The machine must be quiet for these. Processor time of the whole call, prompt included, may be
+compared on a busy one: the least of the turns. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,14 +75,20 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             "bench, tune": lambda: by_bench(llm, params),
             "serve": by_server,
         }
-        found = {way: list[float]() for way, speed in ways.items() if speed is not None}
+        found = {way: list[tuple[float, float]]() for way, speed in ways.items() if speed is not None}
         for turn in range(arguments.turns + 1):
             for way, speed in ways.items():
                 if speed is not None:
-                    found[way] += [speed()] if turn else [speed()][:0]  # the first turn warms up
-    best = {way: max(speeds) for way, speeds in found.items()}
-    row = {"method": name, **{f"{way}, tokens per second": speed for way, speed in best.items()}}
-    row |= {f"{way} / generate": speed / best["generate"] for way, speed in best.items() if way != "generate"}
+                    began, told = time.process_time(), speed()
+                    found[way] += [(told, time.process_time() - began)] if turn else []  # the first turn warms up
+    best = {way: max(told for told, _ in turns) for way, turns in found.items()}
+    least = {way: min(taken for _, taken in turns) for way, turns in found.items()}
+    row: dict[str, Any] = {"method": name}
+    for way, speed in best.items():
+        row |= {f"{way}, tokens per second": speed, f"{way}, processor milliseconds": 1e3 * least[way]}
+        if way != "generate":
+            row |= {f"{way} / generate": speed / best["generate"]}
+            row |= {f"{way} / generate, processor time": least[way] / least["generate"]}
     print(row, flush=True)
     return row
 

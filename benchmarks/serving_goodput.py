@@ -177,7 +177,7 @@ def measure(bench: Bench, loop: str, batch: int, repeats: int) -> dict[str, Any]
     layout, gaps = dict.fromkeys(bench.methods, 0.0), dict.fromkeys(bench.methods, 0.0)
     for mode, method in bench.methods.items():  # what is compiled or captured once is no part of it
         if loop == "captured":
-            list(bench.rounds.prepare(method, batch_size=batch, num_tokens=256))
+            list(bench.rounds.prepare(method, batch_size=batch))
         bench.goodput(loop, mode, batch)
     for repeat in range(repeats):
         modes = list(bench.methods)

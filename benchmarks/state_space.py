@@ -2,6 +2,7 @@
 
     python benchmarks/state_space.py [--families mamba2 bamba qwen3_next] [--device cuda --dtype bfloat16]
     python benchmarks/state_space.py --identity 200 --tokens 24          greedy texts with and without guesses
+    python benchmarks/state_space.py --memory 16                         bytes of trees, at the sizes of published models
 
 Models have random weights: the cost of a pass does not depend on them. Passes of all widths take turns in one process; printed
 are medians with the first and third quartile, of CPU seconds where PyTorch has one thread, else of wall time. Memory is what
@@ -23,6 +24,9 @@ import torch
 
 from outrider import SamplingParams
 from outrider.bench.provenance import keep_results
+from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.recurrent import RecurrentCache
+from outrider.cache.replay import ScanShape
 from outrider.core.interfaces import Target
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
@@ -42,6 +46,10 @@ SIZES: dict[str, dict[str, Any]] = {
         **_WIDE, "num_hidden_layers": 16, "intermediate_size": 2048, "mamba_n_heads": 24, "mamba_d_state": 128,
         "mamba_n_groups": 1, "attn_layer_indices": [4, 8, 12],
     },
+    "falcon_h1": {
+        **_WIDE, "num_hidden_layers": 12, "intermediate_size": 2048, "mamba_d_ssm": 1536, "mamba_n_heads": 24,
+        "mamba_d_state": 128, "mamba_n_groups": 1,
+    },
     "qwen3_next": {
         **_WIDE, "num_hidden_layers": 12, "intermediate_size": 2048, "num_experts": 0, "full_attention_interval": 4,
         "linear_num_key_heads": 6, "linear_num_value_heads": 12, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
@@ -52,7 +60,12 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """About 100 to 160 million parameters. The first has the shape of the published Mamba-2 of 130M, the last that of 780M."""
-DEFAULT = ("mamba2", "bamba", "qwen3_next")
+PUBLISHED = {
+    "Mamba-2 2.7B": ScanShape(1, 80, 64, 1, 128, 4, 80 * 64 + 2 * 128),
+    "Qwen3-Next 80B": ScanShape(1, 32, 128, 16, 128, 4, 32 * 128 + 2 * 16 * 128),
+}
+"""One recurrent layer of each."""
+DEFAULT = ("mamba2", "bamba", "falcon_h1", "qwen3_next")
 METHODS = ("prompt-lookup", "suffix", "token-recycling", "draft-model", "best-first")
 
 
@@ -86,10 +99,15 @@ def costs(models: Mapping[str, RecurrentDecoder], widths: list[int], rounds: int
     return found
 
 
-def memory(model: RecurrentDecoder, num_nodes: int) -> dict[str, Any]:
-    cache = model.new_cache(1)
+def memory(shape: ScanShape, num_nodes: int) -> dict[str, Any]:
+    """Megabytes of one layer in float32: steps as the cache keeps them, and a state with its window per node instead."""
+    no_attention = ContiguousCache.empty(0, (1, 1, 1), dtype=torch.float32, device=torch.device("cpu"))
+    cache = RecurrentCache.empty(shape, no_attention, dtype=torch.float32)
     replay, copies = num_nodes * cache.node_bytes, cache.snapshot_bytes(num_nodes)
-    return {"nodes": num_nodes, "replay": replay, "snapshots": copies, "state": cache.state_bytes, "ratio": copies / replay}
+    inputs = num_nodes * shape.num_layers * shape.conv_size * 4
+    states = num_nodes * shape.num_layers * shape.num_state * 4
+    ratios = {"ratio": round(copies / replay, 1), "ratio_without_windows": round(states / (replay - inputs), 1)}
+    return {"nodes": num_nodes, "steps_mb": round(replay / 1e6, 3), "states_mb": round(copies / 1e6, 2), **ratios}
 
 
 def texts(target: Target, method: Any, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
@@ -140,10 +158,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--identity", type=int, default=0, metavar="PROMPTS")
+    parser.add_argument("--memory", type=int, default=0, metavar="NODES")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--out", type=Path, help="write the rows to this file")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    if args.memory:
+        rows = [{"layer": name, **memory(shape, args.memory)} for name, shape in PUBLISHED.items()]
+        what = "memory of a tree in one recurrent layer, float32"
+        print(json.dumps(keep_results(args.out, what, rows, script="benchmarks/state_space.py")))
+        return
     for family in args.families:
         if args.identity:
             same = identity(family.partition("-")[0], args.identity, args.tokens)
@@ -154,7 +178,6 @@ def main() -> None:
         scans = {"fast": True, "PyTorch": False}
         models = {name: random_recurrent(raw, dtype=used, device=args.device, fast=fast) for name, fast in scans.items()}
         rows += show(family, costs(models, args.widths, args.rounds))
-        print(f"{family:<12}  16 nodes: {memory(models['fast'], 16)['ratio']:.0f}x less memory than a state per node")
     what = f"passes of recurrent targets on {args.device}, {args.dtype}, {torch.get_num_threads()} threads"
     print(json.dumps(keep_results(args.out, what, rows, script="benchmarks/state_space.py")))
 

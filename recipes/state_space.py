@@ -56,12 +56,17 @@ FAMILIES = {"mamba2": mamba, "bamba": hybrid}
 
 def rows_of_library(most_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """[N, ROW_LEN] bytes of the library's modules to learn from, and of those held out."""
-    parts: dict[bool, list[bytes]] = {False: [], True: []}
+    parts = {False: b"", True: b""}
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
-        if "site-packages" not in path.parts and "test" not in path.parts:
-            parts[hashlib.sha256(path.name.encode()).digest()[0] < 26].append(path.read_bytes())
-    learned, held_out = (np.frombuffer(b"".join(parts[apart])[:most_bytes], np.uint8) for apart in (False, True))
-    return tuple(part[: len(part) // ROW_LEN * ROW_LEN].reshape(-1, ROW_LEN) for part in (learned, held_out))  # pyright: ignore[reportReturnType]
+        is_held_out = hashlib.sha256(path.name.encode()).digest()[0] < 26
+        if not {"site-packages", "test"} & set(path.parts) and len(parts[is_held_out]) < most_bytes:
+            parts[is_held_out] += path.read_bytes()
+    learned, held_out = (np.frombuffer(parts[apart][:most_bytes], np.uint8) for apart in (False, True))
+    return _rows(learned), _rows(held_out)
+
+
+def _rows(tokens: np.ndarray) -> np.ndarray:
+    return tokens[: len(tokens) // ROW_LEN * ROW_LEN].reshape(-1, ROW_LEN)
 
 
 def loss_of(model: Any, ids: Tensor, teacher: Any = None) -> Tensor:

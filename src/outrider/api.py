@@ -201,14 +201,13 @@ class LLM:
         self,
         *,
         method: Method | None = None,
-        num_tokens: int = 1024,
         batch_sizes: Sequence[int] | None = None,
         progress: bool = False,
     ) -> None:
-        """Compile and capture now what the first requests of up to ``num_tokens`` tokens, prompt included, would wait for, in
-        batches of these sizes: 1 and ``max_batch_size`` if not given. Only a GPU has anything to prepare."""
+        """Compile and capture now what the first requests would wait for, in batches of these sizes: 1 and ``max_batch_size``
+        if not given. Only a GPU has anything to prepare."""
         sizes = set(batch_sizes or {1, self.max_batch_size or 8})
-        self.rounds.warm_up(method or self.method, sizes, num_tokens=num_tokens, progress=progress)
+        self.rounds.warm_up(method or self.method, sizes, progress=progress)
 
     def stream(
         self,

@@ -71,36 +71,36 @@ class Rounds:
         reads = Method(PromptReader(taps), method.rule, method.policy)
         return DeviceLane(graphs, Engine(self._target, reads))
 
-    def prepare(self, method: Method, *, batch_size: int = 1, num_tokens: int = 1024) -> Iterator[tuple[int, int]]:
-        """Compile and capture what the first ``batch_size`` requests of up to ``num_tokens`` tokens would wait for; yields how
-        many rounds are ready, and of how many. Nothing to do where rounds are not captured."""
+    def prepare(self, method: Method, *, batch_size: int = 1) -> Iterator[tuple[int, int]]:
+        """Compile and capture what the first ``batch_size`` requests would wait for; yields how many rounds are ready, and of
+        how many. Nothing to do where rounds are not captured."""
         graphs = self.graphs_of(method)
         if graphs is None or graphs.is_held_by_another(self):
             return
-        method.policy.start(1)  # it reads its prices now: memory that grows moves, and captured rounds with it
+        method.policy.start(1)  # it reads its prices now, before anybody waits
         from outrider.engine.device_seats import NUM_PIECES
 
         guesses = graphs.depths
         pieces = NUM_PIECES if batch_size > 1 else NUM_PIECES[:1]  # nobody arrives while one alone runs
         total = num_kinds(guesses, pieces)
-        for count, _ in enumerate(graphs.prepare(num_slots(batch_size), num_tokens, guesses=guesses, pieces=pieces), 1):
+        for count, _ in enumerate(graphs.prepare(num_slots(batch_size), guesses=guesses, pieces=pieces), 1):
             yield count, total
 
-    def capture(self, method: Method, sizes: Collection[int], *, num_tokens: int = 1024) -> None:
+    def capture(self, method: Method, sizes: Collection[int]) -> None:
         """Compile and capture what batches of these sizes would wait for, all of whose requests come at once."""
         graphs = self.graphs_of(method)
         if graphs is None or graphs.is_held_by_another(self):
             return
         method.policy.start(1)  # it reads its prices now
         for size in sorted({size for count in sizes for size in frame_sizes(count)}, reverse=True):
-            for _ in graphs.prepare(size, num_tokens, guesses=graphs.depths):
+            for _ in graphs.prepare(size, guesses=graphs.depths):
                 pass
 
-    def warm_up(self, method: Method, sizes: Collection[int], *, num_tokens: int, progress: bool) -> None:
-        """Prepare rounds of so many requests, the most first: memory that grows moves."""
+    def warm_up(self, method: Method, sizes: Collection[int], *, progress: bool) -> None:
+        """Prepare rounds of so many requests."""
         with tqdm(disable=not progress, unit="round", desc="preparing") as bar:
             for size in sorted(sizes, reverse=True):
-                for _, total in self.prepare(method, batch_size=size, num_tokens=num_tokens):
+                for _, total in self.prepare(method, batch_size=size):
                     bar.total = total * len(sizes)
                     bar.update()
 

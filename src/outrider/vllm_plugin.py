@@ -5,7 +5,8 @@
 
 vLLM names the class by its path, makes it with its config, and calls ``propose`` after every step with the tokens of every
 slot of its batch. It does not say which request sits in a slot, and moves requests between slots. So a request is recognised
-by its tokens: a state belongs to the slot whose text goes on where the state's text ends. vLLM checks guesses by its own rule;
+by its tokens: a state belongs to the slot whose text goes on where the state's text ends, and how it goes on says which guesses
+were right. vLLM checks guesses by its own rule;
 what is written stays what vLLM would write without. Options of the method come as JSON in ``OUTRIDER_VLLM_OPTIONS``.
 """
 
@@ -20,18 +21,22 @@ from typing import Any, ClassVar, final
 
 import torch
 
+from outrider.core.draft import Draft
 from outrider.core.errors import OptionError, nearest
-from outrider.core.interfaces import Context, Drafter, Plan
+from outrider.core.interfaces import Context, Drafter, Observation, Plan
+from outrider.core.method_rows import names_in
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
+from outrider.core.scores import Scores
 from outrider.methods import compose
 from outrider.models.tiny import TableModel
 
 OPTIONS_VARIABLE = "OUTRIDER_VLLM_OPTIONS"
 COPYING = ("suffix", "prompt-lookup", "ngram-cache", "reference")
 """Methods that need nothing but tokens."""
+_HYBRID = "hybrid"
 _CPU = torch.device("cpu")
 
 
@@ -42,6 +47,8 @@ class _Slot:
     tokens: list[int]
     state: Any
     sampler: Sampler
+    asked: tuple[Draft, Plan] | None = None
+    """What was guessed after these tokens."""
 
     def is_continued_by(self, tokens: Sequence[int]) -> bool:
         size = len(self.tokens)
@@ -53,11 +60,14 @@ class SlotDrafting:
     """A copying drafter for the slots of a batch that somebody else runs."""
 
     def __init__(self, method: str, *, vocab_size: int, num_guesses: int, options: Mapping[str, Any] | None = None) -> None:
-        if method not in COPYING:
-            raise OptionError(
-                f"a proposer of vLLM sees tokens and no scores, so {method!r} cannot be one; {nearest(method, COPYING)}"
-            )
-        given = {**(options or {}), "num_draft_tokens": num_guesses}
+        given: dict[str, Any] = {**(options or {}), "num_draft_tokens": num_guesses}
+        if method == _HYBRID:
+            given = {"parts": COPYING[:1] + COPYING[2:3], **given, "num_tree_nodes": num_guesses}
+        for name in names_in(given["parts"]) if method == _HYBRID else (method,):
+            if name not in COPYING:
+                raise OptionError(
+                    f"a proposer of vLLM sees tokens and no scores, so {name!r} cannot be one; {nearest(name, COPYING)}"
+                )
         uniform = TableModel(torch.full((vocab_size,), 1 / vocab_size, dtype=torch.float64))  # these drafters ask for its size
         self.drafter: Drafter = compose(method, uniform, options=given).drafter
         self._vocab_size, self._num_guesses = vocab_size, num_guesses
@@ -77,17 +87,35 @@ class SlotDrafting:
         if known:
             slot = max(known, key=lambda one: len(one.tokens))
             self._slots.remove(slot)
+            self._learn(slot, text[len(slot.tokens) :])
             slot.tokens = list(text)
             return slot
         state = RequestState.of(Request(list(text[:1]), SamplingParams()))
         return _Slot(list(text), self.drafter.start([list(text)], {}), Sampler([state], self._vocab_size, _CPU))
+
+    def _learn(self, slot: _Slot, new: Sequence[int]) -> None:
+        """Tell the drafter which of its guesses came true."""
+        if slot.asked is None:
+            return
+        draft, plan = slot.asked
+        tokens, parents = draft.tree.tokens[0].tolist(), draft.tree.parents[0].tolist()
+        path = [0]
+        for token in new:
+            nodes = range(1, draft.tree.sizes[0])
+            below = next((node for node in nodes if parents[node] == path[-1] and tokens[node] == token), None)
+            if below is None:
+                break
+            path.append(below)
+        unseen = Scores(torch.zeros(1, draft.tree.num_nodes, 1))
+        self.drafter.observe(slot.state, Observation(draft, unseen, [path], [len(path) - 1], 0.0, 0.0, plan))
 
     def _guess(self, slot: _Slot) -> list[int]:
         """The chain of first children: vLLM checks chains."""
         zero = torch.zeros(1, dtype=torch.int64)
         context = Context([slot.tokens], slot.sampler, Noise(zero, zero), _CPU)
         plan = Plan((self._num_guesses,), (self._num_guesses,))
-        tree = self.drafter.asked(slot.state, context, plan).tree
+        draft = self.drafter.asked(slot.state, context, plan)
+        slot.asked, tree = (draft, plan), draft.tree
         tokens, parents = tree.tokens[0].tolist(), tree.parents[0].tolist()
         chain, place = list[int](), 0
         for node in range(1, tree.sizes[0]):
@@ -154,6 +182,13 @@ class Reference(_Proposer):
     """``reference``: copies from documents, given as lists of tokens in the option ``references``."""
 
     method: ClassVar = "reference"
+
+
+@final
+class Hybrid(_Proposer):
+    """``hybrid``: several of these in one tree, places by what came true of each; ``parts`` names them."""
+
+    method: ClassVar = _HYBRID
 
 
 def _given_options() -> dict[str, Any]:

@@ -273,7 +273,7 @@ def test_what_is_prepared_is_not_captured_again() -> None:
     llm, params = LLM(device="cuda", max_batch_size=4, numerics="invariant"), SamplingParams(max_tokens=20)
     expected = [o.token_ids for o in llm.generate(PROMPTS, params)]
     llm = LLM(device="cuda", max_batch_size=4, numerics="invariant")
-    llm.warm_up(num_tokens=200)
+    llm.warm_up()
     captured, real = [], graphs.RoundGraph
     try:
         graphs.RoundGraph = lambda *given, **more: captured.append(given) or real(*given, **more)  # type: ignore[assignment, misc]

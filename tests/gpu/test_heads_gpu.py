@@ -38,6 +38,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mtp-parallel": {"num_heads": 4},
     "chimera": {"num_heads": 4},
     "falcon": {"block_len": 2},
+    "longspec": {"draft_window": 16},
 }
 
 
@@ -72,7 +73,7 @@ def test_heads_in_captured_rounds_say_what_plain_decoding_says(
     assert abs(ours - theirs) <= 0.05 * theirs + 3  # the same trees, walked the same way
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "medusa", "dspark", "p-eagle", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "dspark", "p-eagle", "mtp", "longspec"])
 def test_chains_of_heads_change_their_length_inside_captured_rounds(llm: LLM, kind: str, tmp_path: Path) -> None:
     """The policy asks for as many guesses as pay; heads answer for no more levels."""
     own = {"heads": untrained(kind, tmp_path)} if kind in CHANGES else {}
@@ -84,7 +85,7 @@ def test_chains_of_heads_change_their_length_inside_captured_rounds(llm: LLM, ki
         assert [o.token_ids for o in llm.generate(PROMPTS, params, method=method)] == expected
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "fspad", "p-eagle", "mtp", "chimera", "falcon"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "fspad", "p-eagle", "mtp", "chimera", "falcon", "longspec"])
 def test_heads_read_prompts_inside_rounds(llm: LLM, kind: str, tmp_path: Path) -> None:
     """More requests than slots, of 2 to 300 tokens."""
     own = {"heads": untrained(kind, tmp_path)} if kind in CHANGES and kind != "hydra" else {}

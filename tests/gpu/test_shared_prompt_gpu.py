@@ -73,7 +73,7 @@ def test_after_a_warm_up_no_sampler_waits_for_a_capture(monkeypatch: pytest.Monk
     params = {name: SamplingParams(max_tokens=24, seed=3, **more) for name, more in kinds.items()}
     plain = llm.compose("plain")
     expected = {name: [o.token_ids for o in llm.generate(ENDS, one, method=plain, trace=True)] for name, one in params.items()}
-    llm.warm_up(num_tokens=200, batch_sizes=[1, 2, 4])
+    llm.warm_up(batch_sizes=[1, 2, 4])
     captures: list[object] = []
     real = graphs.RoundGraph
 

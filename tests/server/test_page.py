@@ -176,3 +176,16 @@ def test_a_recorded_trace_replays(browser: Browser, tmp_path: Path) -> None:
     assert browser.value("document.getElementById('talk').textContent") == "[2][9]"
     assert browser.value("document.querySelectorAll('#tree rect').length") == 5
     assert not browser.problems
+
+
+def test_an_image_grows(browser: Browser, tmp_path: Path) -> None:
+    assert main(["imagine", "--class", "3", "--method", "gsd", "--show", "--out", str(tmp_path / "three.png")]) == 0
+    browser.open(f"file://{tmp_path / 'three.html'}")
+    covered = "[...document.querySelectorAll('rect.waiting')].filter(rect => rect.style.display !== 'none').length"
+    browser.value("stop(); at(0)")
+    assert browser.value(covered) == 49
+    browser.value("at(most)")
+    assert browser.value(covered) == 0
+    assert browser.value("document.querySelector('figcaption').textContent").startswith("49 of 49 codes")
+    assert not browser.problems
+    assert all(address.startswith(("file:", "data:")) for address in browser.addresses), "the page asks nobody"

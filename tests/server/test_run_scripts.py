@@ -105,22 +105,20 @@ def test_lm_eval_must_say_the_same_with_guesses(wrong: dict[str, Any], well: boo
 
 def test_the_server_warms_up_every_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Largest first, and not at all with a memory budget, where no round is captured."""
-    from outrider import LLM, OptionError
+    from outrider import LLM
     from outrider.cli.serve import _warm_up
 
-    asked, llm = list[tuple[int, int]](), LLM(method="plain")
+    asked, llm = list[int](), LLM(method="plain")
 
-    def prepare(method: Any, *, batch_size: int, num_tokens: int) -> Iterator[tuple[int, int]]:
+    def prepare(method: Any, *, batch_size: int) -> Iterator[tuple[int, int]]:
         assert method is llm.method
-        asked.append((batch_size, num_tokens))
+        asked.append(batch_size)
         yield 1, 1
 
     monkeypatch.setattr(llm.rounds, "prepare", prepare)
-    given = argparse.Namespace(warm_up=64, memory_budget=None, max_rows=12)
+    given = argparse.Namespace(warm_up=True, memory_budget=None, max_rows=12)
     _warm_up(llm, given)
-    assert asked == [(size, 64) for size in (16, 8, 4, 2, 1)]
+    assert asked == [16, 8, 4, 2, 1]
     _warm_up(llm, argparse.Namespace(**{**vars(given), "memory_budget": 10**6}))
-    _warm_up(llm, argparse.Namespace(**{**vars(given), "warm_up": 0}))
+    _warm_up(llm, argparse.Namespace(**{**vars(given), "warm_up": False}))
     assert len(asked) == 5
-    with pytest.raises(OptionError, match="--warm-up -1"):
-        _warm_up(llm, argparse.Namespace(**{**vars(given), "warm_up": -1}))

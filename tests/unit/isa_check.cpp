@@ -62,9 +62,11 @@ static void check_lanes() {
 static float value(float x) { return x; }
 static float value(bf16 x) { return to_float(x); }
 static float value(int8_t x) { return x; }
+static float value(half x) { return half_to_float(x.bits); }
 static void make(float& x) { x = chance(); }
 static void make(bf16& x) { x = to_bf16(chance()); }
 static void make(int8_t& x) { x = int8_t(127 * chance()); }
+static void make(half& x) { x.bits = uint16_t(32768 + 32767 * chance()), x.bits &= 0xbfff; }  // below 2, either sign
 
 template <class W> static void check_products(int out, int in) {
     const int width = up(in, 32), stride = width + 32, blocks = up(out, BLOCK) / BLOCK, most = 70;
@@ -200,7 +202,7 @@ int main() {
     expect(has_permission(), "asking for the tile registers");
     check_lanes(), check_halves();
     check_all_stored();
-    for (int in : {32, 70}) check_products<float>(72, in), check_products<bf16>(72, in), check_products<int8_t>(72, in);
+    for (int in : {32, 70}) check_products<float>(72, in), check_products<bf16>(72, in), check_products<int8_t>(72, in), check_products<half>(72, in);
     for (int heads : {1, 3, 4, 7}) check_attention<float>(5, heads, 48, 37), check_attention<bf16>(2, heads, 64, 16);
     printf("%s %s\n", ISA_NAME, failures ? "fails" : "holds");
     return failures != 0;

@@ -7,6 +7,7 @@ so luck in single rounds does not count, and the best fixed length is known exac
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -14,7 +15,7 @@ from operator import mul
 
 from policy_rounds import observation
 
-from outrider.core.interfaces import Plan, Policy
+from outrider.core.interfaces import Observation, Plan, Policy
 from outrider.core.prices import Points, Prices, PriceSource
 
 FIXED = (0, 1, 2, 4, 6, 8)
@@ -89,7 +90,7 @@ class Seats:
         nodes = len(sizes) * (1 + max(sizes)) if self.padded else len(sizes) + sum(sizes)
         return tokens, self.passing(nodes) + (self.drafting(len(sizes), max(lengths)) if any(lengths) else 0.0)
 
-    def round(self, plan: Plan, requests: Sequence[int]):
+    def round(self, plan: Plan, requests: Sequence[int]) -> Observation:
         accepted = [self._walk(length, self.rates(one)) for length, one in zip(plan.max_depth, requests, strict=True)]
         _, seconds = self.deserved(plan.max_depth, requests)
         draft = self.drafting(len(requests), max(plan.max_depth)) if any(plan.max_depth) else 0.0
@@ -120,14 +121,17 @@ def speed(rounds: Sequence[tuple[float, float]]) -> float:
     return sum(tokens for tokens, _ in rounds) / sum(seconds for _, seconds in rounds)
 
 
-def occupy(policy: Policy, seats: Seats, num_rounds: int) -> Tally:
-    """Serve requests on these seats. Where they come and go, a few rows leave and join every few rounds."""
+def occupy(policy: Policy, seats: Seats, num_rounds: int, *, is_late: bool = False) -> Tally:
+    """Serve requests on these seats. Where they come and go, a few rows leave and join every few rounds. ``is_late``: a round
+    is seen when the next one was planned, as where a device runs ahead of the host."""
     tally, state, size = Tally(), policy.start(seats.num_rows), seats.num_rows
     requests, number = list(range(size)), size
-    every = max(1, seats.request_rounds // size)
+    every, unseen = max(1, seats.request_rounds // size), deque[Observation]()
     for index in range(1, num_rounds + 1):
         plan = policy.plan(state, size)
-        policy.update(state, seats.round(plan, requests))
+        unseen.append(seats.round(plan, requests))
+        if len(unseen) > is_late:
+            policy.update(state, unseen.popleft())
         tally.rounds.append(seats.deserved(plan.max_depth, requests))
         for length, rounds in tally.fixed.items():
             rounds.append(seats.deserved([length] * size, requests))

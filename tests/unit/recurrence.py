@@ -14,7 +14,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.recurrent.decoder import RecurrentDecoder
 from outrider.models.recurrent.random_model import random_recurrent, tiny_raw
 
-FAMILIES = ("mamba2", "bamba", "qwen3_next")
+FAMILIES = ("mamba2", "bamba", "falcon_h1", "qwen3_next")
 EXACT = 1e-12
 
 

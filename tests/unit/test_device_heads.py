@@ -102,7 +102,7 @@ def test_heads_grow_the_tree_of_their_twin(kind: str, shape: str) -> None:
     target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
     drafter, twin, planned = drafters(kind, target, shape)
     rows = [[5, 9, 1, 33, 7, 2], [2, 8]]  # the second is shorter than what is read again
-    twin.seat(Texts([0, 1], rows), batch_size=2, capacity=64)
+    twin.seat(Texts([0, 1], rows), batch_size=2)
     for depth in (3, 2, 3):
         frame, plan = frame_of(rows, TEMPERATURES), Plan((depth, depth), (planned.guesses[depth],) * 2)
         nodes = torch.zeros(2, twin.num_nodes(depth), dtype=torch.int64, device=DEVICE)
@@ -146,13 +146,13 @@ def test_a_head_reads_prompts_in_pieces(kind: str) -> None:
         frame = frame_of(rows, TEMPERATURES, capacity=128)
         nodes = torch.zeros(2, drafter.num_nodes(3), dtype=torch.int64, device=DEVICE)
         nodes[:, 0] = torch.tensor([row[-1] for row in rows])
-        drafter.seat(Texts([0], rows[:1]), batch_size=2, capacity=96)
+        drafter.seat(Texts([0], rows[:1]), batch_size=2)
         states = target.prefill([rows[1][:-1]], target.new_cache(1), taps=drafter.taps)
         features = torch.cat([states[tap][0] for tap in drafter.taps], -1)
         still = torch.zeros(2, 5, dtype=torch.int64, device=DEVICE)
         with torch.inference_mode():
             if in_pieces:
-                drafter.open([1], batch_size=2, capacity=96)
+                drafter.open([1], batch_size=2)
                 for start in (0, PIECE_LEN):
                     piece = torch.zeros(2, PIECE_LEN, features.shape[-1], device=DEVICE)
                     part = features[start : start + PIECE_LEN]
@@ -162,7 +162,7 @@ def test_a_head_reads_prompts_in_pieces(kind: str) -> None:
                     drafter.read(frame, Pieces(*table), piece)
                     drafter.take(frame, frame.lengths - 1, torch.randn(2, nodes.shape[1], features.shape[-1]), still)
             else:
-                drafter.seat(Texts([1], rows[1:]), batch_size=2, capacity=96)
+                drafter.seat(Texts([1], rows[1:]), batch_size=2)
             drafter.propose(frame, nodes, 3)
         found.append(nodes.tolist())
     assert found[0] == found[1]
@@ -178,7 +178,7 @@ def test_chains_are_as_long_as_a_round_wants(kind: str, monkeypatch: pytest.Monk
     twin = drafter.device_twin(CapturedShape({length: length for length in range(1, 7)}), target)
     assert twin is not None and twin.max_depth == min(6, drafter.max_depth or 6) and twin.trees(2, 1) is None
     rows, asked = [[5, 9, 1, 33, 7, 2], [2, 8]], list[int]()
-    twin.seat(Texts([0, 1], rows), batch_size=2, capacity=64)
+    twin.seat(Texts([0, 1], rows), batch_size=2)
     frame, readout = frame_of(rows, TEMPERATURES), type(head).readout
     monkeypatch.setattr(type(head), "readout", lambda self, depth, x: asked.append(depth) or readout(self, depth, x))
     for length in (1, twin.max_depth, 2):
@@ -200,7 +200,7 @@ def test_rounds_without_guesses_leave_nothing_unread(kind: str) -> None:
     target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
     drafter, twin, planned = drafters(kind, target, "static")
     rows = [[5, 9, 1, 33, 7, 2], [2, 8, 4]]
-    twin.seat(Texts([0, 1], rows), batch_size=2, capacity=64)
+    twin.seat(Texts([0, 1], rows), batch_size=2)
     for token in range(11, 21):
         before = torch.tensor([len(row) - 1 for row in rows], device=DEVICE)
         rows[0].append(token)

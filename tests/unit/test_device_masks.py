@@ -55,13 +55,13 @@ def test_a_chain_whose_guesses_were_changed_is_read_again(monkeypatch: pytest.Mo
     config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
     model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=4)
     rows, drafter, fresh = [[7, 2], [2, 8]], DeviceChain(model, vocab_size=64), DeviceChain(model, vocab_size=64)
-    drafter.seat(Texts([0, 1], rows), batch_size=2, capacity=16)
+    drafter.seat(Texts([0, 1], rows), batch_size=2)
     drafter.grow({0: 16, 1: 16}, batch_size=2)
     chain = torch.tensor([[row[-1], 0, 0] for row in rows], device=DEVICE)
     drafter.propose(frame_of(rows, [0.0, 0.9]), chain, chain.shape[1] - 1)
     accepted = [(int(first) + 1) % 64 for first in chain[:, 1]]
     rows = [[*row, token, 4, 9] for row, token in zip(rows, accepted, strict=True)]  # not what was guessed
-    fresh.seat(Texts([0, 1], rows), batch_size=2, capacity=16)
+    fresh.seat(Texts([0, 1], rows), batch_size=2)
     fresh.grow({0: 16, 1: 16}, batch_size=2)
     frame, chain = frame_of(rows, [0.0, 0.9]), torch.tensor([[row[-1], 0, 0] for row in rows], device=DEVICE)
     expected, hidden, fed = chain.clone(), model.hidden, list[list[int]]()

@@ -119,7 +119,7 @@ def test_the_chain_of_a_draft_model(page_len: int) -> None:
     rows = [[5, 9, 1, 33, 7], [2, 8, 4]]
     frame = frame_of(rows, prompt_lens=[3, 3], temperatures=[0.0, 0.9])
     drafter = DeviceChain(model, vocab_size=64)
-    drafter.seat(Texts([0, 1], rows), batch_size=2, capacity=64)
+    drafter.seat(Texts([0, 1], rows), batch_size=2)
     chain = torch.zeros(2, 3, dtype=torch.int64, device=DEVICE)
     chain[:, 0] = torch.tensor([row[-1] for row in rows])
     drafter.propose(frame, chain, chain.shape[1] - 1)
@@ -228,14 +228,14 @@ def test_a_draft_model_reads_prompts_in_pieces() -> None:
     chains: list[list[list[int]]] = []
     for in_pieces in (False, True):
         drafter = DeviceChain(model, vocab_size=64)
-        drafter.seat(Texts([0], rows[:1]), batch_size=2, capacity=96)
+        drafter.seat(Texts([0], rows[:1]), batch_size=2)
         if in_pieces:
-            drafter.open([1], batch_size=2, capacity=96)
+            drafter.open([1], batch_size=2)
             for start in (0, PIECE_LEN):
                 drafter.propose(frame, torch.zeros(2, 4, dtype=torch.int64, device=DEVICE), 3)  # a slot that stands still
                 drafter.read(frame, pieces_of((-1, 0), (1, start)), None)
         else:
-            drafter.seat(Texts([1], rows[1:]), batch_size=2, capacity=96)
+            drafter.seat(Texts([1], rows[1:]), batch_size=2)
         chain = torch.zeros(2, 4, dtype=torch.int64, device=DEVICE)
         drafter.propose(frame, chain, chain.shape[1] - 1)
         chains.append(chain.tolist())

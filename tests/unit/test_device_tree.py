@@ -78,7 +78,7 @@ def test_a_draft_models_tree_is_that_of_its_twin(shape: tuple | None, numerics: 
         plan, ranks = Plan((tree.max_depth,) * 2, (tree.num_nodes,) * 2), [path[-1] if path else 0 for path in tree.paths]
         drafter = DeviceTree(fast, {tree.max_depth: (tree.parents, ranks)}, vocab_size=64)
     rows = [[5, 9, 1, 33, 7], [2, 8]]  # the second is shorter than what is read again
-    drafter.seat(Texts([0, 1], rows), batch_size=2, capacity=64)
+    drafter.seat(Texts([0, 1], rows), batch_size=2)
     for round_number in range(2):
         frame = frame_of(rows, [0.0, 0.9])
         expected = proposed(twin, rows, frame, plan)

@@ -15,12 +15,12 @@ from outrider.core.tree import TokenTree
 from outrider.models.config import config_of
 from outrider.models.hf import HFModel
 from outrider.models.native import NativeDecoder, native_decoder
-from outrider.models.native.build import built_library
+from outrider.models.native.build import can_build
 from outrider.models.native.held import held_decoder
 from outrider.models.weights import TensorDict, read_weights
 from outrider.transformers.hf_held import Held
 
-pytestmark = pytest.mark.skipif(built_library() is None, reason="needs the native pass")
+pytestmark = pytest.mark.skipif(not can_build(), reason="needs the native pass")
 WIDE = {**LLAMA, "hidden_size": 80, "head_dim": 32, "intermediate_size": 48}
 GEMMA = {"query_pre_attn_scalar": 24, "sliding_window": 6}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(not can_build(), reason="no native build here")
 SIZES: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2, "hidden_size": 64},
     "bamba": {"mamba_n_heads": 4, "mamba_d_state": 32, "mamba_n_groups": 1, "hidden_size": 64},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "hidden_size": 64},
     "qwen3_next": {"linear_key_head_dim": 32, "linear_value_head_dim": 16, "hidden_size": 64},
 }
 

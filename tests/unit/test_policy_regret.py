@@ -13,7 +13,7 @@ from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
-from policy_seats import Given, Seats, occupy
+from policy_seats import Given, Seats, Tally, occupy
 
 from outrider.core.prices import Prices
 from outrider.policies.adaptive import Adaptive
@@ -64,8 +64,9 @@ def informed(seats: Seats, options: AdaptiveOptions | None = None, *, kind: str 
     return policy
 
 
-def played(policy: Adaptive, seats: Seats, num_rows: int, num_rounds: int, *, seed: int = 0):
-    return occupy(policy, replace(seats, num_rows=num_rows, rng=random.Random(seed + num_rows)), num_rounds)
+def played(policy: Adaptive, seats: Seats, num_rows: int, num_rounds: int, *, seed: int = 0, is_late: bool = False) -> Tally:
+    alone = replace(seats, num_rows=num_rows, rng=random.Random(seed + num_rows))
+    return occupy(policy, alone, num_rounds, is_late=is_late)
 
 
 @pytest.mark.parametrize("order", [ALL, (128, 32, 8, 4, 1), (8, 64, 1, 128, 16, 2, 4)], ids=["rising", "falling", "shuffled"])
@@ -128,6 +129,16 @@ def test_a_useless_draft_costs_at_most_two_percent(seats: Seats) -> None:
         hopeless = replace(seats, rates=useless)
         tally = played(informed(hopeless), hopeless, num_rows, num_rounds)
         assert tally.share(of=0) >= 0.98, (num_rows, tally.share(of=0))
+
+
+def test_a_probe_is_paid_for_where_rounds_are_seen_late() -> None:
+    """A device runs one round ahead: a probe is seen when the plan after it was made, and must still count as one."""
+    hopeless, shares = replace(CAPTURED, rates=useless), list[float]()
+    for num_rows in (1, 8):
+        policy = informed(hopeless)
+        shares.append(played(policy, hopeless, num_rows, 600, is_late=True).share(of=0))
+        assert 0 < policy.num_probes <= 40, (num_rows, policy.num_probes)
+    assert min(shares) >= 0.98, shares
 
 
 @pytest.mark.parametrize("seats", [GPU, CPU], ids=["gpu", "cpu"])

@@ -27,9 +27,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bamba": {},
     "bamba-biased": {"mamba_proj_bias": True, "attention_bias": True, "mlp_bias": True, "attn_layer_indices": [0, 2]},
     "bamba-without-attention": {"attn_layer_indices": None},
+    "falcon_h1": {},
+    "falcon_h1-scaled": {
+        "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.7, "attention_in_multiplier": 1.3,
+        "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.6, "mlp_multipliers": [0.9, 1.4],
+        "ssm_multipliers": [0.5, 0.8, 1.1, 1.5, 0.7], "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True,
+        "projectors_bias": True, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+    },
+    "falcon_h1-normed": {"mamba_rms_norm": True, "projectors_bias": True, "tie_word_embeddings": True},
     "qwen3_next": {},
     "qwen3_next-tied": {"tie_word_embeddings": True, "norm_topk_prob": False, "num_experts": 6, "mlp_only_layers": []},
-}
+}  # fmt: skip
 TEXTS = torch.randint(3, 64, (2, 90), generator=torch.Generator().manual_seed(1))
 
 
@@ -84,7 +92,7 @@ def test_taps_are_the_stream_between_layers_and_logits_read_them_out(tmp_path: P
     assert torch.allclose(ours.logits(scores.taps[ours.num_layers]), scores.logits, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["mamba2", "bamba", "qwen3_next"])
+@pytest.mark.parametrize("family", ["mamba2", "bamba", "falcon_h1", "qwen3_next"])
 def test_heads_are_built_from_the_targets_own_ends(family: str, tmp_path: Path) -> None:
     write_random(tmp_path, tiny_raw(family))
     target = load_model(str(tmp_path), dtype="float32", device="cpu")

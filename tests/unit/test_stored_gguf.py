@@ -12,7 +12,7 @@ from typing import Any, final
 import pytest
 import torch
 from quantised_blocks import WIDTHS, quantised
-from test_gguf import _byte_level, write_gguf
+from test_gguf import CODES, _byte_level, write_gguf
 from torch import Tensor
 
 from outrider import LLM, SamplingParams
@@ -63,6 +63,7 @@ class Shape:
         return outer | {"attn_output": (self.hidden, q)} | inner
 
 
+SHORT = {"F16": torch.float16, "BF16": torch.bfloat16}
 SMALL, LARGE = Shape(96, 160, 6, 2), Shape(256, 512, 16, 4)
 
 
@@ -76,6 +77,8 @@ def model_file(folder: Path, kinds: dict[str, str], arch: str = "qwen2") -> Path
 
     def matrix(stem: str, shape: tuple[int, int]) -> Any:
         weights, kind = torch.randn(shape) / shape[1] ** 0.5, kinds.get(stem, kinds[""])
+        if kind in SHORT:
+            return CODES[kind], shape, weights.to(SHORT[kind]).view(torch.uint8).numpy().tobytes()
         return weights if kind == "F32" else quantised(weights, kind)
 
     tensors: dict[str, Any] = {
@@ -246,6 +249,24 @@ def test_other_types_are_dequantised_and_named(library, tmp_path: Path) -> None:
     tree = TokenTree.of_rows([([5, 6], [-1, 0])])
     found, wide = (scores_of(one, tree) for one in (model, load_model(str(path), dtype="float32", device="cpu")))
     assert 0 < (found - wide).norm() / wide.norm() < 0.05
+
+
+@pytest.mark.parametrize("kind", SHORT)
+@pytest.mark.parametrize("arch", ["qwen2", "llama"])
+def test_floats_of_16_bits_stay_and_have_the_scores_of_float32(library, tmp_path: Path, kind: str, arch: str) -> None:
+    """Inputs are not rounded for them: widening is exact, whatever shares the pass. Qwen2's head is the embedding."""
+    path = model_file(tmp_path, {"": kind}, arch)
+    model, wide = (load_model(str(path), dtype=dtype, device="cpu") for dtype in ("stored", "float32"))
+    assert isinstance(model, NativeDecoder) and isinstance(wide, NativeDecoder) and 2 * model.num_bytes == wide.num_bytes
+    tree = TokenTree.of_rows([(list(range(7)), [-1, 0, 0, 1, 2, 3, 3])])
+    found = scores_of(model, tree)
+    assert torch.equal(found, scores_of(wide, tree))
+    assert torch.equal(scores_of(model, TokenTree.of_rows([([0], [-1])]))[:, 0], found[:, 0])
+
+
+def test_floats_of_16_bits_are_joined_with_their_own_type_only(tmp_path: Path) -> None:
+    names = stored_matrices(read_gguf(model_file(tmp_path, {"": "F16", "attn_v": "Q8_0", "ffn_up": "BF16"})))
+    assert {name.split(".")[-2] for name in names} == {"attn_output", "ffn_down", "token_embd"}
 
 
 def test_auto_takes_a_quantised_file_as_stored(library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from divided import VOCAB, checkpoint, eagle3_heads
 
 from outrider import LLM, OptionError, SamplingParams
 from outrider.core.tree import TokenTree
+from outrider.models.native.build import can_build
 from outrider.models.parallel import ParallelTarget, RankError
 from outrider.models.random_decoder import tiny_config
 from outrider.models.share import Share
@@ -68,6 +69,26 @@ def test_two_processes_write_the_text_of_one(one: LLM, two: LLM, folders: dict[s
             texts.append([list(out.token_ids) for out in llm.generate(prompts, params, method=composed)])
         assert texts[0] == texts[1]
         assert all(len(text) == 10 for text in texts[0])
+
+
+@pytest.mark.skipif(not can_build(), reason="rounded weights are divided by the native pass")
+@pytest.mark.parametrize("dtype", ["int4", "w8a8"])
+def test_shares_of_rounded_weights_are_those_of_the_rounded_model(dtype: str, tmp_path: Path) -> None:
+    target = checkpoint(tmp_path / "target", head_dim=32, intermediate_size=128)
+    alone = LLM(target, method="plain", dtype=dtype, device="cpu")
+    apart = LLM(target, method="suffix", dtype=dtype, device="cpu", tensor_parallel=2)
+    try:
+        for params in (GREEDY, SEEDED):
+            texts = [[list(out.token_ids) for out in llm.generate(PROMPTS, params)] for llm in (alone, apart)]
+            assert texts[0] == texts[1]
+    finally:
+        parallel(apart).team.close()
+
+
+@pytest.mark.parametrize(("dtype", "reason"), [("int8", "all inputs of an output"), ("int4", "MLP columns do not come in")])
+def test_weights_that_shares_would_round_differently_are_refused(dtype: str, reason: str, folders: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match=reason):
+        LLM(folders["target"], dtype=dtype, device="cpu", tensor_parallel=2)
 
 
 def test_what_a_temperature_does_not_cover_gathers_the_logits(one: LLM, two: LLM) -> None:

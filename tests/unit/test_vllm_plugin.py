@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from outrider import LLM, OptionError, SamplingParams
-from outrider.vllm_plugin import OPTIONS_VARIABLE, NgramCache, PromptLookup, Reference, SlotDrafting, Suffix
+from outrider.vllm_plugin import OPTIONS_VARIABLE, Hybrid, NgramCache, PromptLookup, Reference, SlotDrafting, Suffix
 
 MAX_LEN = 512
 NUM_GUESSES = 6
@@ -70,6 +71,23 @@ def test_passes_are_those_of_our_own_engine(llm: LLM, proposer: Any, method: str
         batch.step()
     assert abs(batch.passes[0] - ours.stats.num_passes) <= 1, "vLLM's first token comes without guesses"
     assert batch.passes[0] < 48
+
+
+def test_a_hybrid_learns_which_of_its_parts_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference goes on in another way than the text, which repeats itself."""
+    text = [10 + i % 5 for i in range(60)]
+    options = {"parts": ["reference", "prompt-lookup"], "references": [[*text[:10], *range(60, 90)]]}
+    monkeypatch.setenv(OPTIONS_VARIABLE, json.dumps(options))
+    drafting = SlotDrafting("hybrid", vocab_size=100, num_guesses=NUM_GUESSES, options=options)
+    for count in range(10, 30, 2):
+        drafting.guesses([text[:count]])
+    wrong, right = (rates.chances(1)[0] for rates in drafting._slots[0].state.rates[0])
+    assert right > 0.8 and right > wrong
+    found = drafting.guesses([text[:30]])[0]
+    assert found and found == text[30 : 30 + len(found)]
+    monkeypatch.setenv(OPTIONS_VARIABLE, json.dumps({"parts": ["suffix", "token-recycling"]}))
+    with pytest.raises(OptionError, match="'token-recycling' cannot be one"):
+        Hybrid(config())
 
 
 def test_requests_are_recognised_in_other_slots() -> None:

@@ -72,12 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _warm_up(llm: LLM, arguments: argparse.Namespace) -> None:
     """Capture rounds of every number of rows that the server forms: powers of two, up to ``max_rows``."""
-    if arguments.warm_up < 0:
-        raise OptionError(f"--warm-up {arguments.warm_up} is not valid; use a number of tokens, or 0")
     if arguments.warm_up and arguments.memory_budget is None:  # with a budget no round is captured
         sizes = [1 << power for power in range(arguments.max_rows.bit_length())]
-        num_tokens = min(arguments.warm_up, llm.target.max_len)
-        llm.warm_up(num_tokens=num_tokens, batch_sizes=sorted({*sizes, num_slots(arguments.max_rows)}), progress=True)
+        llm.warm_up(batch_sizes=sorted({*sizes, num_slots(arguments.max_rows)}), progress=True)
 
 
 def _lessons(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:

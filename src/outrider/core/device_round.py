@@ -32,6 +32,8 @@ class Frame:
     """[B] int64."""
     temperatures: Tensor
     """[B] float32, 0 for greedy."""
+    pages: Tensor | None = None
+    """[B, P] int32 pages in which the target keeps the slots' tokens, for drafters that read them; None where it has none."""
     shaping: Shaping | None = None
     """The rest of the slots' sampling parameters; None until somebody asks for more than a temperature."""
     stages: Stages = Stages.TEMPERATURE
@@ -155,11 +157,11 @@ class DeviceDrafter(ABC):
         """Changes when memory that a captured round points to has moved."""
 
     @abstractmethod
-    def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
-        """Requests with these texts take their slots (of ``batch_size``) and grow to at most ``capacity`` tokens."""
+    def seat(self, texts: Texts, *, batch_size: int) -> None:
+        """Requests with these texts take their slots (of ``batch_size``)."""
 
     @abstractmethod
-    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
+    def open(self, slots: Sequence[int], *, batch_size: int) -> None:
         """As ``seat``, for requests whose prompts the next rounds read, piece by piece (``read``)."""
 
     @abstractmethod
@@ -180,12 +182,12 @@ class DeviceDrafter(ABC):
         del reaches, batch_size
 
     @abstractmethod
-    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
-        """The requests of these slots, of ``old_size``, take the first slots of ``new_size``; texts grow to ``capacity``."""
+    def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
+        """The requests of these slots, of ``old_size``, take the first slots of ``new_size``."""
 
     @abstractmethod
-    def leave(self, batch_size: int) -> None:
-        """All slots of a frame of this size are empty; give back what their requests held."""
+    def release(self, slots: Sequence[int], *, batch_size: int) -> None:
+        """The requests of these slots have left; give back what they held."""
 
     @abstractmethod
     def propose(self, frame: Frame, nodes: Tensor, depth: int) -> None:

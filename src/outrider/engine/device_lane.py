@@ -125,12 +125,13 @@ class DeviceLane:
         self._graphs.policy.carry(self._policy_state, prompts_of(self._seats, num_pieces_left(self._seats)))
         plan = self._graphs.policy.plan(self._policy_state, len(self._seats))
         if any(self._seats):
-            graph = self._graph(min(max(plan.max_depth), self._graphs.most_guesses))
+            graph, after = self._graph(min(max(plan.max_depth), self._graphs.most_guesses)), None
             if graph.num_guesses and any(seat.num_unread for seat in self._taken):
+                after = self._pending.ended if self._pending else None
                 report = report or self._read()
                 self._catch_up()
             self._grow()
-            launched = self._launch(graph, plan)
+            launched = self._launch(graph, plan, after)
             report = report or self._read()
             self._finish(launched)
             self._pending = launched
@@ -221,7 +222,7 @@ class DeviceLane:
         self._clock += time.perf_counter() - began  # capturing is no part of a round
         return graph
 
-    def _launch(self, graph: RoundGraph, plan: Plan) -> Launched:
+    def _launch(self, graph: RoundGraph, plan: Plan, after: torch.cuda.Event | None) -> Launched:
         prompts = prompts_of(self._seats, graph.num_pieces)
         pieces = next_pieces(self._seats, graph.num_pieces)
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -230,7 +231,7 @@ class DeviceLane:
         if not graph.is_constrained:
             events[1].record()
         self._num_rounds += 1
-        return Launched(graph, plan, number, self._num_rounds - 1, *events, prompts)
+        return Launched(graph, plan, number, self._num_rounds - 1, *events, prompts, after)
 
     def _finish(self, launched: Launched) -> None:
         """Say what grammars allow in a round that waits for it, now that the round before was read."""
@@ -270,7 +271,8 @@ class DeviceLane:
         launched.add_logprobs(taking, emitted)
         everybody = [notes[slot] if slot in taking else None for slot in range(len(self._seats))]
         graph, plan = launched.graph, launched.plan
-        seen = observation_of(everybody, depth, graph.num_nodes, launched.seconds, plan, launched.prompts)
+        took = launched.seconds, plan, launched.prompts
+        seen = observation_of(everybody, depth, graph.num_nodes, *took, reading=launched.reading)
         self._graphs.policy.update(self._policy_state, seen)
         self._empty([slot for slot, seat in taking.items() if seat.state.is_finished])
         return launched.report(taking, notes, positions, emitted, seconds=seconds) if taking else None

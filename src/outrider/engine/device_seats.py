@@ -20,7 +20,7 @@ from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.engine.finish import emit
 
-NUM_PIECES = (0, 4, 16)
+NUM_PIECES = (0, 2, 16)
 """Pieces of prompts that a round may read: a round is captured for each."""
 
 
@@ -96,9 +96,10 @@ class Seat:
 
 
 def num_pieces_left(seats: Sequence[Seat | None]) -> int:
-    """Pieces of prompts that the next round should have room for: one of ``NUM_PIECES``."""
+    """Pieces of prompts that the next round should have room for: one of ``NUM_PIECES``. Places that stay empty cost as much as
+    others. So a round is no wider than twice what it reads, and the rest of the prompts waits for the next one."""
     left = sum(-(-seat.num_left // PIECE_LEN) for seat in seats if seat is not None and seat.first_round is None)
-    return next((size for size in NUM_PIECES if size >= left), NUM_PIECES[-1])
+    return max(size for size in NUM_PIECES if size <= 2 * left)
 
 
 def next_pieces(seats: Sequence[Seat | None], most: int) -> list[tuple[int, int]]:
@@ -126,9 +127,12 @@ def observation_of(
     seconds: float,
     plan: Plan,
     prompts: Prompts = NO_PROMPTS,
+    *,
+    reading: float = 0.0,
 ) -> Observation:
     """What a policy and the statistics read of a round of ``num_nodes`` nodes: depths, acceptance and seconds. The guesses stay
-    on the device. A seat that was empty has no note: it was asked for nothing."""
+    on the device. A seat that was empty has no note: it was asked for nothing. ``reading`` are the seconds before the round in
+    which the drafter caught up."""
     drafted, accepted, asked = [0] * len(notes), [0] * len(notes), (0,) * len(notes)
     if depth:
         drafted = [0 if note is None else min(note[1], depth) for note in notes]
@@ -138,7 +142,8 @@ def observation_of(
     chains = [list(range(count + 1)) for count in range(depth + 2)]
     paths = [chains[count] if note else [] for note, count in zip(notes, accepted, strict=True)]
     played = Plan(asked, tuple(num_nodes - 1 if length else 0 for length in asked), reason=plan.reason)
-    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, 0.0, seconds, played, seconds, prompts=prompts)
+    whole = reading + seconds
+    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, reading, seconds, played, whole, prompts=prompts)
 
 
 def _stand_in(guesses: Sequence[int], drafted: Sequence[int], depth: int, num_nodes: int) -> TokenTree:

@@ -29,8 +29,6 @@ from outrider.models.gpu.uploads import sent
 
 _STEP = 256
 """Token buffers are made in multiples of this."""
-_USUAL = 1024
-"""Tokens of texts for which there is room before anybody has asked."""
 
 
 @final
@@ -82,7 +80,8 @@ class RoundGraphs:
         if batch_size not in self._frames:
             capacity = -(-self.target.most_slots // _STEP) * _STEP
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
-                self._frames[batch_size] = Frame.empty(batch_size, capacity, self.target.device)
+                frame = Frame.empty(batch_size, capacity, self.target.device)
+                self._frames[batch_size] = replace(frame, pages=self.seats.table(batch_size)[:-1])
         return self._frames[batch_size]
 
     def _shaped(self, batch_size: int) -> Frame:
@@ -106,10 +105,10 @@ class RoundGraphs:
         states of their tokens but the last, where they were kept."""
         self._adopt(batch_size, slots, states, caches)
         if self.drafter is not None:
-            rows, capacity = [state.tokens for state in states], max(map(self._capacity, states))
+            rows = [state.tokens for state in states]
             known = [one for one, row in zip(features, rows, strict=False) if one is not None and len(one) == len(row) - 1]
             whole = known if len(known) == len(rows) else None
-            self.drafter.seat(Texts(slots, rows, whole), batch_size=batch_size, capacity=capacity)
+            self.drafter.seat(Texts(slots, rows, whole), batch_size=batch_size)
         self.grow(batch_size, dict(zip(slots, states, strict=True)))
         self.start(batch_size, slots, states)
 
@@ -125,13 +124,13 @@ class RoundGraphs:
         caches = [self.target.new_cache(1) if prefix is None else prefix for prefix in prefixes]
         self._adopt(batch_size, slots, states, caches)
         if self.drafter is not None:
-            capacity, known = max(map(self._capacity, states)), [prefix is not None for prefix in prefixes]
+            known = [prefix is not None for prefix in prefixes]
             lent = Texts(list(compress(slots, known)), [state.tokens for state in compress(states, known)])
             fresh = [slot for slot in slots if slot not in lent.slots]
             if fresh:
-                self.drafter.open(fresh, batch_size=batch_size, capacity=capacity)
+                self.drafter.open(fresh, batch_size=batch_size)
             if lent.slots:
-                self.drafter.seat(lent, batch_size=batch_size, capacity=capacity)
+                self.drafter.seat(lent, batch_size=batch_size)
         self.grow(batch_size, dict(zip(slots, states, strict=True)))
 
     def has_pages(self, num_tokens: int, num_rows: int) -> bool:
@@ -163,10 +162,9 @@ class RoundGraphs:
     def resize(self, old_size: int, new_size: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
         """Move requests from slots of one frame to the first ones of another, where they stand still until ``start``."""
         if slots:
-            capacity = max(map(self._capacity, states))
             self.seats.move(old_size, new_size, slots)
             if self.drafter is not None:
-                self.drafter.move(old_size, new_size, slots, capacity=capacity)
+                self.drafter.move(old_size, new_size, slots)
             self._fill(new_size, range(len(slots)), states)
         if old_size in self._frames and old_size != new_size:
             self._frames[old_size].limits.zero_()
@@ -213,21 +211,14 @@ class RoundGraphs:
         column = self.frame(batch_size).limits
         column.index_copy_(0, *sent([list(slots), list(limits)], torch.int64, column.device))
 
-    def make_room(self, batch_size: int, capacity: int = _USUAL) -> None:
-        """Give the drafter memory for a frame of so many slots, of short texts, so that its rounds can be captured."""
-        if self.drafter is not None:
-            self.drafter.open((), batch_size=batch_size, capacity=capacity)
-
-    def prepare(
-        self, batch_size: int, capacity: int, *, guesses: Sequence[int], pieces: Sequence[int] = (0,)
-    ) -> Iterator[None]:
+    def prepare(self, batch_size: int, *, guesses: Sequence[int], pieces: Sequence[int] = (0,)) -> Iterator[None]:
         """Compile and capture the rounds of so many slots with these numbers of guesses and pieces, one per step, before
         anybody waits for them. Those of unusual samplers take no longer than the usual ones, except for the few without which
         a request would wait. The slots must be free."""
-        slots, capacity, began = range(batch_size), capacity + self.slack, time.perf_counter()
+        slots, began = range(batch_size), time.perf_counter()
         self.seats.open(slots, batch_size=batch_size)
         if self.drafter is not None:
-            self.drafter.seat(Texts(slots, [[1, 1]] * batch_size), batch_size=batch_size, capacity=capacity)
+            self.drafter.seat(Texts(slots, [[1, 1]] * batch_size), batch_size=batch_size)
         for kind in usual_kinds(batch_size, guesses, pieces):
             self.round(kind)
             yield
@@ -245,13 +236,15 @@ class RoundGraphs:
         lengths = self.frame(batch_size).lengths
         lengths.index_fill_(0, sent(list(slots), torch.int64, lengths.device), 2)  # to see less of the spare page
         self.seats.release(batch_size, slots)
+        if self.drafter is not None:
+            self.drafter.release(slots, batch_size=batch_size)
 
     def leave(self, batch_size: int) -> None:
         """All requests have finished: free the rows."""
         self.frame(batch_size).limits.zero_()
         self.seats.leave(batch_size)
         if self.drafter is not None:
-            self.drafter.leave(batch_size)
+            self.drafter.release(range(batch_size), batch_size=batch_size)
 
     def fits(self, capacity: int) -> bool:
         """Whether a text may grow to this many tokens."""
@@ -269,8 +262,6 @@ class RoundGraphs:
         """The captured round, captured now if it must be."""
         self._forget_moved()
         if kind not in self._rounds:
-            self.make_room(kind.num_slots, capacity=1)
-            self._forget_moved()
             if not self._rounds:  # a pool goes with the last graph that used it
                 self.pool = torch.cuda.graph_pool_handle()
             frame = self._shaped(kind.num_slots) if kind.stages else self.frame(kind.num_slots)

@@ -30,6 +30,13 @@ class Launched:
     began: torch.cuda.Event
     ended: torch.cuda.Event
     prompts: Prompts
+    after: torch.cuda.Event | None = None
+    """The end of the round before it, where the device stood still until the drafter had caught up."""
+
+    @property
+    def reading(self) -> float:
+        """Seconds in which the device waited for the drafter to catch up, and then caught up."""
+        return 0.0 if self.after is None else self.after.elapsed_time(self.began) / 1e3
 
     @property
     def seconds(self) -> float:

@@ -74,7 +74,7 @@ def _runs_on(config: ModelConfig | None, recurrent: RecurrentConfig | None) -> s
         return "transformers adapter" if config is None else "lean decoder"
     total, attending = recurrent.num_layers, recurrent.num_attention_layers
     others = f"; {attending} with attention" if attending else ""
-    return f"lean decoder with recurrent layers ({total - attending} of {total}{others})"
+    return f"lean decoder with recurrent layers ({recurrent.scan.num_layers} of {total}{others})"
 
 
 def _same_bits(config: ModelConfig | None, recurrent: RecurrentConfig | None) -> str:
@@ -92,7 +92,7 @@ def _same_bits(config: ModelConfig | None, recurrent: RecurrentConfig | None) ->
 def _path(fast: str, config: ModelConfig | None, raw: dict[str, Any], missing: Callable[[ModelConfig], list[str]]) -> str:
     """The decoder a model takes on a device, in words."""
     if recurrent_config(raw) is not None:
-        return "PyTorch's lean decoder: recurrent layers have no faster one"
+        return "PyTorch's lean decoder, with native scans or kernels in recurrent layers"
     if config is None:
         return f"transformers adapter: {why_not_lean(raw)}"
     lacking = missing(config)

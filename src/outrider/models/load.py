@@ -119,7 +119,7 @@ def lean_checkpoint(
 ) -> tuple[ModelConfig, TensorSource, torch.dtype]:
     """What the lean decoder needs to open a folder or a GGUF file: numbers, tensors and the type to hold them in."""
     config, is_gguf = lean_config(path), path.suffix == ".gguf"
-    used = _dtype_named(dtype) or auto_dtype("bfloat16" if is_gguf else config.dtype, device)
+    used = computing_dtype(dtype, "bfloat16" if is_gguf else config.dtype, device)
     if is_gguf:
         source: TensorSource = TensorDict(dict(hf_tensors(read_gguf(str(path)), dtype=used)), str(path))
     else:
@@ -177,13 +177,12 @@ def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed
 
 
 def _stored_decoder(file: GGUFFile, max_len: int | None, speed: Speed) -> LayeredTarget | None:
-    """Multiplies the quantised matrices of the file as they are, with cache and residual stream in float32; None where the
+    """Multiplies the matrices of the file as they are, with cache and residual stream in float32; None where the
     native pass cannot run."""
     config = _gguf_config(file)
     config = config if max_len is None else replace(config, max_len=max_len)
     weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=torch.device("cpu"))
-    weights = replace(weights, file=replace(file, metadata={}))  # its strings take megabytes
-    return native_decoder(config, weights, page_len=speed.page_len)
+    return native_decoder(config, replace(weights, file=file), page_len=speed.page_len)
 
 
 def _kept(

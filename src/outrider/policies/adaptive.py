@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple, final
 
@@ -24,11 +24,11 @@ from outrider.core.interfaces import Doubt, Observation, Plan, Policy, RowState
 from outrider.core.prices import PriceSource
 from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.reason import Reason, ReasonCode
-from outrider.policies.belief import Account, Belief, asked_of, place_of, planned_of
+from outrider.policies.belief import Account, place_of, planned_of
 from outrider.policies.chooser import Outlook, look_ahead
 from outrider.policies.cost_model import BatchCosts, CostModel
 from outrider.policies.ledger import Ledger
-from outrider.policies.lengths import captured_lengths, plan_of
+from outrider.policies.lengths import captured_lengths, depths_of, plan_of
 from outrider.policies.rates import PositionRates, reach_of
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 
@@ -39,35 +39,37 @@ class Decision(NamedTuple):
     outlook: Outlook
     lengths: tuple[int, ...]
     best: int
-    prompts: Prompts
-    """What rounds read of prompts then."""
+    made: float
+    """Seconds of rounds before it."""
+    plan: Plan | None = None
 
 
 @dataclass
 class _State(RowState):
-    rows: list[Belief]
+    rows: list[Account]
     policy: Adaptive = field(repr=False)
     is_behind: bool = True
     """The drafter has something to read when it is asked."""
-    decision: Decision | None = field(default=None, repr=False)
+    decisions: dict[tuple[int, bool], Decision] = field(default_factory=dict, repr=False)
+    """By what rounds read of prompts: rounds of several kinds take turns, and each has a decision."""
     seconds: float = field(default=0.0, repr=False)
-    """Time spent on rounds since the decision."""
-    plan: Plan | None = field(default=None, repr=False)
+    """Time spent on rounds."""
     is_probe: bool = False
     prompts: Prompts = NO_PROMPTS
 
     def fork(self, rows: Sequence[int]) -> _State:
-        return self._of([self.rows[row].copy() for row in rows], self.is_behind)
+        return self._of([replace(self.rows[row]) for row in rows], self.is_behind)
 
     def join(self, other: _State) -> _State:
         return self._of([*self.rows, *other.rows], self.is_behind or other.is_behind)
 
-    def _of(self, rows: list[Belief], is_behind: bool) -> _State:
+    def _of(self, rows: list[Account], is_behind: bool) -> _State:
         """Other rows. A decision for all alike stays while the batch is about as large: where requests come and go every few
         rounds, another one each time would cost more than it could gain."""
-        moved, decision = _State(rows, self.policy, is_behind), self.decision
-        if decision and not self.is_probe and 3 * len(self.rows) <= 4 * len(rows) <= 5 * len(self.rows):
-            moved.decision, moved.seconds = decision._replace(lengths=(decision.best,) * len(rows)), self.seconds
+        moved, count = _State(rows, self.policy, is_behind, seconds=self.seconds), len(rows)
+        if not self.is_probe and 3 * len(self.rows) <= 4 * count <= 5 * len(self.rows):
+            for kind, one in self.decisions.items():
+                moved.decisions[kind] = one._replace(lengths=(one.best,) * count, plan=None)
         return moved
 
 
@@ -97,8 +99,8 @@ class Adaptive(Policy):
         if state is not None:
             vars(state).update(vars(_State(self._new_rows(len(state.rows)), self)))
 
-    def _new_rows(self, count: int) -> list[Belief]:
-        return [Belief(self.options.horizon) for _ in range(count)]
+    def _new_rows(self, count: int) -> list[Account]:
+        return [Account(self.options.horizon) for _ in range(count)]
 
     def start(self, num_rows: int) -> _State:
         if self._source is not None and self.costs.prices is None and not self.num_rounds:
@@ -116,39 +118,36 @@ class Adaptive(Policy):
 
     def plan(self, state: _State, num_rows: int) -> Plan:
         assert len(state.rows) == num_rows, "a batch that changed has a state of its own"
-        costs, decision = self.costs.of(num_rows, state.prompts.num_places), state.decision
+        costs, kind = self.costs.of(num_rows, state.prompts.num_places), state.prompts[1:]
         if costs.trial is not None:
             length, state.is_probe = min(costs.trial, self.options.num_draft_tokens), False
-            return self._take(state, [length] * num_rows, Reason(ReasonCode.CALIBRATION, {"length": length}))
+            return self._plan([length] * num_rows, Reason(ReasonCode.CALIBRATION, {"length": length}))
+        decision = state.decisions.get(kind)
         if decision is None or self._is_due(state, decision):
             decision = self._decide(state, costs)
-        elif state.plan is not None and len(state.plan.max_depth) == num_rows:
-            return state.plan
+        elif decision.plan is not None:
+            return decision.plan
         state.is_probe = not (decision.best or state.is_probe) and decision.outlook.risk(1) <= self.ledger.probing
         self.num_probes += state.is_probe
         reason = decision.outlook.reason(decision.best, self.ledger.drafting)
         reason = Reason(ReasonCode.PROBE, {"length": 1, "best": 0}) if state.is_probe else reason
-        return self._take(state, [1] * num_rows if state.is_probe else decision.lengths, reason)
+        lengths = [1] * num_rows if state.is_probe else decision.lengths
+        plan = self._plan(lengths, reason, self._doubt(decision.outlook, num_rows) if any(lengths) else None)
+        state.decisions[kind] = decision._replace(plan=plan)
+        return plan
 
     def _is_due(self, state: _State, decision: Decision) -> bool:
-        """A probe or a round of another kind has brought news, or rounds have paid for a decision; the first ones pay more."""
-        is_other = decision.prompts[1:] != state.prompts[1:]
-        share = TUNING.thinking * (4 if self.num_rounds < 64 else 1)
-        return is_other or state.is_probe or state.seconds * share >= self._thinking
+        """A probe has brought news, or rounds have paid for a decision; the first ones pay more."""
+        share = TUNING.thinking * (4 if self.num_rounds < 64 else 1) / len(state.decisions)
+        return state.is_probe or (state.seconds - decision.made) * share >= self._thinking
 
-    def _take(self, state: _State, lengths: Sequence[int], reason: Reason) -> Plan:
-        options, doubt = self.options, self._doubt(state) if any(lengths) else None
-        state.plan = plan_of(lengths, options.num_draft_tokens, options.num_tree_nodes, doubt=doubt, reason=reason)
-        return state.plan
+    def _plan(self, lengths: Sequence[int], reason: Reason, doubt: Doubt | None = None) -> Plan:
+        return plan_of(lengths, self.options.num_draft_tokens, self.options.num_tree_nodes, doubt=doubt, reason=reason)
 
-    def _doubt(self, state: _State) -> Doubt | None:
+    def _doubt(self, outlook: Outlook, num_rows: int) -> Doubt:
         """Where drafts end that are not going well."""
-        if state.decision is None:
-            return None
-        usual, usual_rate = self.trust.trust(1.0), self.trust.rate(self.options.prior_acceptance)
-        trust = tuple(row.trust.trust(usual) for row in state.rows)
-        further = sum(row.trust.rate(usual_rate) for row in state.rows) / len(state.rows)
-        return state.decision.outlook.doubt(trust, further=further, padded=self._padded)
+        trust, further = self.trust.trust(1.0), self.trust.rate(self.options.prior_acceptance)
+        return outlook.doubt((trust,) * num_rows, further=further, padded=self._padded)
 
     def _decide(self, state: _State, costs: BatchCosts) -> Decision:
         began, longest = time.thread_time(), self.options.num_draft_tokens
@@ -162,14 +161,14 @@ class Adaptive(Policy):
         optimism = [costs.rest.optimism(nodes) for nodes in self._nodes]
         best = outlook.best(self.ledger.drafting, optimism, ends_itself=ends_itself)
         lengths = outlook.shares.get(best, (best,) * len(state.rows))
-        state.decision, state.seconds = Decision(outlook, lengths, max(lengths), state.prompts), 0.0
+        decision = state.decisions[state.prompts[1:]] = Decision(outlook, lengths, max(lengths), state.seconds)
         if costs.rest.contradicts or costs.draft.contradicts:
             if self._source is not None:
                 self._source.doubt()
             self._source, self.costs = None, CostModel()
         seconds = time.thread_time() - began
         self._thinking += (seconds - self._thinking) / 8 if self._thinking else seconds
-        return state.decision
+        return decision
 
     def _most(self, prompts: Prompts) -> float:
         """Tokens of a round that prompts can feed, where they wait: every answer needs its prompt read."""
@@ -206,24 +205,24 @@ class Adaptive(Policy):
         spent = seen.seconds if is_reading else min(seen.seconds, most)
         tokens = 1 + sum(seen.num_accepted) / max(sum(map(bool, seen.paths)), 1)
         most = self._most(seen.prompts) / len(state.rows)
-        self.ledger.book(spent / (pace * costs.plain), min(tokens, most) / min(1.0, most), is_probe=state.is_probe)
+        is_probe = seen.plan is not None and seen.plan.reason is not None and seen.plan.reason.code == ReasonCode.PROBE
+        self.ledger.book(spent / (pace * costs.plain), min(tokens, most) / min(1.0, most), is_probe=is_probe)
 
     def _learn_rates(self, state: _State, seen: Observation, weight: int) -> None:
         """What guesses were worth. In a large batch some rows tell enough, others in the next round."""
         every = 1 + len(state.rows) // 8 if self.num_rounds > 64 else 1
-        rows = range(self.num_rounds % every, len(state.rows), every)
-        rounds = asked_of(seen, rows)
-        if not any(rounds):
+        rows, planned, accepted = range(self.num_rounds % every, len(state.rows), every), planned_of(seen), seen.num_accepted
+        found = [place_of(seen)[0]] * len(planned) if seen.padded else depths_of(seen.draft.tree)
+        if not any(planned[row] for row in rows):
             self.accepted.fade(weight / 2)
-        most = max((one.accepted + 1 for one in rounds if one is not None), default=0)
-        usual = list(accumulate(self._usual(most), initial=0.0))
-        for row, one in zip(rows, rounds, strict=True):
-            if one is None:
-                state.rows[row].rest(weight)
-                continue
-            state.rows[row].learn(one, usual)
-            self.accepted.record((one.accepted, one.accepted < one.planned))
-            if self.found.means or one.found < one.planned:  # most drafters always find: no news
-                self.found.record((one.found, one.found < one.planned))
-            if one.believed:
-                self.trust.record(min(one.accepted + 1, one.found), one.believed, one.accepted)
+        usual = list(accumulate(self._usual(1 + max((accepted[row] for row in rows), default=0)), initial=0.0))
+        for row in rows:
+            passed, asked, got = accepted[row], planned[row], min(found[row], planned[row])
+            tested = min(passed + 1, asked)
+            state.rows[row].record(tested, usual[tested], passed, num_rounds=1 if asked else weight)
+            if asked:
+                self.accepted.record((passed, passed < asked))
+                if self.found.means or got < asked:  # most drafters always find: no news
+                    self.found.record((got, got < asked))
+                if seen.draft.beliefs and got:
+                    self.trust.record(min(passed + 1, got), sum(seen.draft.beliefs[row][: passed + 1]), passed)

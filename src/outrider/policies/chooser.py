@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from operator import truediv
+from operator import add, truediv
 from typing import final
 
 from outrider.core.interfaces import Doubt
@@ -129,12 +129,9 @@ def look_ahead(
     """``drafting`` and ``rests`` are the parts of a round by length. A drafter that copies may find less than it was asked for,
     ``found`` by position: a round costs the mean over what is found, not the cost of the mean, since passes have steps."""
     num_rows = len(survival)
-    if padded or num_rows == 1:  # a place is there for all rows or for none
-        seconds = _mean_cost([draft + rest for draft, rest in zip(drafting, rests, strict=True)], found)
-    else:
-        somebody = [1 - (1 - chance) ** num_rows for chance in found]
-        passes, widths = list(enumerate(rests)), accumulate(found, initial=0.0)
-        seconds = [draft + between(passes, width) for draft, width in zip(_mean_cost(drafting, somebody), widths, strict=True)]
+    together = 1 if padded else num_rows  # where rows are padded, a place is there for all of them or for none
+    somebody = [1 - (1 - chance) ** together for chance in found]
+    seconds = list(map(add, _mean_cost(drafting, somebody), _mean_cost(rests, found)))
     tokens = accumulate(map(sum, zip(*survival, strict=True)), initial=float(num_rows))
     return Outlook([min(count, most) for count in tokens], [rests[0], *seconds[1:]], list(drafting), list(rests), most)
 

@@ -81,24 +81,19 @@ class Curve:
 class BatchCosts:
     """The costs of rounds of about one batch size, with about as much of prompts in the pass."""
 
-    def __init__(self, num_rows: int, prices: Prices | None = None, like: BatchCosts | None = None) -> None:
-        """``like`` is a batch size that is known, and near enough where there are no prices."""
-        self.num_rows, self._prices, self._like = num_rows, prices, like
-        self._is_priced, self._num_rounds = like is not None or bool(prices and prices.drafts), 0
+    def __init__(self, num_rows: int, prices: Prices | None = None, pace: float = 1.0) -> None:
+        self.num_rows, self.prices, self.pace, self._checked = num_rows, prices, pace, pace
+        self._is_priced, self._num_rounds = bool(prices and prices.drafts), 0
         self._recent: deque[float] = deque(maxlen=2 * TUNING.run - 1)
-        self.pace = self._checked = like.pace if like else 1.0
-        self.rest = Curve(self._rest_price, weight=1 if prices or like else 0)
+        self.rest = Curve(self._rest_price, weight=1 if prices else 0)
         self.draft = Curve(self._draft_price, weight=1 if self._is_priced else 0)
 
     def _rest_price(self, width: float) -> float:
-        if self._prices or not self._like:
-            return self._prices.passing(self.num_rows, width) if self._prices else 1.0
-        return self._like.rest.at(max(self.num_rows * (1 + width) / self._like.num_rows - 1, 0.0))  # as many packed nodes
+        return self.prices.passing(self.num_rows, width) if self.prices else 1.0
 
     def _draft_price(self, length: float) -> float:
-        if self._prices and self._prices.drafts:
-            return self._prices.drafting(self.num_rows, length) or 0.0
-        return self._like.draft.at(length) if self._like else 0.1 * length * self._rest_price(0)
+        known = self.prices.drafting(self.num_rows, length) if self.prices else None
+        return 0.1 * length * self._rest_price(0) if known is None else known
 
     @property
     def trial(self) -> int | None:
@@ -115,7 +110,7 @@ class BatchCosts:
         """Learn from a round with so many guesses along the longest path, and for a row in the pass; ``draft`` is None where
         the drafter was not asked, or had more to read than usual. Returns the pace at the round."""
         was_trial, self._num_rounds = self.trial is not None, self._num_rounds + 1
-        if (self._prices or not was_trial) and (self.rest.knows(width) or len(self._recent) < TUNING.run):
+        if (self.prices or not was_trial) and (self.rest.knows(width) or len(self._recent) < TUNING.run):
             timed = self.draft.usual(length) if draft is not None else 0.0
             self._recent.append((rest + (draft or 0.0)) / (self.rest.usual(width) + timed))
             self.pace = median(self._recent)
@@ -134,8 +129,8 @@ class BatchCosts:
         if len(passes) == 1:
             passes.append((passes[0][0] + 1, 1.1 * passes[0][1]))
         drafts = [(0.0, 0.0), *((float(at), self.draft.at(at)) for at in sorted(self.draft.cells))]
-        own = self._prices.passes if self._prices else ((self.num_rows, tuple(passes)),)
-        self._prices, self._is_priced = Prices(own, ((self.num_rows, tuple(drafts)),)), True
+        own = self.prices.passes if self.prices else ((self.num_rows, tuple(passes)),)
+        self.prices, self._is_priced = Prices(own, ((self.num_rows, tuple(drafts)),)), True
         self.rest, self.draft = (Curve(price, weight=1) for price in (self._rest_price, self._draft_price))
 
     @property
@@ -154,10 +149,10 @@ class CostModel:
 
     def of(self, num_rows: int, num_places: int = 0) -> BatchCosts:
         """Without prices new costs begin as the nearest ones if their size is within a fifth, and are else measured."""
-        size = round(4 * math.log2(num_rows))
-        if (size, num_places) not in self._known:
-            nearest = min(self._known, key=lambda one: (abs(one[0] - size), abs(one[1] - num_places)), default=None)
-            lends = nearest is not None and (self.prices is not None or abs(nearest[0] - size) <= 1)
-            like = self._known[nearest] if nearest is not None and lends else None
-            self._known[size, num_places] = BatchCosts(num_rows, self.prices, like)
-        return self._known[size, num_places]
+        key = round(4 * math.log2(num_rows)), num_places
+        if key not in self._known:
+            nearest = min(self._known, key=lambda one: (abs(one[0] - key[0]), abs(one[1] - num_places)), default=None)
+            lends = nearest is not None and (self.prices is not None or abs(nearest[0] - key[0]) <= 1)
+            like = self._known[nearest] if nearest is not None and lends else BatchCosts(num_rows, self.prices)
+            self._known[key] = BatchCosts(num_rows, like.prices, like.pace)
+        return self._known[key]

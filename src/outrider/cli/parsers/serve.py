@@ -45,10 +45,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--name", help="what the model is called in the API")
     parser.add_argument("--replica", default=defaults["replica"], help="which of several servers this is, for its metrics")
     _add_access(parser)
-    text = (
-        "capture rounds for requests of up to so many tokens, prompt included, before any request comes (GPU; 0: as they come)"
-    )
-    parser.add_argument("--warm-up", type=int, default=0, metavar="TOKENS", help=text)
+    text = "capture rounds before any request comes, instead of when they are first needed (GPU)"
+    parser.add_argument("--warm-up", action="store_true", help=text)
     text = "let the draft model or the heads learn from requests; a copy of them, used once it is better"
     parser.add_argument("--learn", action="store_true", help=text)
     text = "share of the time that learning may take while requests are served (default: %(default)s)"

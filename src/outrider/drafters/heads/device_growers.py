@@ -9,6 +9,7 @@ from outrider.core.interfaces import Target
 from outrider.drafters.trees.options import BestFirstOptions
 from outrider.drafters.trees.shape import TreeShape
 from outrider.models.heads import Head
+from outrider.models.heads.longspec import LongSpecHead
 
 if TYPE_CHECKING:
     from outrider.models.gpu.growers import Choose, Grower
@@ -20,6 +21,14 @@ def device_heads(head: Head, target: Target, grower: Grower, memory: HeadMemory)
     from outrider.models.gpu.device_heads import DeviceHeads  # needs triton
 
     return DeviceHeads(head, cast(Any, target), grower, memory)
+
+
+def longspec_twin(head: LongSpecHead, grower: Grower, target: Target) -> DeviceDrafter | None:
+    """LongSpec as part of a captured round, where it knows what the target's pages hold."""
+    from outrider.models.gpu.long_spec import DeviceLongSpec  # needs triton
+
+    known = kernels_know(head) and DeviceLongSpec.can_read(head, cast(Any, target))
+    return DeviceLongSpec(head, cast(Any, target), grower) if known else None
 
 
 def kernels_know(head: Head) -> bool:

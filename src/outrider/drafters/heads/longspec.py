@@ -12,16 +12,18 @@ Lossless under every rule that is exact for the draws.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from outrider.cache.slots import LayeredCache
+from outrider.core.device_round import DeviceDrafter
 from outrider.core.draft import Draws
 from outrider.core.errors import CompositionError, ModelError
-from outrider.core.interfaces import Context, Drafter, Observation
+from outrider.core.interfaces import Context, Drafter, Observation, Target
 from outrider.core.method_rows import MethodRow, Parts
+from outrider.drafters.heads.device_growers import longspec_twin
 from outrider.drafters.heads.head_drafter import HeadDrafter, HeadState
 from outrider.drafters.heads.head_growth import HeadGrowth
 from outrider.drafters.heads.head_options import HeadOptions
@@ -32,6 +34,9 @@ from outrider.models.attention.parts import Part, attend_part, merged
 from outrider.models.heads.layer import Attending
 from outrider.models.heads.longspec import KIND, LongSpecHead
 from outrider.models.layers import rotate
+
+if TYPE_CHECKING:
+    from outrider.models.gpu.growers import Grower
 
 
 class Far(NamedTuple):
@@ -60,6 +65,9 @@ class LongSpec(HeadDrafter):
 
     def observe(self, state: HeadState, observation: Observation) -> None:
         """Tokens are read from the text when drafting next, states from the target's cache."""
+
+    def _twin(self, grower: Grower, target: Target) -> DeviceDrafter | None:
+        return longspec_twin(self.head, grower, target)
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> LongSpecGrowth:
         del max_depth

@@ -2,8 +2,9 @@
 
 A stored matrix is a table of its rows, int64 [out, 2]: where a row begins in the file, and the number of its storage type. An
 output is still a row, so rows are joined and reordered as those of any matrix, and nothing is copied until they are packed. The
-types in ``STORED`` stay, in the embedding too; matrices of other types are dequantised. Matrices that the decoder joins (query,
-key and value; gate and up) may differ in type, but either all of them stay or none.
+types in ``STORED`` stay, in the embedding too, and so do floats of 16 bits; matrices of other types are dequantised. Matrices
+that the decoder joins (query, key and value; gate and up) may differ in type, but either all of them stay or none. Floats are
+joined with their own type only.
 
 ``multiply`` is the arithmetic of the native pass in PyTorch, the reference it is tested against: inputs are rounded to 8 bits,
 32 at a time with a scale of their own. So does llama.cpp, except that it rounds 256 at a time for the K types.
@@ -28,6 +29,8 @@ SPAN = 32
 """Inputs that are rounded together."""
 STORED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 """Types that stay, in the order in which ``native/stored_types.hpp`` numbers them, from 1."""
+FLOATS = {"F16": 12, "BF16": 13}
+"""Floats of 16 bits, and their numbers there. Inputs are not rounded for them: the scores are those of float32."""
 EMBEDDING = "token_embd.weight"
 _BY_NAME = {storage.name: storage for storage in STORAGE_TYPES.values()}
 _JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"))
@@ -65,18 +68,24 @@ def row_table(entry: TensorEntry) -> Tensor:
     """The rows of a matrix: where each begins in the file, and the number of their type."""
     num_rows, row_len = entry.shape
     begins = entry.start + entry.storage.num_bytes(row_len) * torch.arange(num_rows, dtype=STORED_ROWS)
-    return torch.stack((begins, torch.full_like(begins, 1 + STORED.index(entry.storage.name))), 1)
+    name = entry.storage.name
+    return torch.stack((begins, torch.full_like(begins, FLOATS.get(name) or 1 + STORED.index(name))), 1)
 
 
 def stored_matrices(file: GGUFFile) -> frozenset[str]:
     """Names, as in the file, of the matrices that stay as they are."""
     matrices = [name for name, entry in file.tensors.items() if len(entry.shape) == 2]
-    return frozenset(name for name in matrices if _types_beside(file, name) <= set(STORED))
+    return frozenset(name for name in matrices if _stay(_types_beside(file, name)))
 
 
 def is_quantised(file: GGUFFile) -> bool:
-    """Whether every matrix of the file stays as stored: none is of floats, or of a type the native pass does not multiply."""
+    """Whether every matrix of the file stays as stored and is quantised."""
     return all(len(entry.shape) != 2 or entry.storage.name in STORED for entry in file.tensors.values())
+
+
+def _stay(types: set[str]) -> bool:
+    """Whether matrices of these types can be joined as they are."""
+    return types <= set(STORED) or (len(types) == 1 and types <= FLOATS.keys())
 
 
 def _types_beside(file: GGUFFile, name: str) -> set[str]:
@@ -92,11 +101,9 @@ def _say_what_is_dequantised(file: GGUFFile, kept: frozenset[str]) -> None:
     tied = "output.weight" not in file.tensors
     others = Counter(entry.storage.name for entry in entries if entry.name != EMBEDDING or tied)
     if others:
-        found = ", ".join(f"{count} of {name}" for name, count in sorted(others.items()))
-        warnings.warn(
-            f"{file.path}: {found} among its matrices are multiplied in float32; {', '.join(STORED)} stay as stored",
-            stacklevel=4,
-        )
+        found, stay = ", ".join(f"{count} of {name}" for name, count in sorted(others.items())), ", ".join((*STORED, *FLOATS))
+        what = f"{file.path}: {found} among its matrices are multiplied in float32; {stay} stay as stored"
+        warnings.warn(what, stacklevel=4)
 
 
 def multiply(inputs: Tensor, rows: Tensor, name: str) -> Tensor:

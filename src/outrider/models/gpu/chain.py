@@ -22,6 +22,7 @@ from outrider.models.attention.tree_tiles import Sights
 from outrider.models.gpu.adjust import Trail
 from outrider.models.gpu.choose import Guessing, block_bests, pick
 from outrider.models.gpu.decoder import FastDecoder, Step
+from outrider.models.gpu.pages import hold_enough
 from outrider.models.gpu.slot_pages import SlotPages
 
 
@@ -30,6 +31,7 @@ class Seats(SlotPages):
     """The pages of a decoder, which reads texts into them."""
 
     def __init__(self, model: FastDecoder) -> None:
+        hold_enough(model.pool, longest=model.most_slots)
         super().__init__(model.pool, longest=model.most_slots)
         self.model = model
 
@@ -86,15 +88,13 @@ class ModelDrafter(DeviceDrafter, ABC):
     def version(self) -> Hashable:
         return self._seats.version
 
-    def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
-        del capacity  # pages come when they are needed
+    def seat(self, texts: Texts, *, batch_size: int) -> None:
         self._seats.seat(texts.slots, texts.rows, batch_size=batch_size)
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         self._seats.catch_up(slots, rows, batch_size=batch_size, known=known)
 
-    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
-        del capacity
+    def open(self, slots: Sequence[int], *, batch_size: int) -> None:
         self._seats.open(slots, batch_size=batch_size)
 
     def read(self, frame: Frame, pieces: Pieces, features: Tensor | None) -> None:
@@ -104,11 +104,10 @@ class ModelDrafter(DeviceDrafter, ABC):
         step = self.model.step(shape, rows, Sights(None, None), num_slots=self.model.num_slots)
         self.model.hidden(pieces.tokens(frame), step)
 
-    def leave(self, batch_size: int) -> None:
-        self._seats.leave(batch_size)
+    def release(self, slots: Sequence[int], *, batch_size: int) -> None:
+        self._seats.release(batch_size, slots)
 
-    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
-        del capacity
+    def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
         self._seats.move(old_size, new_size, slots)
 
     def fits(self, capacity: int) -> bool:

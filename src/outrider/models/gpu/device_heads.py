@@ -10,7 +10,7 @@ From there the tree grows as on the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
@@ -41,7 +41,7 @@ class DeviceHeads(DeviceDrafter):
 
     @property
     def version(self) -> int:
-        return self._memory.version
+        return 0 if self._memory.pages is None else self._memory.pages.version
 
     def num_nodes(self, depth: int) -> int:
         return self._grower.num_nodes(depth)
@@ -53,8 +53,9 @@ class DeviceHeads(DeviceDrafter):
         roots = Roots(frame, self._of(frame.batch_size)[:-1], nodes[:, :1], depth)
         self._grower.grow(self._memory.answers(roots), frame, nodes, depth)
 
-    def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
-        self.open(texts.slots, batch_size=batch_size, capacity=capacity)
+    def seat(self, texts: Texts, *, batch_size: int) -> None:
+        self.open(texts.slots, batch_size=batch_size)
+        self.grow(dict(zip(texts.slots, map(len, texts.rows), strict=True)), batch_size=batch_size)
         kept = self._of(batch_size)
         with torch.inference_mode():
             found = tapped_states(self._target, texts, self.taps)
@@ -65,8 +66,9 @@ class DeviceHeads(DeviceDrafter):
                 columns = Columns(owners, torch.full_like(owners, first), part.shape[1], tokens)
                 self._keep(batch_size, columns, lengths, self._memory.read(batch_size, columns, part))
 
-    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
-        self._memory.make_room(batch_size, capacity)
+    def open(self, slots: Sequence[int], *, batch_size: int) -> None:
+        if self._memory.pages is not None:
+            self._memory.pages.open(slots, batch_size=batch_size)
         kept = self._of(batch_size)
         kept.index_fill_(0, sent(list(slots), torch.int64, kept.device), 0.0)
 
@@ -100,15 +102,23 @@ class DeviceHeads(DeviceDrafter):
         """Rounds without guesses hand over their states too."""
         del slots, rows, batch_size, known
 
-    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
-        self._memory.make_room(new_size, capacity)
+    def has_room(self, reaches: Mapping[int, int], *, batch_size: int) -> bool:
+        return self._memory.pages is None or self._memory.pages.has_room(reaches, batch_size=batch_size)
+
+    def grow(self, reaches: Mapping[int, int], *, batch_size: int) -> None:
+        if self._memory.pages is not None:
+            self._memory.pages.grow(reaches, batch_size=batch_size)
+
+    def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
+        if self._memory.pages is not None:
+            self._memory.pages.move(old_size, new_size, slots)
         self._memory.move(old_size, new_size, slots)
         old, new = self._of(old_size), self._of(new_size)
         new[: len(slots)] = old.index_select(0, sent(list(slots), torch.int64, old.device))
 
-    def leave(self, batch_size: int) -> None:
-        """Slots hold nothing that another request could not write over."""
-        del batch_size
+    def release(self, slots: Sequence[int], *, batch_size: int) -> None:
+        if self._memory.pages is not None:
+            self._memory.pages.release(batch_size, slots)
 
     def fits(self, capacity: int) -> bool:
         return self._memory.fits(capacity)

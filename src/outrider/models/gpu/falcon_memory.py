@@ -33,19 +33,18 @@ class FalconMemory(LayerMemory):
         self._carried: dict[int, Tensor] = {}
         """[B + 1, 4H] by slots, after the column that was read last of a prompt."""
 
-    def make_room(self, batch_size: int, capacity: int) -> None:
-        super().make_room(batch_size, capacity)
+    def _carried_by(self, batch_size: int) -> Tensor:
         if batch_size not in self._carried:
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
                 self._carried[batch_size] = self._like.new_zeros(batch_size + 1, self.width)
+        return self._carried[batch_size]
 
     def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
-        super().move(old_size, new_size, slots)
-        old = self._carried[old_size]
-        self._carried[new_size][: len(slots)] = old.index_select(0, sent(list(slots), torch.int64, old.device))
+        old = self._carried_by(old_size)
+        self._carried_by(new_size)[: len(slots)] = old.index_select(0, sent(list(slots), torch.int64, old.device))
 
     def read(self, batch_size: int, columns: Columns, features: Tensor) -> Tensor:
-        held, found = self._carried[batch_size], list[Tensor]()
+        held, found = self._carried_by(batch_size), list[Tensor]()
         tokens, fused, is_first = columns.tokens(), self._head.fuse(features), (columns.starts == 0)[:, None]
         for row in range(len(tokens)):  # one may begin where the one before it ended
             slot = columns.slots[row : row + 1]

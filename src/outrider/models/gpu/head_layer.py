@@ -44,7 +44,7 @@ class Standing:
     """Where the nodes of a pass stand among the columns of their rows."""
 
     memory: tuple[Tensor, Tensor]
-    """[R, Hkv, S, D] keys and values."""
+    """[P, Hkv, L, D] pages of keys and values."""
     rows: Rows
     sights: Sights
 
@@ -146,7 +146,7 @@ class FastHead:
         memory, rows, sights, config = standing.memory, standing.rows, standing.sights, self.config
         tables = (self._table.cos, self._table.sin)
         queries = rotate_and_write(qkv, memory, rows, sights=sights, tables=tables, bias=self._bias)
-        num_queries, capacity = num_nodes * config.num_heads // config.num_kv_heads, memory[0].shape[2]
+        num_queries, capacity = num_nodes * config.num_heads // config.num_kv_heads, rows.places.shape[1] * rows.page_len
         cut = cut_for(batch_size, num_queries, num_kv_heads=config.num_kv_heads, capacity=capacity, invariant=False)
         seen = attend_tree(queries, memory, rows, sights=sights, cut=cut, scale=config.query_scale)
         return seen.view(batch_size * num_nodes, -1)

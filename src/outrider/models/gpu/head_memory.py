@@ -15,12 +15,15 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.cache.page_pool import PagePool
 from outrider.core.device_round import Frame
 from outrider.models.attention.tree_cut import cut_for
 from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.attention.tree_triton import attend_tree
 from outrider.models.config import ModelConfig
 from outrider.models.gpu.growers import Answers, Asked
+from outrider.models.gpu.pages import OF_HEADS, hold_enough
+from outrider.models.gpu.slot_pages import SlotPages
 from outrider.models.heads.block_head import BlockHead
 from outrider.models.heads.head import Head
 from outrider.models.heads.hydra import HydraHead
@@ -28,7 +31,6 @@ from outrider.models.heads.layer import Attending, Rotations
 from outrider.models.heads.levels import HeadLevels
 from outrider.models.layers import rotate
 
-_STEP = 256
 _WORD = 63
 _HEAD_DIMS = (16, 32, 64, 128, 256)
 """That the kernels know."""
@@ -85,8 +87,8 @@ class Roots:
 class HeadMemory(ABC):
     """The slots' columns as heads remember them."""
 
-    version: int = 0
-    """Changes when memory that a captured round points to has moved."""
+    pages: SlotPages | None = None
+    """Of what is remembered of columns; None where nothing is."""
     num_kept: int = 1
     """Newest columns of which something is kept."""
     width: int
@@ -97,12 +99,8 @@ class HeadMemory(ABC):
         del capacity
         return True
 
-    def make_room(self, batch_size: int, capacity: int) -> None:
-        """Makes room for so many slots, whose texts grow to ``capacity`` tokens."""
-        del batch_size, capacity
-
     def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
-        """The first of ``new_size`` slots remember what these of ``old_size`` did."""
+        """The first of ``new_size`` slots remember what these of ``old_size`` did, beside what is in pages."""
         del old_size, new_size, slots
 
     @abstractmethod
@@ -155,14 +153,15 @@ class NoMemory(HeadMemory):
 
 
 class LayerMemory(HeadMemory, ABC):
-    """Keys and values of columns, layer by layer."""
+    """Keys and values of columns, layer by layer, in pages: texts take what they are long, and graphs hold one address."""
 
     def __init__(self, head: Head, rotations: Rotations, num_layers: int) -> None:
         assert head.config.layer is not None
-        self._config, self._rotations, self._num_layers = head.config.layer, rotations, num_layers
-        self._like = next(head.parameters())
-        self._blocks: dict[int, Tensor] = {}
-        """[layers, 2, B + 1, kv heads, S, D] by slots; the last row is no slot's."""
+        self._config, self._rotations, self._like = head.config.layer, rotations, next(head.parameters())
+        shape, longest = (num_layers, self._config.num_kv_heads, self._config.head_dim), self._config.max_len
+        self._pool = PagePool(shape, dtype=self._like.dtype, device=self._like.device)
+        hold_enough(self._pool, longest=longest, share=OF_HEADS)
+        self.pages = self._pages = SlotPages(self._pool, longest=longest)
 
     @staticmethod
     def can_hold(head: Head) -> bool:
@@ -174,43 +173,25 @@ class LayerMemory(HeadMemory, ABC):
     def fits(self, capacity: int) -> bool:
         return capacity <= self._config.max_len
 
-    def make_room(self, batch_size: int, capacity: int) -> None:
-        old = self._blocks.get(batch_size)
-        if old is not None and old.shape[4] >= capacity + _STEP:
-            return
-        size, config = -(-(capacity + _STEP) // _STEP) * _STEP, self._config
-        shape = (self._num_layers, 2, batch_size + 1, config.num_kv_heads, size, config.head_dim)
-        with torch.inference_mode(False):  # whoever asks first, anybody may write to it
-            block = self._blocks[batch_size] = self._like.new_zeros(shape)
-        if old is not None:
-            block[..., : old.shape[4], :] = old
-            self.version += 1
-
-    def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
-        old, new = self._blocks[old_size], self._blocks[new_size]
-        length = min(old.shape[4], new.shape[4])
-        for place, slot in enumerate(slots):
-            new[:, :, place, :, :length] = old[:, :, slot, :, :length]
-
     def _attending(self, batch_size: int, columns: Columns, sights: Sights = CHAIN) -> list[SlotAttending]:
         """The attention of every layer. Where columns stand is worked out once for all of them."""
-        block = self._blocks[batch_size]
-        most = block.shape[4] - 1
+        rows = self._pages.rows_of(columns.slots, columns.starts, batch_size)
+        size, most = rows.page_len, rows.places.shape[1] * rows.page_len - 1
         places = (columns.at() + sights.start).clamp(max=most)
         at = places if sights.depths is None else (columns.starts[:, None] + sights.depths).clamp(max=most)
-        rows, rotation = Rows(columns.starts.int(), columns.slots.int()), self._rotations.at(at, block.dtype)
-        standing = Standing(columns.slots, places, rows, sights, rotation)
-        return [SlotAttending(layer, standing, self._config) for layer in block]
+        owned = rows.places.gather(1, places // size).long()
+        standing = Standing(owned, places % size, rows, sights, self._rotations.at(at, self._like.dtype))
+        return [SlotAttending(self._pool.memory(layer), standing, self._config) for layer in range(len(self._pool.block))]
 
 
 @dataclass(frozen=True, eq=False)
 class Standing:
     """Where columns stand in the memory of their slots, or nodes behind them."""
 
-    slots: Tensor
-    """[R] int64"""
-    places: Tensor
+    pages: Tensor
     """[R, N] int64"""
+    places: Tensor
+    """[R, N] int64 in their pages."""
     rows: Rows
     sights: Sights
     rotation: tuple[Tensor, Tensor]
@@ -220,15 +201,15 @@ class Standing:
 class SlotAttending(Attending):
     """Columns, or nodes behind them, over those of their slots in one layer."""
 
-    def __init__(self, layer: Tensor, standing: Standing, config: ModelConfig) -> None:
-        """``layer`` [2, B + 1, kv heads, S, D] of keys and values."""
-        self._layer, self._standing, self._config = layer, standing, config
+    def __init__(self, memory: tuple[Tensor, Tensor], standing: Standing, config: ModelConfig) -> None:
+        """``memory`` [P, kv heads, L, D] keys and values in pages."""
+        self._memory, self._standing, self._config = memory, standing, config
 
     def put(self, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [R, kv heads, N, D]."""
         standing = self._standing
-        for held, new in zip(self._layer, (rotate(keys, standing.rotation), values), strict=True):
-            held[standing.slots[:, None], :, standing.places] = new.transpose(1, 2)
+        for held, new in zip(self._memory, (rotate(keys, standing.rotation), values), strict=True):
+            held[standing.pages, :, standing.places] = new.transpose(1, 2)
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         self.put(keys, values)
@@ -236,11 +217,11 @@ class SlotAttending(Attending):
 
     def look(self, queries: Tensor) -> Tensor:
         """What queries [R, heads, N, D] see, the keys and values of the nodes being written."""
-        standing, config, memory = self._standing, self._config, (self._layer[0], self._layer[1])
+        standing, config, rows = self._standing, self._config, self._standing.rows
         asked = rotate(queries, standing.rotation).transpose(1, 2).contiguous()
-        num_queries, capacity = asked.shape[1] * config.num_heads // config.num_kv_heads, memory[0].shape[2]
+        num_queries, capacity = asked.shape[1] * config.num_heads // config.num_kv_heads, rows.places.shape[1] * rows.page_len
         cut = cut_for(len(asked), num_queries, num_kv_heads=config.num_kv_heads, capacity=capacity, invariant=False)
-        seen = attend_tree(asked, memory, standing.rows, sights=standing.sights, cut=cut, scale=config.query_scale)
+        seen = attend_tree(asked, self._memory, rows, sights=standing.sights, cut=cut, scale=config.query_scale)
         return seen.view_as(asked).transpose(1, 2)
 
 

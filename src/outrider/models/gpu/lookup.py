@@ -31,20 +31,20 @@ class DeviceLookup(DeviceDrafter):
     def version(self) -> int:
         return 0
 
-    def seat(self, texts: Texts, *, batch_size: int, capacity: int) -> None:
-        del texts, batch_size, capacity
+    def seat(self, texts: Texts, *, batch_size: int) -> None:
+        del texts, batch_size
 
-    def open(self, slots: Sequence[int], *, batch_size: int, capacity: int) -> None:
-        del slots, batch_size, capacity
+    def open(self, slots: Sequence[int], *, batch_size: int) -> None:
+        del slots, batch_size
 
     def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
         del slots, rows, batch_size, known
 
-    def move(self, old_size: int, new_size: int, slots: Sequence[int], *, capacity: int) -> None:
-        del old_size, new_size, slots, capacity
+    def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
+        del old_size, new_size, slots
 
-    def leave(self, batch_size: int) -> None:
-        del batch_size
+    def release(self, slots: Sequence[int], *, batch_size: int) -> None:
+        del slots, batch_size
 
     def fits(self, capacity: int) -> bool:
         del capacity

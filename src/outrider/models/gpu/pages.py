@@ -17,6 +17,8 @@ PAGE_LEN = 64
 """Tokens of a page: a tile of attention's keys, which the copy engine fetches at once."""
 _SHARE = 0.5
 """Share of the free memory that the keys of a model may take."""
+OF_HEADS = 0.125
+"""Share of the free memory that the keys of heads may take."""
 _MOST_ROWS, _MOST_TOKENS = 64, 1 << 19
 """A pool need not hold more than so many of the longest texts, nor more than so many tokens, to begin with."""
 
@@ -32,11 +34,11 @@ def rows_in(flat: Tensor, batch_size: int, page_len: int) -> Rows:
     return Rows(flat[:batch_size], flat[batch_size:].view(batch_size, -1), page_len)
 
 
-def hold_enough(pool: PagePool, *, longest: int, beside: int = 0) -> None:
+def hold_enough(pool: PagePool, *, longest: int, beside: int = 0, share: float = _SHARE) -> None:
     """Make the pages of a pool that has none yet: as many as fit, for texts of at most ``longest`` tokens. ``beside`` are bytes
     that somebody else keeps for every page."""
     device = pool.block.device
     if pool.num_pages == 0 and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         wanted = min(_MOST_ROWS * longest, _MOST_TOKENS)
-        pool.hold(min(pool.pages_for(wanted), int(free * _SHARE) // (pool.page_bytes + beside)))
+        pool.hold(min(pool.pages_for(wanted), int(free * share) // (pool.page_bytes + beside)))

@@ -15,17 +15,14 @@ from outrider.cache.page_pool import PagePool
 from outrider.cache.paged import PagedCache
 from outrider.core.device_round import Pieces
 from outrider.models.attention.tree_tiles import Rows
-from outrider.models.gpu.pages import hold_enough
 from outrider.models.gpu.uploads import sent
 
 
 class SlotPages:
     """Pages of the slots of all frames, by the number of slots."""
 
-    def __init__(self, pool: PagePool, *, longest: int, beside: int = 0) -> None:
-        """``longest`` is the longest text there may be, nodes included; ``beside`` are bytes that somebody else keeps for every
-        page."""
-        hold_enough(pool, longest=longest, beside=beside)
+    def __init__(self, pool: PagePool, *, longest: int) -> None:
+        """``longest`` is the longest text there may be, nodes included."""
         self.pool, self.longest = pool, longest
         self._spare = PagedCache.empty(pool, 1)
         self._spare.reserve(1)
@@ -59,6 +56,12 @@ class SlotPages:
     def open(self, slots: Sequence[int], *, batch_size: int) -> None:
         """Give slots to texts that are to be read."""
         self.adopt(slots, [PagedCache.empty(self.pool, 1) for _ in slots], batch_size=batch_size)
+
+    def places(self, slots: Sequence[int], lengths: Sequence[int], *, batch_size: int) -> list[int]:
+        """Where the first tokens of slots stand among those of all pages, slot after slot."""
+        size, rows = self.pool.page_len, [self._caches[batch_size, slot].pages[0] for slot in slots]
+        pairs = zip(rows, lengths, strict=True)
+        return [row[place // size] * size + place % size for row, length in pairs for place in range(length)]
 
     def cache_of(self, batch_size: int, slot: int, length: int) -> PagedCache:
         """The cache of a slot, of which ``length`` tokens were read."""

@@ -1,7 +1,7 @@
 // How matrices and the rows that are multiplied with them lie in memory.
 //
 // W [out, in] is stored in blocks of 16 outputs, each block a stream over the inputs: for float32 [in][16], for bfloat16
-// [in / 2][16][2], which is both what AMX tiles want and what vectors can read, for 8 bits [in / 2][2][16].
+// [in / 2][16][2], which is both what AMX tiles want and what vectors can read, for 8 bits and IEEE's 16 bits [in / 2][2][16].
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -59,15 +59,22 @@ struct Ahead {
     }
 };
 
-template <class W> static void pack(W* to, const W* from, int out, int in) {
-    constexpr int PAIR = sizeof(W) == 4 ? 1 : 2, NEXT = sizeof(W) == 1 ? 1 : PAIR;
+// row(j): where row j lies, or null for a row of zeros
+template <class W, class F> static void pack_by_row(W* to, F row, int out, int in) {
+    constexpr bool IS_APART = sizeof(W) == 1 || std::is_same_v<W, half>;
+    constexpr int PAIR = sizeof(W) == 4 ? 1 : 2, NEXT = IS_APART ? 1 : PAIR;
     const int width = up(in, 32);
-    for (int j = 0; j < up(out, BLOCK); j++)
-        for (int k = 0; k < width; k++) {
-            const int odd = k % PAIR * (sizeof(W) == 1 ? BLOCK : 1);
-            const size_t at = size_t(j / BLOCK) * width * BLOCK + size_t(k / PAIR) * BLOCK * PAIR + j % BLOCK * NEXT + odd;
-            to[at] = j < out && k < in ? from[size_t(j) * in + k] : W(0);
-        }
+    for (int j = 0; j < up(out, BLOCK); j++) {
+        const W* from = j < out ? row(j) : nullptr;
+        W* first = to + size_t(j / BLOCK) * width * BLOCK + j % BLOCK * NEXT;
+        const auto at = [=](int k) { return first + size_t(k / PAIR) * BLOCK * PAIR + k % PAIR * (IS_APART ? BLOCK : 1); };
+        const int given = from ? in : 0;
+        for (int k = 0; k < given; k++) *at(k) = from[k];
+        for (int k = given; k < width; k++) *at(k) = W{};
+    }
+}
+template <class W> static void pack(W* to, const W* from, int out, int in) {
+    pack_by_row(to, [=](int j) { return from + size_t(j) * in; }, out, in);
 }
 
 // The rows that go into a product. For tiles: [64 rows][in / 32][16 rows][16][32], each tile in one piece, so that those of one step

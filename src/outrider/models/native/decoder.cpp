@@ -46,6 +46,14 @@ void outrider_pack(void* to, const void* from, int out, int in, int num_bytes) {
     else if (num_bytes == 2) pack(static_cast<bf16*>(to), static_cast<const bf16*>(from), out, in);
     else pack(static_cast<int8_t*>(to), static_cast<const int8_t*>(from), out, in);
 }
+// Rows of a file, numbers of 16 bits
+void outrider_pack_rows(void* to, const char* file, const FileRow* rows, int out, int in) {
+    const auto from_file = [&]<class W>(W* begin) {
+        pack_by_row(begin, [=](int j) { return rows[j].type ? reinterpret_cast<const W*>(file + rows[j].at) : nullptr; }, out, in);
+    };
+    if (rows[0].type == HALF) from_file(static_cast<half*>(to));
+    else from_file(static_cast<bf16*>(to));
+}
 // Rows of a GGUF file: the bytes that sixteen of them take packed; packing them, which writes [blocks] of Place
 size_t outrider_packed_size(int64_t type, int in) { return packed_size(type, in); }
 void outrider_pack_stored(Place* places, void* to, const void* file, const FileRow* rows, int out, int in, int num_threads) {

@@ -5,6 +5,7 @@
 // all those rows, and again, from a near cache, for the next. The scale of 8-bit weights multiplies the sum.
 #pragma once
 #include "blocks.hpp"
+#include "isa/dot.hpp"
 #include "isa/tiles.hpp"
 
 // Rows that are multiplied together, and where what is found goes: sums[row * wide + block * 16]
@@ -37,12 +38,12 @@ template <int R, int B, class W> static void multiply(Some of, Blocks<W> w, Late
         later.bring(k);
         for (int b = 0; b < B; b++) load_pair(w.after(b).at + size_t(k) * BLOCK, even[b], odd[b]);
         for (int r = 0; r < R; r++)
-            for (int b = 0; b < B; b++) acc[r][b] += of.input(r, k) * even[b];
+            for (int b = 0; b < B; b++) acc[r][b] += of.input(r, k) * LIFT<W> * even[b];
         for (int r = 0; r < R; r++)
-            for (int b = 0; b < B; b++) acc[r][b] += of.input(r, k + 1) * odd[b];
+            for (int b = 0; b < B; b++) acc[r][b] += of.input(r, k + 1) * LIFT<W> * odd[b];
     }
     for (int r = 0; r < R; r++)
-        for (int b = 0; b < B; b++) store(of.from(r, b).sums, acc[r][b]);
+        for (int b = 0; b < B; b++) store(of.from(r, b).sums, acc[r][b] * LIFT<W>);
 }
 
 // Blocks that R rows are multiplied with at a time
@@ -88,7 +89,7 @@ template <class W> static Blocks<float> widened(Blocks<W> w, int count) {
     for (size_t i = 0; i < w.next() * count; i += 2 * BLOCK) {
         V even, odd;
         load_pair(w.at + i, even, odd);
-        store(to + i, even), store(to + i + BLOCK, odd);
+        store(to + i, even * (LIFT<W> * LIFT<W>)), store(to + i + BLOCK, odd * (LIFT<W> * LIFT<W>));
     }
     return found;
 }

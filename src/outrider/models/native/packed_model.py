@@ -75,7 +75,6 @@ class PackedModel:
             return self._keep(weight.contiguous()), 0
         begin, storage = weight[0].tolist()
         if storage in _SIXTEEN and weights.head is weight:
-            self._forget(weight)
             return int(head.packed), storage + _PACKED
         return self._file.address + begin, storage
 
@@ -104,9 +103,11 @@ class PackedModel:
             return MatrixStruct(self._keep(_held_blocks(weight)), self._floats(bias), None, inputs, len(weight), _IN_PLACE)
         packed = self._arena.take(self._size(weight, inputs))
         if _is_stored(weight) and int(weight[0, 1]) in _SIXTEEN:
-            begin, storage = weight[0].tolist()
-            self._library.outrider_pack(c_void_p(packed), c_void_p(self._file.address + begin), len(weight), inputs, 2)
-            return MatrixStruct(packed, self._floats(bias), None, inputs, len(weight), _SIXTEEN[storage])
+            table = weight.contiguous()
+            pointers = (packed, self._file.address, table.data_ptr())
+            self._library.outrider_pack_rows(*map(c_void_p, pointers), len(table), inputs)
+            self._forget(table)
+            return MatrixStruct(packed, self._floats(bias), None, inputs, len(table), _SIXTEEN[int(table[0, 1])])
         if _is_stored(weight):
             places = self._pack_stored(packed, weight.contiguous(), inputs)
             return MatrixStruct(places, self._floats(bias), None, inputs, len(weight), 1)

@@ -256,9 +256,10 @@ struct Q8_F : Stored<8, 128, ScaleAndZero<float>> {
 constexpr int64_t HALF = 12, BRAIN = 13, PACKED_HALF = 14, PACKED_BRAIN = 15;
 static inline void widen_row(const void* from, int64_t row, int64_t type, int in, float* to) {
     const uint8_t* bytes = static_cast<const uint8_t*>(from);
-    const size_t width = up(in, 32), block = size_t(row / BLOCK) * width * BLOCK + size_t(row % BLOCK) * 2;
+    const size_t block = size_t(row / BLOCK) * up(in, 32) * BLOCK, lane = size_t(row % BLOCK);
     for (int k = 0; k < in; k++) {
-        const size_t at = type >= PACKED_HALF ? block + size_t(k / 2) * BLOCK * 2 + k % 2 : size_t(row) * in + k;
+        const size_t pair = block + size_t(k / 2) * BLOCK * 2;
+        const size_t at = type == PACKED_HALF ? pair + k % 2 * BLOCK + lane : type == PACKED_BRAIN ? pair + 2 * lane + k % 2 : size_t(row) * in + k;
         const uint16_t bits = half_at(bytes + 2 * at);
         to[k] = type == HALF || type == PACKED_HALF ? half_to_float(bits) : to_float(bf16(bits));
     }

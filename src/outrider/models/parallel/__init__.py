@@ -8,8 +8,10 @@ followers and return the leader's target, and everything above a target stays as
 from __future__ import annotations
 
 from outrider.core.errors import OptionError, RankError
+from outrider.models.features import ModelConfig
+from outrider.models.gguf.stored import SPAN
 from outrider.models.layer_share import LayerShare
-from outrider.models.load import device_of, lean_config
+from outrider.models.load import FEW_BITS, device_of, lean_config
 from outrider.models.parallel.rank import ByHeads, ByLayers
 from outrider.models.parallel.target import ParallelTarget
 from outrider.models.share import Share
@@ -32,7 +34,10 @@ def load_parallel(
     if size < 2:
         raise OptionError(f"tensor_parallel = {size} is not valid; use 2 or more, or leave it out for one process")
     place, path = device_of(device), local_path(source)
-    Share(0, size).check(lean_config(path))
+    config = lean_config(path)
+    Share(0, size).check(config)
+    if dtype in FEW_BITS:
+        _check_bits(config, size, dtype, is_cpu=place.type == "cpu" and fast)
     return ParallelTarget(ByHeads(str(path), size, dtype, place.type, max_len, fast, page_len))
 
 
@@ -44,3 +49,15 @@ def load_layers_apart(name: str, size: int, *, dtype: str | None, device: str | 
     place, path = device_of(device), local_path(Source(name))
     LayerShare(Share(0, size)).check(lean_config(path))
     return ParallelTarget(ByLayers(str(path), size, dtype, place.type, None, fast, 0))
+
+
+def _check_bits(config: ModelConfig, size: int, dtype: str, *, is_cpu: bool) -> None:
+    """Refuse rounded weights whose shares would be rounded in another way than the whole."""
+    what = f"dtype = {dtype!r} is not available with tensor_parallel = {size}"
+    if dtype == "int8" or not is_cpu:
+        why = "a scale belongs to all inputs of an output" if dtype == "int8" else "rounded weights are divided on a CPU alone"
+        raise OptionError(f"{what}: {why}; use 'bfloat16', or on a CPU 'w8a8' or 'int4'")
+    widths = {"heads": config.num_heads * config.head_dim, "MLP columns": config.mlp_size}
+    uneven = next((name for name, width in widths.items() if width % (SPAN * size)), None)
+    if uneven is not None or config.hidden_size % SPAN:
+        raise OptionError(f"{what}: its {uneven or 'states'} do not come in groups of {SPAN} for every rank; use 'bfloat16'")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Resume
+from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.rng import GOLDEN, Purpose, make_key
@@ -27,9 +28,10 @@ from outrider.models.decoder_weights import Division, Weights
 from outrider.models.features import ModelConfig
 from outrider.models.fuzzy import FuzzyDraft
 from outrider.models.layer_share import LayerShare
-from outrider.models.load import lean_checkpoint
+from outrider.models.load import FEW_BITS, lean_checkpoint
 from outrider.models.native import fastest_decoder
 from outrider.models.parallel.link import Link
+from outrider.models.quantised.rounded import rounded_decoder
 from outrider.models.share import Share
 from outrider.models.weights import read_weights
 
@@ -81,6 +83,12 @@ class ByHeads(Opening):
 
     def model(self, config: ModelConfig, weights: Weights, link: Link) -> LayeredTarget:
         mine = link.share.config(config)
+        if self.dtype in FEW_BITS:
+            rounded = rounded_decoder(mine, weights, FEW_BITS[self.dtype], joint=link, page_len=self.page_len)
+            if rounded is None:
+                why = "a C++ compiler, OUTRIDER_NATIVE not 0, and an architecture of the native pass"
+                raise OptionError(f"dtype = {self.dtype!r} of a divided model needs {why}; use 'bfloat16'")
+            return rounded
         if self.fast:
             return fastest_decoder(mine, weights, joint=link, page_len=self.page_len)
         return Decoder(mine, weights, self.page_len, joint=link)

@@ -20,6 +20,7 @@ from outrider.core.layered_target import LayeredTarget
 from outrider.models.decoder_weights import LayerWeights, Weights
 from outrider.models.features import ModelConfig
 from outrider.models.gguf.stored import SPAN
+from outrider.models.joint import Joint
 from outrider.models.native import native_decoder
 from outrider.models.native.decoder import missing_features
 from outrider.models.quantised.matrix import Quantised
@@ -29,17 +30,23 @@ _HEAD_BITS = 8
 _TYPES = {4: "Q4_0", 8: "Q8_0"}
 
 
-def rounded_decoder(config: ModelConfig, weights: Weights, bits: int, *, page_len: int = 0) -> LayeredTarget | None:
-    """The native decoder on weights of 4 or 8 ``bits``; None where it cannot run, or where inputs are not in groups of 32."""
+def rounded_decoder(
+    config: ModelConfig, weights: Weights, bits: int, *, joint: Joint | None = None, page_len: int = 0
+) -> LayeredTarget | None:
+    """The native decoder on weights of 4 or 8 ``bits``; None where it cannot run, or where inputs are not in groups of 32. With
+    a ``joint``, config and weights are one rank's share: whole groups of a matrix are rounded as the matrix is."""
     if missing_features(config) or any(size % SPAN for size in (config.hidden_size, config.mlp_size, _width(config))):
         return None
     memory = RowMemory(2 * (weights.embedding.numel() + sum(tensor.numel() for tensor in [weights.head, *weights.tensors])))
     layers = [_rounded_layer(layer, bits, memory) for layer in weights.layers]
     head = _table(weights.head, _HEAD_BITS, memory)
     embedding = weights.embedding if weights.embedding.dtype in FLOATS else weights.embedding.bfloat16()
-    rows = memory.table(embedding.contiguous().view(torch.uint8), FLOATS[embedding.dtype])
-    weights = replace(weights, embedding=rows, layers=layers, head=head, file=memory)
-    return native_decoder(config, weights, page_len=page_len)
+    if joint is None:
+        embedding = memory.table(embedding.contiguous().view(torch.uint8), FLOATS[embedding.dtype])
+    else:
+        embedding = embedding.float()  # its rows are summed over ranks in PyTorch
+    weights = replace(weights, embedding=embedding, layers=layers, head=head, file=memory)
+    return native_decoder(config, weights, joint=joint, page_len=page_len)
 
 
 def round_to_codes(weight: Tensor, bits: int) -> Quantised:

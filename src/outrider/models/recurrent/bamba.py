@@ -45,7 +45,7 @@ def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
         family="bamba",
         scan=_scan(keys, is_attention.count(False)),
         time_step_limit=keys.time_step_limit,
-        mixer_bias=keys.flag("mamba_proj_bias"),
+        mixer_biases=(keys.flag("mamba_proj_bias"), keys.flag("mamba_proj_bias")),
         conv_bias=keys.flag("mamba_conv_bias"),
         **keys.of_attention(attention, is_attention),
     )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from outrider.cache.replay import ScanShape
 from outrider.core.errors import ModelError
@@ -26,6 +30,33 @@ class ExpertShape:
     """The weights of the chosen experts are scaled to sum 1."""
 
 
+class MixerNorm(Enum):
+    """Where the norm of a Mamba-2 mixer stands."""
+
+    NONE = auto()
+    BEFORE_GATE = auto()
+    AFTER_GATE = auto()
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A constant of the config that a tensor is multiplied with as it is read."""
+
+    name: str
+    """Part of the tensor's name, from the name of its module on."""
+    factor: float
+    parts: tuple[tuple[int, float], ...] = ()
+    """A number of rows and their own factor, from the first row on; none: all rows are alike."""
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """In float32, or what is wider."""
+        tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * self.factor
+        return torch.cat([part * factor for part, factor in self._parts(tensor)]) if self.parts else tensor
+
+    def _parts(self, tensor: Tensor) -> zip[tuple[Tensor, float]]:
+        return zip(tensor.split([rows for rows, _ in self.parts]), [factor for _, factor in self.parts], strict=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig:
     """Sizes and switches of one decoder with recurrent layers."""
@@ -36,7 +67,7 @@ class RecurrentConfig:
     max_len: int
     norm_eps: float
     is_attention: tuple[bool, ...]
-    """For each layer: whether it attends. The others are recurrent."""
+    """For each layer: whether it attends. ``scan`` counts the recurrent ones, which may be the same."""
     scan: ScanShape
     attention: ModelConfig | None = None
     """The attention layers and MLPs, as a decoder that had only those would be described; None where there are none."""
@@ -46,9 +77,12 @@ class RecurrentConfig:
     wide_residual: bool = False
     """The residual stream is float32 whatever the weights are."""
     time_step_limit: tuple[float, float] = (0.0, float("inf"))
-    mixer_bias: bool = False
-    """The matrices of recurrent layers have biases."""
+    mixer_biases: tuple[bool, bool] = (False, False)
+    """Whether the first and the last matrix of recurrent layers have a bias."""
+    mixer_norm: MixerNorm = MixerNorm.AFTER_GATE
+    """Of Mamba-2 mixers."""
     conv_bias: bool = False
+    scaled: tuple[Scaled, ...] = ()
     eos_ids: tuple[int, ...] = ()
     dtype: str | None = None
 

@@ -57,7 +57,7 @@ class RecurrentDecoder(Target):
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = torch.device(device), dtype
         family, shape = FAMILIES[config.family], (config.vocab_size, config.hidden_size)
-        whole = Tensors(source, dtype, self.device, config.norm_eps, family.norm_offset, fast=fast)
+        whole = Tensors(source, dtype, self.device, config.norm_eps, family.norm_offset, fast=fast, scaled=config.scaled)
         inner = whole.below(family.prefix)
         names = [name for name in family.embeddings if inner.has(f"{name}.weight")]
         self._embedding = inner.take(f"{(names or family.embeddings)[0]}.weight", *shape)

@@ -52,7 +52,7 @@ def _layer_keys(config: RecurrentConfig) -> dict[str, Any]:
 def read_ends(config: RecurrentConfig, source: TensorSource) -> tuple[Tensor, Tensor, Tensor]:
     """Embedding, weight of the last norm and output matrix, in float32."""
     family, shape = FAMILIES[config.family], (config.vocab_size, config.hidden_size)
-    whole = Tensors(source, torch.float32, torch.device("cpu"), config.norm_eps, family.norm_offset)
+    whole = Tensors(source, torch.float32, torch.device("cpu"), config.norm_eps, family.norm_offset, scaled=config.scaled)
     inner = whole.below(family.prefix)
     names = [name for name in family.embeddings if inner.has(f"{name}.weight")]
     embedding = inner.take(f"{(names or family.embeddings)[0]}.weight", *shape)

@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.core.errors import ModelError
-from outrider.models.recurrent import bamba, mamba2, qwen3_next
+from outrider.models.recurrent import bamba, falcon_h1, mamba2, qwen3_next
 from outrider.models.recurrent.config import RecurrentConfig
 from outrider.models.recurrent.family import Family
 
-FAMILIES: dict[str, Family] = {"mamba2": mamba2.FAMILY, "bamba": bamba.FAMILY, "qwen3_next": qwen3_next.FAMILY}
+FAMILIES: dict[str, Family] = {
+    "mamba2": mamba2.FAMILY,
+    "bamba": bamba.FAMILY,
+    "falcon_h1": falcon_h1.FAMILY,
+    "qwen3_next": qwen3_next.FAMILY,
+}
 
 
 def recurrent_config(raw: Mapping[str, Any]) -> RecurrentConfig | None:

@@ -103,6 +103,17 @@ class GatedAttention:
 
 
 @dataclass(frozen=True, eq=False)
+class SideBySide:
+    """Two mixers that read the same stream; what they give is added."""
+
+    first: Mixer
+    second: Mixer
+
+    def __call__(self, x: Tensor, step: RecurrentPass) -> Tensor:
+        return self.first(x, step) + self.second(x, step)
+
+
+@dataclass(frozen=True, eq=False)
 class RecurrentLayer:
     """Norm, mixer, add; and, where there is an MLP, norm, MLP, add."""
 

@@ -56,7 +56,7 @@ def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
         tied_head=keys.flag("tie_word_embeddings"),
         wide_residual=keys.flag("residual_in_fp32"),
         time_step_limit=keys.time_step_limit,
-        mixer_bias=keys.flag("use_bias"),
+        mixer_biases=(keys.flag("use_bias"), keys.flag("use_bias")),
         conv_bias=keys.flag("use_conv_bias"),
         eos_ids=keys.eos_ids,
         dtype=keys.dtype,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,12 +18,31 @@ def norm_of(weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
     return lambda x: torch.rms_norm(x, weight.shape, weight.double(), eps)
 
 
-class GatedGroupNorm:
-    """Mamba-2's: the gate first, then a norm over each group of channels."""
+Gating = Callable[[Tensor, Tensor], Tensor]
+"""What a Mamba-2 mixer makes of its scan and its gate."""
+
+
+class GroupNorm:
+    """A norm over each group of channels."""
 
     def __init__(self, weight: Tensor, eps: float, num_groups: int) -> None:
         self._weight, self._eps, self._num_groups = weight, eps, num_groups
 
-    def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
-        grouped = (x * F.silu(gate)).unflatten(-1, (self._num_groups, -1))
+    def __call__(self, x: Tensor) -> Tensor:
+        grouped = x.unflatten(-1, (self._num_groups, -1))
         return torch.rms_norm(grouped, grouped.shape[-1:], None, self._eps).flatten(-2) * self._weight
+
+
+def gate_only(x: Tensor, gate: Tensor) -> Tensor:
+    """No norm."""
+    return x * F.silu(gate)
+
+
+def gate_then(norm: GroupNorm) -> Gating:
+    """The gate first, as in Mamba-2."""
+    return lambda x, gate: norm(gate_only(x, gate))
+
+
+def gate_after(norm: GroupNorm) -> Gating:
+    """The norm first."""
+    return lambda x, gate: gate_only(norm(x), gate)

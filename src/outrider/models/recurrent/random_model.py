@@ -19,6 +19,7 @@ from outrider.models.weights import TensorSource
 
 _MAMBA = {"num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2, "num_hidden_layers": 2}
 _BAMBA = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "attn_layer_indices": [1], "num_hidden_layers": 3}
+_FALCON = {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "num_hidden_layers": 2}
 _DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
 _QWEN = {"num_hidden_layers": 2, "full_attention_interval": 2, "mlp_only_layers": [1], "head_dim": 16}
@@ -26,6 +27,7 @@ _HYBRID = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_hea
 _SHAPES: dict[str, dict[str, Any]] = {
     "mamba2": _MAMBA,
     "bamba": {**_HYBRID, **_BAMBA},
+    "falcon_h1": {**_HYBRID, **_FALCON},
     "qwen3_next": {**_HYBRID, **_DELTA, **_EXPERTS, **_QWEN},
 }
 

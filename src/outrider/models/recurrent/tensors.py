@@ -12,6 +12,7 @@ from outrider.models.config import ModelConfig
 from outrider.models.layers import GatedMlp, SelfAttention
 from outrider.models.linear import Linear, linear_of
 from outrider.models.norms import Norm
+from outrider.models.recurrent.config import Scaled
 from outrider.models.recurrent.norms import norm_of
 from outrider.models.rope import head_order
 from outrider.models.weights import TensorSource
@@ -35,6 +36,8 @@ class Tensors:
     prefix: str = ""
     fast: bool = True
     """What is made of them may be native or a kernel."""
+    scaled: tuple[Scaled, ...] = ()
+    """Constants that some of them are multiplied with."""
 
     def below(self, name: str) -> Tensors:
         """The part called ``name``."""
@@ -44,11 +47,18 @@ class Tensors:
         return f"{self.prefix}{name}" in self.source.names
 
     def take(self, name: str, *shape: int) -> Tensor:
-        return self.source.take(self.prefix + name, *shape).to(self.device, self.dtype)
+        return self._read(name, *shape).to(self.device, self.dtype)
 
     def exact(self, name: str, *shape: int) -> Tensor:
         """A small tensor that enters sums: in the type of the sums."""
-        return self.source.take(self.prefix + name, *shape).to(self.device, sums_dtype(self.dtype))
+        return self._read(name, *shape).to(self.device, sums_dtype(self.dtype))
+
+    def _read(self, name: str, *shape: int) -> Tensor:
+        tensor, whole = self.source.take(self.prefix + name, *shape), self.prefix + name
+        for one in self.scaled:
+            if one.name in whole:
+                tensor = one.of(tensor)
+        return tensor
 
     def norm(self, name: str, size: int) -> Norm:
         """1 + w does not fit into 16 bits, so such weights stay float32."""

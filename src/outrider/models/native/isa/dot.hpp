@@ -9,7 +9,7 @@
 //   whole, floats           equal whole numbers; whole numbers as floats
 //   part                    STRIP numbers of 16 bits (IEEE), of 8 bits, or floats
 //   round_to_bytes          writes sixteen floats, at most 127, to the nearest (even) whole number; returns their sum
-//   load_half               sixteen numbers of 16 bits (IEEE); load_pair: those of an even input and of the next
+//   load_half               sixteen numbers of 16 bits (IEEE); load_pair: those of an even input and of the next, but for LIFT
 //   InputSpan               32 inputs that were rounded: their scale and what sums of products with them begin with
 //   add_strip<R>            a span of R rows times that of the outputs of a strip, scaled, added to floats
 //   SIGNED_NUMBERS          numbers of 8 bits, and those of 4 that stand for 8 less, are packed with a sign; signed_..._halves read the latter
@@ -19,7 +19,6 @@
 #pragma once
 #include "isa.hpp"
 
-struct half { uint16_t bits; };  // a number of 16 bits (IEEE)
 INLINE int32_t four_at(const int8_t* inputs, int v) {
     int32_t word;
     memcpy(&word, inputs + v * 4, 4);
@@ -50,10 +49,6 @@ INLINE V load_half(const uint16_t* p) {
 INLINE Part part(const uint16_t* halves) { return load_half(halves); }
 INLINE Part part(const int8_t* from) { return load(from); }
 INLINE Part part(const float* from) { return load(from); }
-INLINE void load_pair(const half* from, V& even, V& odd) {
-    const __m512i both = _mm512_loadu_si512(from);
-    even = (V)_mm512_cvtph_ps(_mm512_cvtepi32_epi16(both)), odd = (V)_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(both, 16)));
-}
 INLINE int32_t round_to_bytes(V x, int8_t* to) {
     const __m512i near = _mm512_cvtps_epi32((__m512)x);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(near));
@@ -130,11 +125,6 @@ INLINE int32_t round_to_bytes(V x, int8_t* to) {
 }
 #endif
 INLINE V load_half(const uint16_t* p) { return each<V>([&](int i) { return part(p + i * WIDE); }); }
-INLINE void load_pair(const half* from, V& even, V& odd) {
-    uint16_t first[LANES], second[LANES];
-    for (int i = 0; i < LANES; i++) first[i] = from[2 * i].bits, second[i] = from[2 * i + 1].bits;
-    even = load_half(first), odd = load_half(second);
-}
 
 #if defined(__AVX2__) && !defined(OUTRIDER_ISA_GENERIC)
 constexpr int WHOLE_ROWS = 2;
@@ -159,6 +149,20 @@ template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs
 }
 template <int v> INLINE void add_small(Whole& sum, Bytes w, const int8_t* inputs) { add_bytes<v>(sum, w, inputs); }
 #endif
+#endif
+// Numbers of an even input and of the next. Where a conversion is slow, what is found lacks a factor: each input is multiplied with LIFT,
+// and so is the sum.
+#if defined(__ARM_NEON) && !defined(OUTRIDER_ISA_GENERIC)
+template <> constexpr float LIFT<half> = 0x1p56f;
+// A half's exponent and fraction where a float has them are the number times 2^-112.
+INLINE V lowered(const half* from) {
+    const auto four = [](int32x4_t moved) { return (Floats)(vreinterpretq_u32_s32(moved) & vdupq_n_u32(0x8fffffffu)); };
+    const int16x8_t low = vld1q_s16(reinterpret_cast<const int16_t*>(from)), high = vld1q_s16(reinterpret_cast<const int16_t*>(from + 8));
+    return V{{four(vshll_n_s16(vget_low_s16(low), 13)), four(vshll_high_n_s16(low, 13)), four(vshll_n_s16(vget_low_s16(high), 13)), four(vshll_high_n_s16(high, 13))}};
+}
+INLINE void load_pair(const half* from, V& even, V& odd) { even = lowered(from), odd = lowered(from + LANES); }
+#else
+INLINE void load_pair(const half* from, V& even, V& odd) { even = load_half(&from->bits), odd = load_half(&from[LANES].bits); }
 #endif
 #if defined(OUTRIDER_NEON_DOT)
 #include "neon_dot.hpp"

@@ -1,15 +1,20 @@
 // Single numbers, and what all instruction sets share.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
 typedef uint16_t bf16;
+struct half { uint16_t bits; };  // a number of 16 bits (IEEE)
 
 constexpr int LANES = 16;
 constexpr float LOG2_E = 1.44269504088896341f;  // e^x = 2^(x LOG2_E)
 
 #define INLINE [[gnu::always_inline]] static inline
+
+// What inputs and sums are multiplied with where weights of type W are read too small (dot.hpp)
+template <class W> constexpr float LIFT = 1.0f;
 
 // Round to nearest even; the values here are never NaN on purpose, and a NaN stays one.
 static inline bf16 to_bf16(float x) {
