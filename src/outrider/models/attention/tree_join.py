@@ -75,24 +75,24 @@ def _join_pieces(
     num_queries = num_nodes * GROUP
     index = tl.program_id(0) * BQ + tl.arange(0, BQ)
     is_query = index < num_queries
-    head, row = tl.program_id(1), tl.program_id(2)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
     length = tl.load(lengths + row)
     origin = origin_of(length, start, CHAIN, WINDOW, BK)
     num_slots = length + start + num_nodes
-    stop = length + start + index // GROUP + 1 if CHAIN else num_slots  # nobody has written what a query does not see
     if PIECE_LEN > 0:
         size = fold_len_of(num_slots, folds_above, PIECE_LEN, BLOCK_LEN)
-        used = (origin // size, tl.cdiv(stop, size))
+        used = (origin // size, tl.cdiv(num_slots, size))
     else:
         size = piece_len_of(num_slots - origin, num_pieces, SHORTEST, BK)
-        used = (0, tl.cdiv(stop - origin, size))
-    num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
+        used = (0, tl.cdiv(num_slots - origin, size))
     begin(EARLY)
+    num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
     first = (row * HEADS + head) * num_pieces * num_queries + index
+    dims = tl.arange(0, D)
     if PIECE_LEN > 0:  # one after the other, so that a piece in which nothing is seen changes nothing
         top, norm, total = nothing_seen(BQ, D)
-        first_piece = origin // BLOCK_LEN * (BLOCK_LEN // size)
-        for piece in range(first_piece, tl.cdiv(num_slots, size), 4):  # loads of four: none waits for another
+        for piece in range(origin // BLOCK_LEN * (BLOCK_LEN // size), used[1], 4):  # loads of four: none waits for another
             p0, w0, t0 = _part(parts, peaks, first, piece, used, num_queries, num_parts, is_query, D)
             p1, w1, t1 = _part(parts, peaks, first, piece + 1, used, num_queries, num_parts, is_query, D)
             p2, w2, t2 = _part(parts, peaks, first, piece + 2, used, num_queries, num_parts, is_query, D)
@@ -123,5 +123,5 @@ def _join_pieces(
             total += share[:, None] * found[piece][2]
     norm, total = drained(sinks, head * GROUP + index % GROUP, is_query, top, norm, total, SINKS)
     end(EARLY)
-    at = ((row * num_nodes + index // GROUP) * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + tl.arange(0, D)
+    at = ((row * num_nodes + index // GROUP) * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
     tl.store(out + at, (total / norm[:, None]).to(out.dtype.element_ty), mask=is_query[:, None])

@@ -222,11 +222,11 @@ def _over(
 ):  # fmt: skip
     """Queries over the slots between two: the fold of whole pieces and the open one, peak, weight and total of each; and where
     the slots end of which anything was read."""
-    row, head, length, start, common, num_slots = of
+    row, head, length, start, num_slots = of
     low, high = between
     top, norm, sums = nothing_seen(BQ, D)  # of the pieces that are whole
     peak, weight, total = nothing_seen(BQ, D)
-    whole = low + tl.maximum(tl.minimum(high, common) - low, 0) // BK * BK  # up to here every query sees every slot
+    whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot holds committed tokens
     inner = low
     if WINDOW > 0:
         inner = tl.minimum(low + tl.cdiv(tl.maximum(num_slots - WINDOW - low, 0), BK) * BK, whole)
@@ -255,29 +255,28 @@ def _attend_pieces(
     SHORTEST: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, BY_PATHS: tl.constexpr,
     COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    head, row = tl.program_id(1) % HEADS, tl.program_id(2)
-    num_queries, first_query = num_nodes * GROUP, tl.program_id(1) // HEADS * BQ
-    index = first_query + tl.arange(0, BQ)
-    is_query, node, query = index < num_queries, index // GROUP, row * num_nodes + index // GROUP
+    head = tl.program_id(1) % HEADS
+    row = tl.program_id(2)
+    num_queries = num_nodes * GROUP
+    index = tl.program_id(1) // HEADS * BQ + tl.arange(0, BQ)
+    is_query, node = index < num_queries, index // GROUP
+    query = row * num_nodes + node
+    dims = tl.arange(0, D)
     length = tl.load(lengths + row)  # written long before the kernel in front, so there is nothing to wait for
     num_slots = length + start + num_nodes
-    common, stop = length, num_slots  # where what all queries of the tile see ends, and what any of them sees
-    if WORDS == 0:
-        common = length + start + first_query // GROUP + 1
-        stop = tl.minimum(length + start + (first_query + BQ - 1) // GROUP + 1, num_slots)
     origin = origin_of(length, start, WORDS == 0, WINDOW, BK)
-    of, asking, numbers = (row, head, length, start, common, stop), (query, node, is_query), (capacity, num_pages, scale, cap)
+    of, asking, numbers = (row, head, length, start, num_slots), (query, node, is_query), (capacity, num_pages, scale, cap)
     first_part = (row * HEADS + head) * num_pieces * num_queries + index
     num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
     begin(EARLY)
-    query_at = queries + (query * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + tl.arange(0, D)
+    query_at = queries + (query * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
     q = tl.load(query_at, mask=is_query[:, None], other=0.0)
     if PIECE_LEN > 0:  # at fixed places, which the programs of a row take in turns
         size = fold_len_of(num_slots, folds_above, PIECE_LEN, BLOCK_LEN)
-        for piece in range(origin // size + tl.program_id(0), tl.cdiv(stop, size), tl.num_programs(0)):
+        for piece in range(origin // size + tl.program_id(0), tl.cdiv(num_slots, size), tl.num_programs(0)):
             low, end_of = tl.maximum(piece * size, origin), piece * size + size
             top, norm, sums, peak, weight, total, high = _over(
-                q, keys, values, key_tiles, value_tiles, places, words, depths, of, (low, tl.minimum(end_of, stop)),
+                q, keys, values, key_tiles, value_tiles, places, words, depths, of, (low, tl.minimum(end_of, num_slots)),
                 asking, numbers, HEADS, D, WORDS, WINDOW, CAPPED, BY_PATHS, COPIED, PAGED, BQ, BK, PIECE_LEN,
             )  # fmt: skip
             if low < high:
@@ -291,7 +290,7 @@ def _attend_pieces(
         size = piece_len_of(num_slots - origin, num_pieces, SHORTEST, BK)
         low = origin + tl.program_id(0) * size
         _, _, _, peak, weight, total, high = _over(
-            q, keys, values, key_tiles, value_tiles, places, words, depths, of, (low, tl.minimum(low + size, stop)),
+            q, keys, values, key_tiles, value_tiles, places, words, depths, of, (low, tl.minimum(low + size, num_slots)),
             asking, numbers, HEADS, D, WORDS, WINDOW, CAPPED, BY_PATHS, COPIED, PAGED, BQ, BK, PIECE_LEN,
         )  # fmt: skip
         if low < high:
