@@ -63,10 +63,7 @@ def _seat(num_left: int) -> Seat:
     ("lefts", "expected"),
     [
         ([], Prompts()),
-        ([10], Prompts(10, NUM_PIECES[1] * PIECE_LEN, False)),
-        ([10, 20], Prompts(30, NUM_PIECES[1] * PIECE_LEN, False)),
-        ([10] * 7, Prompts(64, NUM_PIECES[1] * PIECE_LEN, False)),
-        ([10] * 8, Prompts(80, NUM_PIECES[2] * PIECE_LEN, False)),
+        ([10, 40], Prompts(50, NUM_PIECES[1] * PIECE_LEN, False)),
         ([PIECE_LEN * NUM_PIECES[-1]], Prompts(PIECE_LEN * NUM_PIECES[-1], PIECE_LEN * NUM_PIECES[-1], False)),
         ([1000, 1000], Prompts(PIECE_LEN * NUM_PIECES[-1], PIECE_LEN * NUM_PIECES[-1], True)),
     ],

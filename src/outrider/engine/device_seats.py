@@ -20,7 +20,7 @@ from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.engine.finish import emit
 
-NUM_PIECES = (0, 2, 16)
+NUM_PIECES = (0, 4, 16)
 """Pieces of prompts that a round may read: a round is captured for each."""
 
 
@@ -96,10 +96,9 @@ class Seat:
 
 
 def num_pieces_left(seats: Sequence[Seat | None]) -> int:
-    """Pieces of prompts that the next round should have room for: one of ``NUM_PIECES``. Places that stay empty cost as much as
-    others. So a round is no wider than twice what it reads, and the rest of the prompts waits for the next one."""
+    """Pieces of prompts that the next round should have room for: one of ``NUM_PIECES``."""
     left = sum(-(-seat.num_left // PIECE_LEN) for seat in seats if seat is not None and seat.first_round is None)
-    return max(size for size in NUM_PIECES if size <= 2 * left)
+    return next((size for size in NUM_PIECES if size >= left), NUM_PIECES[-1])
 
 
 def next_pieces(seats: Sequence[Seat | None], most: int) -> list[tuple[int, int]]:
