@@ -5,7 +5,7 @@
     S_t = exp(g) S_{t-1} + w_t k_t^T      w_t = b (v_t - exp(g) S_{t-1} k_t)      y_t = S_t q_t / sqrt(K)
 
 In the words of ``scan.py``: the key is k, the value w, the log decay g, and q reads. Here it is in PyTorch, the oracle.
-``scan_native.py`` (CPU) and ``delta_triton.py`` (GPU) compute the same with one call and with two kernels.
+``scan_native.py`` (CPU) and ``delta_triton.py`` (for a GPU) compute the same with one call and with two kernels.
 """
 
 from __future__ import annotations

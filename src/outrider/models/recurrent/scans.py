@@ -18,7 +18,7 @@ from outrider.models.recurrent.scan_native import can_scan, native_delta, native
 
 def mamba_scan(shape: ScanShape, numbers: MambaNumbers, *, fast: bool) -> LayerScan:
     """The fastest scan for these tensors; PyTorch's where they are not float32, or ``fast`` is not wanted."""
-    if fast and _has_kernels(numbers.rate):
+    if fast and numbers.rate.dtype == torch.float32 and runs_kernels(numbers.rate.device):
         from outrider.models.recurrent.mamba_triton import TritonMamba  # needs triton
 
         return TritonMamba(shape, numbers)
@@ -27,17 +27,10 @@ def mamba_scan(shape: ScanShape, numbers: MambaNumbers, *, fast: bool) -> LayerS
 
 
 def delta_scan(shape: ScanShape, numbers: DeltaNumbers, *, fast: bool) -> LayerScan:
-    """The same for the delta rule."""
-    if fast and _has_kernels(numbers.rate):
-        from outrider.models.recurrent.delta_triton import TritonDelta  # needs triton
-
-        return TritonDelta(shape, numbers)
+    """The same for the delta rule. A GPU takes PyTorch's: its kernels (``delta_triton.py``) were compared with the oracle under
+    an interpreter, and on no device yet."""
     library = _library(shape, numbers.rate) if fast else None
     return PlainDelta(shape, numbers) if library is None else native_delta(library, shape, numbers)
-
-
-def _has_kernels(rate: Tensor) -> bool:
-    return rate.dtype == torch.float32 and runs_kernels(rate.device)
 
 
 def _library(shape: ScanShape, rate: Tensor) -> ctypes.CDLL | None:
