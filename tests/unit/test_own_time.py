@@ -13,39 +13,71 @@ import pytest
 from outrider.core import own_time
 
 
+class System:
+    """Counts of a thread that tests write, in place of the system's."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.wall, self.busy = path, 10.0, 3.0
+        self.wait(0.0)
+
+    def wait(self, seconds: float) -> None:
+        self.path.write_text(f"1000000000 {int(seconds * 1e9)} 7\n")
+
+
 @pytest.fixture
-def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file in place of the system's counts, and a clock that stands at ten."""
-    path = tmp_path / "schedstat"
-    path.write_text("1000000000 2500000000 7\n")
-    monkeypatch.setattr(own_time, "_COUNTS", str(path))
-    monkeypatch.setattr(own_time, "time", SimpleNamespace(perf_counter=lambda: 10.0))
-    monkeypatch.setattr(own_time, "_QUEUE", own_time._Queue())  # pyright: ignore[reportPrivateUsage]
-    return path
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
+    found = System(tmp_path / "schedstat")
+    monkeypatch.setattr(own_time, "_COUNTS", str(found.path))
+    clocks = SimpleNamespace(perf_counter=lambda: found.wall, thread_time=lambda: found.busy)
+    monkeypatch.setattr(own_time, "time", clocks)
+    monkeypatch.setattr(own_time, "_CLOCK", own_time._Clock())  # pyright: ignore[reportPrivateUsage]
+    return found
 
 
-def test_time_in_a_queue_for_a_processor_does_not_count(counts: Path) -> None:
-    assert own_time.own_seconds() == 7.5
-    counts.write_text("1000000000 4000000000 9\n")
-    assert own_time.own_seconds() == 6.0
+def test_time_in_a_queue_for_a_processor_does_not_count(system: System) -> None:
+    began = own_time.own_seconds()
+    system.wall, system.busy = 12.0, 3.5
+    system.wait(1.25)
+    assert own_time.own_seconds() - began == 0.75
 
 
-def test_every_thread_reads_its_own_counts(counts: Path) -> None:
-    assert own_time.own_seconds() == 7.5
-    counts.unlink()
-    found = list[float]()
-    thread = threading.Thread(target=lambda: found.append(own_time.own_seconds()))
+def test_a_span_is_at_least_what_the_thread_had_of_a_processor(system: System) -> None:
+    began = own_time.own_seconds()
+    system.wall, system.busy = 10.5, 3.25
+    system.wait(0.75)  # the count is rough
+    assert own_time.own_seconds() - began == 0.25
+
+
+def test_a_span_is_at_most_the_walls(system: System) -> None:
+    began = own_time.own_seconds()
+    system.wall, system.busy = 10.25, 4.0
+    assert own_time.own_seconds() - began == 0.25
+
+
+def test_every_thread_reads_its_own_counts(system: System) -> None:
+    system.path.unlink()
+    spans = list[float]()
+
+    def span() -> None:
+        began = own_time.own_seconds()
+        system.wall += 2.0
+        spans.append(own_time.own_seconds() - began)
+
+    thread = threading.Thread(target=span)
     thread.start()
     thread.join()
-    assert found == [10.0], "no counts for the new thread: nothing is left out"
+    assert spans == [2.0], "no counts for the new thread: nothing is left out"
 
 
-def test_a_forked_child_opens_counts_of_its_own(counts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert own_time.own_seconds() == 7.5
-    counts.rename(counts.with_name("parent"))
-    counts.write_text("0 1000000000 1\n")
+def test_a_forked_child_opens_counts_of_its_own(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = own_time.own_seconds()
+    system.path.rename(system.path.with_name("parent"))
+    system.wait(5.0)  # before the child looked
     monkeypatch.setattr(own_time, "os", SimpleNamespace(**{**vars(os), "getpid": lambda: -1}))
-    assert own_time.own_seconds() == 9.0
+    system.wall = 11.0
+    assert own_time.own_seconds() == began
+    system.wall = 11.5
+    assert own_time.own_seconds() - began == 0.5
 
 
 def test_sleep_counts_as_time() -> None:

@@ -2,7 +2,8 @@
 
 On a busy machine most of a round's wall time may be such waiting. It says nothing of the round, and what it hits is chance. So
 times that are compared with each other leave it out. Linux counts it for every thread (``/proc/thread-self/schedstat``: time on
-a processor, time in a queue for one, turns). Elsewhere nothing is left out.
+a processor, time in a queue for one, turns). Elsewhere nothing is left out. The count is rough beside short spans of time, so a
+span is never shorter than what the thread had of a processor, and never longer than the wall's.
 """
 
 from __future__ import annotations
@@ -16,36 +17,45 @@ _COUNTS = "/proc/thread-self/schedstat"
 
 
 @final
-class _Queue(threading.local):
-    """The counts of one thread, kept open. A forked child has counts of its own."""
+class _Clock(threading.local):
+    """The clock of one thread, which keeps its counts open. A forked child has counts of its own."""
 
     def __init__(self) -> None:
+        self.now = 0.0
         self._open()
 
     def _open(self) -> None:
-        self.process = os.getpid()
+        self._process = os.getpid()
         try:
-            self.file = os.open(_COUNTS, os.O_RDONLY)
+            self._file = os.open(_COUNTS, os.O_RDONLY)
         except OSError:
-            self.file = -1
+            self._file = -1
+        self._seen = self._counts()
 
     def __del__(self) -> None:
-        if self.file >= 0:
-            os.close(self.file)
+        if self._file >= 0:
+            os.close(self._file)
 
-    def seconds(self) -> float:
-        """Time that the thread has waited for a processor."""
-        if self.process != os.getpid():
+    def _counts(self) -> tuple[float, float, float]:
+        """Seconds on the wall, on a processor, and in a queue for one."""
+        wall, busy = time.perf_counter(), time.thread_time()
+        if self._file < 0:
+            return wall, busy, 0.0
+        _, waited, *_ = os.pread(self._file, 64, 0).split()
+        return wall, busy, int(waited) / 1e9
+
+    def read(self) -> float:
+        if self._process != os.getpid():
             self._open()
-        if self.file < 0:
-            return 0.0
-        _, waited, *_ = os.pread(self.file, 64, 0).split()
-        return int(waited) / 1e9
+        before, self._seen = self._seen, self._counts()
+        wall, busy, waited = (after - was for after, was in zip(self._seen, before, strict=True))
+        self.now += min(max(wall - waited, busy, 0.0), wall)
+        return self.now
 
 
-_QUEUE = _Queue()
+_CLOCK = _Clock()
 
 
 def own_seconds() -> float:
-    """A clock of the calling thread."""
-    return time.perf_counter() - _QUEUE.seconds()
+    """A clock of the calling thread. It begins at zero for each."""
+    return _CLOCK.read()

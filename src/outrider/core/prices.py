@@ -48,8 +48,8 @@ class Prices:
         if not isinstance(value, Mapping):
             raise ValueError("a list of prices is an object with 'passes' and 'drafts'")
         passes, drafts = (_surface(value.get(name)) for name in ("passes", "drafts"))
-        if not passes:
-            raise ValueError("a list of prices has passes")
+        if not passes or any(seconds <= 0 for _, points in passes for _, seconds in points):
+            raise ValueError("a list of prices has passes, and each takes time")
         return Prices(passes, drafts)
 
 

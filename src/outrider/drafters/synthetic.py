@@ -14,7 +14,6 @@ accepted).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -25,6 +24,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless
+from outrider.core.own_time import own_seconds
 from outrider.core.rng import Purpose
 from outrider.core.tree import TokenTree
 
@@ -72,14 +72,14 @@ class Synthetic(Drafter):
 
     def propose(self, state: Stateless, context: Context, plan: Plan) -> Draft:
         del state
-        began, longest = time.perf_counter(), max(plan.max_depth)
+        began, longest = own_seconds(), max(plan.max_depth)
         lanes = torch.arange(longest, device=context.device).expand(len(context.tokens), -1)
         coins = context.noise.uniform(Purpose.DRAFT, lanes).tolist()
         rows = [
             self._chain(tokens, depth, coins[row])
             for row, (tokens, depth) in enumerate(zip(context.tokens, plan.max_depth, strict=True))
         ]
-        while time.perf_counter() - began < longest * self.options.seconds_per_guess:
+        while own_seconds() - began < longest * self.options.seconds_per_guess:
             pass  # as busy as a draft model would be
         return Draft(TokenTree.of_rows([(row, range(-1, len(row) - 1)) for row in rows], context.device), self.draws)
 
