@@ -280,7 +280,7 @@ def test_a_request_that_ends_two_replicas_is_told_so() -> None:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
 def test_a_stream_that_has_begun_ends_with_an_error_and_not_in_silence(path: str) -> None:
     async def work(client: Any, fleet: Local, metrics: FrontMetrics) -> None:
-        asked = {"input": "Once", "max_output_tokens": 12} if path == "/v1/responses" else ASKED
+        asked = {"input": "Once", "max_output_tokens": 96} if path == "/v1/responses" else {**ASKED, "max_tokens": 96}
         answer = await client.post(path, json={**asked, "stream": True})
         last = json.loads(answer.text.strip().split("\n\n")[-1].split("data: ")[1])
         error = last.get("error", last)

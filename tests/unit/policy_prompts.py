@@ -58,7 +58,9 @@ class Readers:
             accepted = [_walk(rng, length, self.rate) if runs else 0 for runs in running]
             took = self.seconds(self.num_seats, length, prompts.num_places) * rng.lognormvariate(0, self.noise)
             asked = tuple(length if runs else 0 for runs in running)
-            seen = observation(asked, accepted, draft_seconds=0.0, score_seconds=took, plan=Plan(asked, asked))
+            seen = observation(
+                asked, accepted, draft_seconds=0.0, score_seconds=took, plan=replace(plan, max_depth=asked, max_nodes=asked)
+            )
             paths = [list(range(count + 1)) if runs else [] for count, runs in zip(accepted, running, strict=True)]
             policy.update(state, replace(seen, paths=paths, prompts=prompts))
             for seat in (seat for seat, runs in enumerate(running) if runs):

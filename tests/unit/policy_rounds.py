@@ -11,9 +11,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, count
 from operator import mul
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 from outrider.core.draft import Draft, Draws
@@ -22,6 +24,12 @@ from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 
 NO_SCORES = Scores(torch.empty(0))
+
+
+def think_for(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Every decision of the default policy takes so long, whatever the machine that runs the test does."""
+    ticks = count(0.0, seconds)
+    monkeypatch.setattr("outrider.policies.adaptive.time", SimpleNamespace(thread_time=lambda: next(ticks)))
 
 
 @lru_cache(maxsize=4096)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import count
 from statistics import fmean
-from types import SimpleNamespace
 
 import pytest
-from policy_rounds import Machine, constant, observation, play
+from policy_rounds import Machine, constant, observation, play, think_for
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Plan, Policy
@@ -30,8 +28,7 @@ CURVES = {
 @pytest.fixture(autouse=True)
 def _thinking_takes_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds here take made-up seconds, so decisions do too: one is made every three rounds of a second."""
-    ticks = count(0.0, 0.02)
-    monkeypatch.setattr("outrider.policies.adaptive.time", SimpleNamespace(thread_time=lambda: next(ticks)))
+    think_for(monkeypatch, 0.02)
 
 
 # --- adaptive ---------------------------------------------------------------------------------------------------------

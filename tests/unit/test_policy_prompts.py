@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from policy_prompts import Always, Readers
+from policy_rounds import think_for
 from policy_seats import Given
 
 from outrider.core.device_round import PIECE_LEN
@@ -14,6 +15,12 @@ from outrider.core.reason import ReasonCode
 from outrider.core.request import Request, RequestState
 from outrider.engine.device_seats import NUM_PIECES, Seat, num_pieces_left, prompts_of
 from outrider.policies.adaptive import Adaptive
+
+
+@pytest.fixture(autouse=True)
+def _thinking_takes_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision for 64 rows takes a fraction of a thousandth of a second."""
+    think_for(monkeypatch, 3e-4)
 
 
 def gpu(nodes: float) -> float:

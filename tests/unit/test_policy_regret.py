@@ -8,11 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from statistics import fmean
-from types import SimpleNamespace
 
 import pytest
+from policy_rounds import think_for
 from policy_seats import Given, Seats, Tally, occupy
 
 from outrider.core.prices import Prices
@@ -54,8 +53,7 @@ ALL = (1, 2, 4, 8, 16, 32, 64, 128)
 @pytest.fixture(autouse=True)
 def _thinking_takes_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision takes 30 millionths of a second on a machine that nobody shares: it is made every round or two."""
-    ticks = count(0.0, 3e-5)
-    monkeypatch.setattr("outrider.policies.adaptive.time", SimpleNamespace(thread_time=lambda: next(ticks)))
+    think_for(monkeypatch, 3e-5)
 
 
 def informed(seats: Seats, options: AdaptiveOptions | None = None, *, kind: str = "right", seed: int = 5) -> Adaptive:
