@@ -74,7 +74,7 @@ class Bench:
 
     def prepare(self, seats: int) -> None:
         for method in self.methods.values():
-            for _ in self.rounds.prepare(method, batch_size=seats, num_tokens=256):
+            for _ in self.rounds.prepare(method, batch_size=seats):
                 pass
 
     def play(self, mode: str, seats: int) -> Iterator[Round]:
