@@ -60,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         first, *others = load_all(arguments, kept)
         for one in (first, *others):
             _warm_up(one.llm, arguments)
+            _read_prices(one.llm, arguments)
         lessons = _lessons(first.llm, arguments) if arguments.learn else {}
         spans = exported_to(arguments.otlp_endpoint, replica=settings.replica) if arguments.otlp_endpoint else None
         service = Service(first.llm, settings, name=first.name, spans=spans, **lessons)
@@ -75,6 +76,14 @@ def _warm_up(llm: LLM, arguments: argparse.Namespace) -> None:
     if arguments.warm_up and arguments.memory_budget is None:  # with a budget no round is captured
         sizes = [1 << power for power in range(arguments.max_rows.bit_length())]
         llm.warm_up(batch_sizes=sorted({*sizes, num_slots(arguments.max_rows)}), progress=True)
+
+
+def _read_prices(llm: LLM, arguments: argparse.Namespace) -> None:
+    """Measure now what rounds cost, of the server's own method and of the one for predictions: the first request of either
+    would make all others wait. It takes a second, once on a machine. Captured rounds are only tried where they are prepared."""
+    if arguments.warm_up or not llm.target.traits.can_be_captured:
+        for method in (llm.method, llm.compose("reference")):
+            method.policy.start(1)
 
 
 def _lessons(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
